@@ -1,8 +1,8 @@
-//! Commands of VMs that another host has sent.
+//! Feeds the parser of VM commands of other hosts.
 
 use hypervisor::qemu::command_line::understood::{Allowed, Understood};
 
-/// Each line is a word.
+/// Feeds a command, with an argument in each line.
 pub(crate) fn feed(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let words: Vec<String> = text.split('\n').map(str::to_owned).collect();
@@ -12,7 +12,7 @@ pub(crate) fn feed(bytes: &[u8]) {
     assert_eq!(again.map(|again| again.write()).as_ref(), Ok(&written), "it is understood in another way");
     for pair in written.windows(2) {
         let [option, word] = pair else { continue };
-        // What is for the guest may have anything in it.
+        // Values for the guest may contain anything.
         if FOR_THE_GUEST.contains(&option.as_str()) {
             continue;
         }
@@ -26,5 +26,5 @@ pub(crate) fn feed(bytes: &[u8]) {
     }
 }
 
-/// Options whose values are words for the guest.
+/// Options whose values are for the guest.
 const FOR_THE_GUEST: [&str; 4] = ["-append", "-name", "-smbios", "-fw_cfg"];

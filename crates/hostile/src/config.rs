@@ -1,11 +1,11 @@
-//! The configuration file: any text.
+//! Feeds the parser of the configuration file.
 
 use std::path::{Path, PathBuf};
 
 use daemon::config::Overrides;
 use daemon::{Config, Folders};
 
-/// Reads the bytes as a configuration. What is taken is complete; what is refused says why.
+/// Parses the bytes as a configuration. An accepted one is complete, and a refusal has a reason.
 pub(crate) fn feed(bytes: &[u8]) {
     let text = String::from_utf8_lossy(bytes);
     let folders = Folders {

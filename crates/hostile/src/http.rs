@@ -1,4 +1,4 @@
-//! The HTTP API of a whole daemon: any bytes on its socket.
+//! Feeds the API's socket of a whole daemon.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -11,20 +11,20 @@ use anyhow::{Context as _, ensure};
 use daemon::config::Overrides;
 use daemon::{Config, Daemon, Folders};
 
-/// How long the daemon has for what it can answer before the client says that it will say no more.
+/// Time for the daemon's answer before the client ends its side.
 const ANSWER: Duration = Duration::from_millis(3);
-/// Longest that a connection may take to end then.
+/// Longest time until the connection then ends.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Most that is read of one connection's answers.
+/// Largest number of bytes that are read of a connection's answers.
 const ANSWER_BYTES_MAX: u64 = 64 << 20;
 
-/// Sends the bytes to the daemon, and looks whether it still answers others.
+/// Sends the bytes to the daemon, and checks that it still answers another client.
 #[expect(clippy::expect_used, reason = "a daemon that does not answer is a defect")]
 pub(crate) fn feed(bytes: &[u8]) {
     static API: OnceLock<PathBuf> = OnceLock::new();
     let api = API.get_or_init(|| start().expect("a daemon starts"));
     let answer = exchange(api, bytes).expect("a connection ends");
-    // What was made must not add up from one input to the next.
+    // Volumes must not accumulate over the inputs.
     if find(&answer, b"201 Created").is_some() {
         remove_volumes(api).expect("volumes can be removed");
     }
@@ -35,7 +35,7 @@ fn exchange(api: &Path, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
     stream.set_write_timeout(Some(PATIENCE))?;
     stream.set_read_timeout(Some(ANSWER))?;
     let mut answer = Vec::new();
-    // A daemon that has had enough closes before all is said.
+    // The daemon may close the connection before everything is sent.
     let said = stream.write_all(bytes);
     let mut first = [0; 4096];
     if let Ok(count) = stream.read(&mut first) {
@@ -44,7 +44,7 @@ fn exchange(api: &Path, bytes: &[u8]) -> anyhow::Result<Vec<u8>> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let began = Instant::now();
     let _ = stream.shutdown(Shutdown::Write);
-    // A reset is an end, too.
+    // A reset also ends the connection.
     let ended = stream.take(ANSWER_BYTES_MAX).read_to_end(&mut answer);
     ensure!(began.elapsed() < PATIENCE, "it goes on after {PATIENCE:?}: {said:?}, {ended:?}");
     Ok(answer)
@@ -74,7 +74,7 @@ fn find(text: &[u8], part: &[u8]) -> Option<usize> {
     text.windows(part.len()).position(|window| window == part)
 }
 
-/// Starts a daemon in a folder of its own, which is gone with the process or left in the temporary folder.
+/// Starts a daemon in a folder of its own, which is left in the temporary folder.
 fn start() -> anyhow::Result<PathBuf> {
     let folder = tempfile::Builder::new().prefix("sterna-hostile-").tempdir()?.keep();
     let folders =
@@ -86,7 +86,7 @@ fn start() -> anyhow::Result<PathBuf> {
         runtime.block_on(async move {
             let daemon = Daemon::start(config).await;
             let failed = daemon.as_ref().err().map(ToString::to_string);
-            // Whoever waited may have given up.
+            // The caller may have stopped waiting.
             let _ = ready.send(failed);
             if let Ok(daemon) = daemon {
                 let _ = daemon.run(std::future::pending()).await;

@@ -1,4 +1,4 @@
-//! The journal: any file, and any records in frames that are whole.
+//! Feeds the journal's reader with any file, and with any records in whole frames.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use migration::journal::{Entry, Frames, HEADER, State, encode};
 /// Bytes of a frame before its payload: length, checksum, sequence number.
 const FRAME_HEADER_BYTES: usize = 16;
 
-/// The first byte decides: the rest is a file, or the payloads of whole frames, each behind its length in two bytes.
+/// Feeds a file, or the payloads of whole frames, each after its length in two bytes. The first byte decides.
 pub(crate) fn feed(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else { return };
     let file = if kind % 2 == 0 { rest.to_vec() } else { framed(rest, kind / 2) };
@@ -18,7 +18,7 @@ pub(crate) fn feed(bytes: &[u8]) {
     check_examination(&file);
 }
 
-/// A journal whose frames are whole, whatever is in them; of the version that `age` before the present one was.
+/// Returns a journal with whole frames of any payload, of a version `age` before the present one.
 fn framed(mut bytes: &[u8], age: u8) -> Vec<u8> {
     let mut file = HEADER.to_vec();
     if let Some(version) = file.last_mut() {
@@ -37,7 +37,7 @@ fn framed(mut bytes: &[u8], age: u8) -> Vec<u8> {
     file
 }
 
-/// What a journal says can be written as one snapshot, and says the same then.
+/// Checks that a state can be written as one snapshot, and is the same when it is read.
 fn check_compaction(state: &State) {
     let mut file = HEADER.to_vec();
     let entry = Entry { at_unix_ms: 0, records: state.snapshot() };
@@ -49,7 +49,7 @@ fn check_compaction(state: &State) {
     let _ = migration::recovery::recover(state);
 }
 
-/// What is said of a journal is what a daemon would make of it, and can be exported.
+/// Checks that an examination agrees with the daemon's reading, and can be exported.
 fn check_examination(file: &[u8]) {
     let examination = daemon::JournalExamination::of_content(Path::new("journal"), file);
     assert_eq!(examination.intact, daemon::read_journal(Path::new("journal"), file).is_ok());
@@ -57,7 +57,7 @@ fn check_examination(file: &[u8]) {
     assert!(!examination.export().to_string().is_empty());
 }
 
-/// Frames never claim more than there is.
+/// Checks that frames do not exceed the file.
 fn check_frames(file: &[u8]) {
     let Ok(mut frames) = Frames::new(file) else { return };
     let mut last = frames.position();

@@ -1,12 +1,12 @@
-//! Feeds any bytes to whatever of Sterna reads bytes that others chose. A target returns, or it has found a defect.
+//! Feeds arbitrary bytes to every parser of foreign bytes. A target returns, or it has found a defect.
 //!
 //! ```text
 //!   fuzz/fuzz_targets   libFuzzer looks for bytes that lead somewhere new ──┐
 //!                                                                           ├──► targets ──► the product's own code
 //!   tests/corpora.rs    what it has found is tried by every `cargo test` ───┘
 //! ```
-//! A target panics where a promise is broken: a decoder that panics, a connection that does not end, an answer that is
-//! none. It allocates no more than the product does.
+//! A target panics if a rule is broken: a decoder panics, a connection does not end, an answer is invalid. It allocates
+//! no more than the product.
 
 mod commands;
 mod config;
@@ -18,16 +18,16 @@ mod qcow2;
 mod remote;
 mod transport;
 
-/// Something that is fed with any bytes.
+/// A target of fuzzing.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Its name: of the program in `fuzz/fuzz_targets`, and of its folder in `fuzz/corpus`.
+    /// Name of its program in `fuzz/fuzz_targets`, and of its folder in `fuzz/corpus`.
     pub name: &'static str,
-    /// Feeds it.
+    /// The function that feeds the target.
     pub feed: fn(&[u8]),
 }
 
-/// All targets.
+/// All targets of fuzzing.
 pub const TARGETS: [Target; 11] = [
     Target { name: "nbd_decoders", feed: nbd::feed_decoders },
     Target { name: "nbd_connection", feed: nbd::feed_connection },
@@ -45,7 +45,7 @@ pub const TARGETS: [Target; 11] = [
 /// Feeds the target of this name.
 ///
 /// # Panics
-/// If there is none, or it has found a defect.
+/// If there is no such target, or it has found a defect.
 #[expect(clippy::panic, reason = "whoever fuzzes wants to stop here")]
 pub fn feed(name: &str, bytes: &[u8]) {
     match TARGETS.iter().find(|target| target.name == name) {

@@ -1,4 +1,4 @@
-//! The NBD server: its decoders by themselves, and a whole connection of a server over a disk in memory.
+//! Feeds the NBD server's decoders alone, and a whole connection over a disk in memory.
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
@@ -15,16 +15,16 @@ use export::nbd::transmission::Terms;
 use export::nbd::{Access, Export, Exports, Limits, Server};
 use futures_util::future::{Either, join, select};
 
-/// Size of the disk, in bytes: no power of two, and small, so that requests reach its end.
+/// Size of the disk, in bytes. It is not a power of two, and small, so that requests reach its end.
 const DISK_BYTES: u64 = (1 << 20) + 512;
-/// Payloads that the decoders are given memory for: what a short input can make use of.
+/// Memory for payloads of the decoders, enough for a short input.
 const PAYLOAD_BYTES_MAX: usize = 64 << 10;
-/// Longest that a connection may take to end once its client has said all. Far more than it needs.
+/// Longest time until a connection ends after its client has sent everything, far more than it needs.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Room for replies that are received at a time.
+/// Size of the buffer for replies.
 const RECEIVE_BYTES: usize = 64 << 10;
 
-/// Negotiates and takes requests without a socket, in pieces whose sizes the first byte decides.
+/// Feeds negotiation and requests without a socket, in pieces whose size depends on the first byte.
 pub(crate) fn feed_decoders(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     let tls = [TlsMode::Off, TlsMode::Offered, TlsMode::Required, TlsMode::Off][usize::from(kind % 4)];
@@ -51,7 +51,7 @@ pub(crate) fn feed_decoders(bytes: &[u8]) {
             Step::Agreed(agreement) => break agreement,
             Step::Aborted => return,
         }
-        // Every option is answered in bounds: what is said about it cannot grow with what it says.
+        // Every option has a short answer, whatever its length.
         output.clear();
     };
     let terms = Terms { offer: agreement.offer, allocation: agreement.allocation };
@@ -76,7 +76,7 @@ fn take_requests(bytes: &[u8], terms: &Terms, piece: usize) {
     }
 }
 
-/// Lets a server serve a client that sends the bytes, reads whatever it is told, and leaves.
+/// Serves a client that sends the bytes, reads everything, and leaves.
 pub(crate) fn feed_connection(bytes: &[u8]) {
     thread_local! {
         static LANE: RefCell<Lane> = RefCell::new(Lane::open());
@@ -84,7 +84,7 @@ pub(crate) fn feed_connection(bytes: &[u8]) {
     LANE.with_borrow_mut(|lane| lane.serve(bytes));
 }
 
-/// What stays from one connection to the next: a ring is dear to make.
+/// The parts that are reused by the next connection, because making a ring is slow.
 struct Lane {
     executor: Executor<EngineDriver>,
     engine: Rc<dyn Engine>,
@@ -125,7 +125,7 @@ impl Lane {
 /// Sends everything, and reads until the server has closed.
 async fn talk(engine: Rc<dyn Engine>, socket: Arc<OwnedFd>, bytes: Buffer) {
     let says = async {
-        // A server that has had enough closes before all is said.
+        // The server may close the connection before everything is sent.
         let _ = engine.send(&socket, vec![bytes]).await;
         let _ = say_no_more(&socket);
     };
@@ -141,7 +141,7 @@ async fn talk(engine: Rc<dyn Engine>, socket: Arc<OwnedFd>, bytes: Buffer) {
     join(says, hears).await;
 }
 
-/// Says that nothing more will be sent.
+/// Ends the sending side of the connection.
 fn say_no_more(socket: &OwnedFd) -> std::io::Result<()> {
     UnixStream::from(socket.try_clone()?).shutdown(std::net::Shutdown::Write)
 }

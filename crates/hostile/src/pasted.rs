@@ -1,13 +1,13 @@
-//! What people paste who may have copied it badly, or made it up: invitations to use a daemon's API, and tickets.
+//! Feeds the parsers of pasted texts: access tokens and tickets.
 
 use migration::ticket::Ticket;
 use transport::pinned::AccessToken;
 
-/// What texts of the two kinds begin with.
+/// First characters of the two kinds of texts.
 const ACCESS_PREFIX: &str = "sterna-access-1-";
 const TICKET_PREFIX: &str = "sterna-ticket-1-";
 
-/// The first byte decides: the rest is a text, or what the digits of an invitation or of a ticket hold, with a sum that is right.
+/// Feeds a text, or the content of a token or ticket with a correct checksum. The first byte decides.
 pub(crate) fn feed(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else { return };
     match kind % 3 {
@@ -24,23 +24,24 @@ pub(crate) fn feed(bytes: &[u8]) {
     }
 }
 
-/// A text is an invitation that says the same when it is written again and shows nobody its secret, or it is garbled.
+/// Checks that a text is refused, or is a token that is the same when it is written again, and whose
+/// debug output hides its secret.
 fn check_access(text: &str) {
     let Ok(token) = text.parse::<AccessToken>() else { return };
     assert_eq!(token.to_string().parse().as_ref(), Ok(&token));
     let shown = format!("{token:?}");
     let secret: String = token.secret.iter().map(|byte| format!("{byte:02x}")).collect();
-    // One of the daemon's key, which is shown, is none.
+    // A secret that equals the daemon's public key is no secret.
     assert!(!shown.contains(&secret) || token.secret == token.server.0, "{shown}");
 }
 
-/// A text is a ticket that says the same when it is written again, or it is none.
+/// Checks that a text is refused, or is a ticket that is the same when it is written again.
 fn check_ticket(text: &str) {
     let Ok(ticket) = Ticket::parse(text) else { return };
     assert_eq!(Ticket::parse(&ticket.to_string()), Ok(ticket));
 }
 
-/// As digits, with a sum behind them.
+/// Returns the bytes as digits, with their checksum.
 fn with_sum(bytes: &[u8]) -> String {
     let sum = crc32c::crc32c(bytes).to_le_bytes();
     bytes.iter().chain(&sum).map(|byte| format!("{byte:02x}")).collect()

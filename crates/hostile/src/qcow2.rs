@@ -1,4 +1,4 @@
-//! qcow2 images that anybody may have made: opened, read, and written like those of guests.
+//! Feeds qcow2 images, which are opened, read, and written as by guests.
 
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -11,18 +11,18 @@ use block::store::qcow2::{Qcow2Image, Qcow2Options, Qcow2Store};
 use block::{Access, BlockDevice, Buffer, ByteRange, Durability, Executor, ExtentKind, ZeroMode};
 use futures_util::future::{Either, select};
 
-/// Longest that a handful of requests may take. Far more than they need.
+/// Longest time of a few requests, far more than they need.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Zeroes behind the bytes that are fed, for each step of the second byte: tables may lie there.
+/// Zeroes after the fed bytes, for each step of the second byte. Tables may lie there.
 const TAIL_STEP: u64 = 16 << 10;
-/// Bytes of images that an image may stand on.
+/// Size of the backing files.
 const BASE_BYTES: u64 = 64 << 10;
-/// How much larger a disk becomes: the first-level table of one with the smallest clusters has to move.
+/// Growth of a disk, so much that the first-level table of an image with the smallest clusters must move.
 const GROWTH_BYTES: u64 = 4 << 20;
-/// Where files are in memory, if there is such a place.
+/// The folder for files in memory, if it exists.
 const IN_MEMORY: &str = "/dev/shm";
 
-/// Opens the bytes as an image; the first byte decides what is done with it, the second how much comes behind them.
+/// Opens the bytes as an image. The first byte decides its use, the second the number of zeroes after it.
 pub(crate) fn feed(bytes: &[u8]) {
     thread_local! {
         static LANE: RefCell<Lane> = RefCell::new(Lane::open());
@@ -36,16 +36,16 @@ pub(crate) fn feed(bytes: &[u8]) {
     LANE.with_borrow_mut(|lane| lane.serve(bytes, u64::from(*tail) * TAIL_STEP, use_as));
 }
 
-/// What is done with an image.
+/// The use of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Read,
     Write,
-    /// It is written, becomes larger, and is written again.
+    /// It is written, grown, and written again.
     Grow,
 }
 
-/// What stays from one image to the next.
+/// The parts that are reused by the next image.
 struct Lane {
     executor: Executor<EngineDriver>,
     engine: Rc<dyn Engine>,
@@ -66,7 +66,7 @@ impl Lane {
         let path = self.folder.join("disk");
         write_image(&path, bytes, tail).expect("an image is written");
         let opened = Qcow2Image::open(&path, access);
-        // What is open stays as it is; nothing of it is left behind.
+        // The open file stays usable, and nothing is left behind.
         let _ = std::fs::remove_file(&path);
         let image = match opened {
             Ok(image) => image,
@@ -97,7 +97,7 @@ impl Lane {
     }
 }
 
-/// Reads and describes what is in reach. A damaged image may fail any request; an answer is a true one.
+/// Reads and describes a few ranges. A damaged image may fail any request, but answers must be true.
 async fn read(store: &dyn BlockDevice) {
     let size = store.geometry().size;
     for range in places(size) {
@@ -121,7 +121,7 @@ async fn read(store: &dyn BlockDevice) {
     assert_eq!(position, size, "extents cover what was asked for");
 }
 
-/// Changes what is in reach, in every way that a guest has.
+/// Changes a few ranges with every operation of a guest.
 async fn write(store: &dyn BlockDevice) {
     let size = store.geometry().size;
     let mut is_written = false;
@@ -141,7 +141,7 @@ async fn write(store: &dyn BlockDevice) {
     }
 }
 
-/// Makes the disk larger, if the image lets itself be made.
+/// Makes the disk larger, if the image supports it.
 async fn grow(store: &dyn BlockDevice) {
     let Some(growth) = store.growth() else { return };
     let size = store.geometry().size.next_multiple_of(4096).saturating_add(GROWTH_BYTES);
@@ -154,7 +154,7 @@ async fn grow(store: &dyn BlockDevice) {
     }
 }
 
-/// The disk's first block, some more of them, what lies around its middle, and its last block.
+/// Returns the disk's first blocks, a range around its middle, and its last block.
 fn places(size: u64) -> impl Iterator<Item = ByteRange> {
     let middle = size / 2 / 4096 * 4096;
     let end = size.saturating_sub(4096) / 4096 * 4096;
@@ -171,7 +171,7 @@ fn write_image(path: &PathBuf, bytes: &[u8], tail: u64) -> anyhow::Result<()> {
     Ok(file.set_len(bytes.len() as u64 + tail)?)
 }
 
-/// A folder with images for others to stand on, which is left in the temporary folder: `raw` and `qcow2`.
+/// Makes a folder with the backing files `raw` and `qcow2`, which is left in the temporary folder.
 fn make_folder() -> anyhow::Result<PathBuf> {
     let builder = || tempfile::Builder::new();
     let folder = builder()

@@ -1,4 +1,4 @@
-//! The client of NBD servers elsewhere: what a server says, to its decoders by themselves, and to a whole store.
+//! Feeds a remote NBD server's bytes to the client's decoders alone, and to a whole store.
 
 use std::cell::RefCell;
 use std::io::Write as _;
@@ -21,22 +21,22 @@ use export::nbd::protocol::{
 };
 use futures_util::future::{Either, join5, select};
 
-/// Longest that the requests to a store may take, however its server behaves. Far more than they need.
+/// Longest time of the requests to a store, far more than they need.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// How patient the store itself is: short, so that many servers can be tried.
+/// The store's own timeouts, short so that many servers can be tried.
 const OPTIONS: RemoteOptions = RemoteOptions {
     connect_timeout: Duration::from_millis(20),
     answer_deadline: Duration::from_millis(10),
     connections_max: 2,
 };
-/// Size of the export of servers that are well-behaved until they are connected to, in bytes.
+/// Size of the export of servers that behave well in the negotiation, in bytes.
 const DISK_BYTES: u64 = (1 << 20) + 512;
-/// Bytes of a read that is received where it belongs.
+/// Size of a read that is received directly into its buffer.
 const LONG_READ: usize = 64 << 10;
-/// How long the server waits for a client that does not read.
+/// Longest time that the server waits for a client that does not read.
 const WRITE_TIMEOUT: Duration = Duration::from_millis(50);
 
-/// Negotiates with a server that says the bytes, and hears them as replies; the first byte decides how.
+/// Feeds the bytes as a server's negotiation and as its replies. The first byte decides the options.
 pub(crate) fn feed_decoders(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
     if kind % 4 == 0 {
@@ -51,8 +51,7 @@ pub(crate) fn feed_decoders(bytes: &[u8]) {
     assert!(answers <= bytes.len(), "{answers} answers were made of {} bytes", bytes.len());
 }
 
-/// Lets a store work on a server that says the bytes on every connection; the first byte decides how it begins, and how
-/// it ends.
+/// Runs a store on a server that sends the bytes on every connection. The first byte decides its beginning and its end.
 pub(crate) fn feed_store(bytes: &[u8]) {
     thread_local! {
         static LANE: RefCell<Lane> = RefCell::new(Lane::open());
@@ -67,7 +66,7 @@ pub(crate) fn feed_store(bytes: &[u8]) {
     LANE.with_borrow_mut(|lane| lane.work_on(Speech { bytes: [&beginning, bytes].concat(), end }));
 }
 
-/// What stays from one server to the next.
+/// The parts that are reused by the next server.
 struct Lane {
     executor: Executor<EngineDriver>,
     engine: Rc<dyn Engine>,
@@ -100,7 +99,7 @@ impl Lane {
     }
 }
 
-/// One request of each kind, at the same time, and a few more behind them.
+/// Sends one request of each kind at the same time, and then a few more.
 async fn requests(store: &dyn BlockDevice) {
     let size = store.geometry().size;
     let all = ByteRange::new(0, size);
@@ -127,7 +126,7 @@ async fn requests(store: &dyn BlockDevice) {
     }
 }
 
-/// What a server says, and how it ends.
+/// The bytes of a server, and its end.
 struct Speech {
     bytes: Vec<u8>,
     end: End,
@@ -135,16 +134,16 @@ struct Speech {
 
 #[derive(Clone, Copy)]
 enum End {
-    /// It says no more, and stays.
+    /// It keeps the connection open and sends nothing more.
     Silence,
     /// It closes the connection.
     HangUp,
 }
 
-/// What the server is to say on the next connections.
+/// The bytes that the server sends on the next connections.
 static SPEECH: Mutex<Option<Arc<Speech>>> = Mutex::new(None);
 
-/// Starts the server of this process, if there is none yet, and tells it what to say; returns its socket.
+/// Sets the server's bytes, starts it if necessary, and returns its socket.
 fn server(speech: Speech) -> anyhow::Result<&'static PathBuf> {
     static SOCKET: OnceLock<PathBuf> = OnceLock::new();
     *SPEECH.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::new(speech));
@@ -159,13 +158,13 @@ fn server(speech: Speech) -> anyhow::Result<&'static PathBuf> {
 }
 
 fn serve(listener: &UnixListener) {
-    // Silent connections of what was said last.
+    // The silent connections with the latest bytes.
     let mut silent: Vec<(Arc<Speech>, UnixStream)> = Vec::new();
     for mut stream in listener.incoming().flatten() {
         let Some(speech) = SPEECH.lock().unwrap_or_else(PoisonError::into_inner).clone() else { continue };
         silent.retain(|(said, _)| Arc::ptr_eq(said, &speech));
         let _ = stream.set_write_timeout(Some(WRITE_TIMEOUT));
-        // A client that has had enough closes before all is said.
+        // The client may close the connection before everything is sent.
         let _ = stream.write_all(&speech.bytes);
         if let End::Silence = speech.end {
             silent.push((speech, stream));
@@ -173,7 +172,7 @@ fn serve(listener: &UnixListener) {
     }
 }
 
-/// What a well-behaved server says in its negotiation, whatever it is asked by our client.
+/// Returns the negotiation of a well-behaved server for our client.
 fn greeting(style: ReplyStyle) -> Vec<u8> {
     let mut said = INIT_MAGIC.to_be_bytes().to_vec();
     said.extend(OPTION_MAGIC.to_be_bytes());
@@ -182,7 +181,7 @@ fn greeting(style: ReplyStyle) -> Vec<u8> {
         said.extend(OPTION_REPLY_MAGIC.to_be_bytes());
         said.extend(option.to_be_bytes());
         said.extend(kind.to_be_bytes());
-        // A handful of bytes.
+        // These are only a few bytes.
         said.extend((data.len() as u32).to_be_bytes());
         said.extend(data);
     };

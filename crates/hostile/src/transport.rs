@@ -1,18 +1,18 @@
-//! What another host says: frames of any form, frames that are whole with anything in them, and texts of invitations.
+//! Feeds another host's bytes: any frames, whole frames with any content, and texts of invitations.
 
 use transport::hostile::hear;
 use transport::{GarbledToken, Token};
 
-/// What a token's text begins with.
+/// First characters of a token's text.
 const TOKEN_PREFIX: &str = "sterna-invitation-1-";
 
-/// Bytes that come at a time: what was heard does not depend on it.
+/// Sizes of the pieces in which bytes arrive. The meaning must not depend on them.
 const PIECES: [usize; 4] = [1, 21, 4096, 1 << 20];
 
 /// Bytes before each frame's body in an input of whole frames: kind, priority, codec, order, number, length of the body.
 const RECIPE_BYTES: usize = 4 + 2 + 2;
 
-/// The first byte decides: the rest is what comes over a connection, or whole frames for it, or what a token says.
+/// Feeds the bytes of a connection, whole frames, or the content of a token. The first byte decides.
 pub(crate) fn feed_frames(bytes: &[u8]) {
     let Some((kind, rest)) = bytes.split_first() else { return };
     let piece = PIECES[usize::from(kind / 3 % 4)];
@@ -23,7 +23,7 @@ pub(crate) fn feed_frames(bytes: &[u8]) {
     }
 }
 
-/// Bytes are heard alike however they come, and a message has no more of them than were sent, but for its packing.
+/// Checks that the decoded messages do not depend on the pieces, and are not longer than the bytes, except by compression.
 fn check_heard(bytes: &[u8], piece: usize) {
     let (heard, malformed) = hear(bytes, piece);
     assert_eq!(hear(bytes, usize::MAX), (heard, malformed), "in pieces of {piece}");
@@ -31,7 +31,7 @@ fn check_heard(bytes: &[u8], piece: usize) {
     assert!(heard.messages <= heard.frames && heard.message_bytes <= bytes_max, "{heard:?}");
 }
 
-/// Frames with the right length and checksum, whatever else is in them.
+/// Returns frames with correct lengths and checksums, and any other content.
 fn whole_frames(mut recipes: &[u8]) -> Vec<u8> {
     let mut frames = Vec::new();
     while let Some((recipe, rest)) = recipes.split_first_chunk::<RECIPE_BYTES>() {
@@ -40,10 +40,10 @@ fn whole_frames(mut recipes: &[u8]) -> Vec<u8> {
         let length = usize::from(u16::from_le_bytes([length_low, length_high]));
         let (body, rest) = rest.split_at(rest.len().min(length));
         let number = u64::from(u16::from_le_bytes([number_low, number_high]));
-        // No more than 64 KiB.
+        // It is at most 64 KiB.
         let length = (body.len() as u32).to_le_bytes();
         let (start, number) = ([kind, priority, codec, order], number.to_le_bytes());
-        // Its own field counts as zero in the checksum.
+        // The field of the checksum counts as zero in it.
         let blank = [&start[..], &length, &[0; 4], &number].concat();
         let checksum = crc32c::crc32c_append(crc32c::crc32c(&blank), body).to_le_bytes();
         frames.extend([&start[..], &length, &checksum, &number, body].concat());
@@ -52,7 +52,7 @@ fn whole_frames(mut recipes: &[u8]) -> Vec<u8> {
     frames
 }
 
-/// A text is a token that says the same when it is written again, or it is garbled; and so is one whose sum is right.
+/// Checks that a text is refused, or is a token that is the same when it is written again, also with a correct checksum.
 fn check_token(bytes: &[u8]) {
     if let Ok(text) = std::str::from_utf8(bytes) {
         check_text(text);

@@ -1,4 +1,4 @@
-//! What fuzzing has found worth keeping is tried again by every run of the tests.
+//! Replays the corpora of fuzzing in every test run.
 
 #![expect(clippy::unwrap_used, clippy::expect_used, reason = "the whole file is tests")]
 
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use hostile::{TARGETS, Target};
 
-/// A corpus is kept small, so that it can be kept.
+/// Largest size of a corpus, which is in the repository.
 const CORPUS_BYTES_MAX: u64 = 200 << 10;
 
 #[test]
@@ -79,7 +79,7 @@ fn every_target_is_fuzzed_and_has_a_small_corpus() {
 fn replay(name: &str) {
     for path in corpus(name) {
         let bytes = std::fs::read(&path).unwrap();
-        // A panic names no file by itself.
+        // A panic would not name the file.
         println!("feeding {}", path.display());
         hostile::feed(name, &bytes);
     }

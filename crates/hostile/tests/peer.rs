@@ -1,5 +1,5 @@
-//! A host that is paired and speaks our protocol, and asks for what it was not given: every operation on every volume, number,
-//! channel and role, before, during and after migrations of others and of its own. It learns nothing, and changes nothing.
+//! Tests of a hostile paired host. It tries every operation on every volume, number, channel and role, before, during and after
+//! migrations of others and of its own. It must learn and change nothing that it has no right to.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -26,18 +26,18 @@ use victim::{SIZE, Victim, run};
 const SECRET: u8 = 0x11;
 const OTHER: u8 = 0x22;
 
-/// What channels are about.
+/// Kinds of channels.
 const MIGRATION: u64 = 1;
 const FORWARDING: u64 = 2;
 const MACHINE: u64 = 3;
 
-/// The channel of a migration that began at `source` and has this number there, between it and `target`.
+/// Returns the channel between `source` and `target` for a migration with this number at `source`.
 fn channel(kind: u64, source: HostId, target: HostId, number: u64, position: u64) -> u64 {
     let direction = if source.0 > target.0 { 4 } else { 0 };
     position << 56 | number << 3 | direction | kind
 }
 
-/// Everything that can be asked of a store or a volume.
+/// Returns every operation on a store or a volume.
 fn operations() -> [Operation; 9] {
     let (offset, length) = (4096, 4096);
     [
@@ -53,7 +53,7 @@ fn operations() -> [Operation; 9] {
     ]
 }
 
-/// Asks a host for everything by every number, in every role, and expects to be refused each time.
+/// Tries every operation with every number and role, and expects a refusal each time.
 fn try_everything(evil: &Evil, session: &Session, volumes: &[VolumeId]) {
     let (me, them) = (evil.id(), session.peer());
     let replicas = [0, 1].map(Address::Replica);
@@ -74,7 +74,7 @@ fn try_everything(evil: &Evil, session: &Session, volumes: &[VolumeId]) {
                         calls.push(evil.call(session, channel, (address, operation), fence));
                     }
                 }
-                // Other words, on all channels: some are answered with that there is nothing.
+                // Other messages on all channels. Some are answered with "nothing".
                 for message in handover(number, volumes) {
                     evil.say(session, channel(kind, source, target, number, 0), &message);
                 }
@@ -173,7 +173,7 @@ fn a_paired_host_gets_nothing_that_it_was_not_given_before_during_and_after_a_mi
     let attack = || sessions.iter().for_each(|session| try_everything(&evil, session, &volumes));
     attack();
     assert!(alpha.refused("evil") > 0 && beta.refused("evil") > 0);
-    // As slow as it takes for the attack to be during it.
+    // It is so slow that the attack happens during it.
     let order = r#"{"to": "beta", "bandwidth_bytes_per_second": 1048576}"#;
     let moving = run(alpha.client.migrate("secret", &serde_json::from_str(order).unwrap())).unwrap();
     attack();
@@ -213,9 +213,9 @@ fn what_a_host_brings_gives_it_a_right_to_that_alone_and_as_long_as_it_brings_it
     for channel in not_its_own {
         assert_eq!(may(channel, Address::Replica(0)), Err(Fault::Gone), "{channel:#x}");
     }
-    // A volume that is there does not come by an offer of it, nor under another name.
+    // An existing volume cannot be offered, nor under another name.
     assert!(offered(&evil, &session, 6, offer(secret, "secret", None)).is_err());
-    // It ends what it brings; its line is open still.
+    // It ends its own migration, but its channel is still open.
     let migration = MigrationId(5);
     evil.say(&session, line, &Message::ToTarget { migration, message: ToTarget::Discard });
     evil.wait(&session, "the end", |_, _, payload| {
@@ -271,7 +271,7 @@ fn a_host_that_may_bring_no_machines_learns_nothing_of_files() {
     let machine = Some(OfferedVm { name: "m".to_owned() });
     let refused = offered(&evil, &session, 1, offer(VolumeId([3; 16]), "v", machine));
     assert_eq!(refused, Err(there[0].clone()));
-    // Whoever is trusted is looked at.
+    // The request of a host with permission is examined.
     run(alpha.client.set_peer("evil", &api::SetPeer { allow_machines: true })).unwrap();
     assert!(!ask(4, &path, 4).contains(&there[0]));
 }
@@ -281,7 +281,7 @@ fn a_host_that_was_removed_does_not_come_back_by_its_invitation() {
     let (alpha, evil) = (Victim::start("alpha"), Evil::new());
     let token = alpha.invite();
     evil.join(&token).unwrap();
-    // Its answer may have been lost.
+    // The first answer may have been lost.
     evil.join(&token).unwrap();
     run(alpha.client.remove_peer("evil", api::RemovePeer { force: true })).unwrap();
     let again = evil.join(&token).map(drop);
@@ -308,7 +308,7 @@ fn a_host_that_floods_takes_nothing_from_others() {
             );
         }
     }
-    // Somebody else meanwhile.
+    // Another user's volume meanwhile.
     alpha.volume("other", OTHER);
     assert_eq!(evil.outcome(&session, last).0, Err(Fault::Gone));
     alpha.check("secret", SECRET);

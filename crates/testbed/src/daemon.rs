@@ -1,4 +1,4 @@
-//! A daemon as a child process.
+//! Runs a daemon as a child process.
 
 mod requests;
 
@@ -17,12 +17,12 @@ use crate::folder::Folder;
 use crate::program::{code, signal_child};
 use crate::wait::{DEADLINE, INTERVAL, until};
 
-/// How a daemon ends that is killed, or kills itself at a fail point.
+/// Exit code of a daemon that is killed, or kills itself at a fail point.
 pub const KILLED: i32 = 137;
-/// How much of its log a failure shows.
+/// Number of log lines that a failure shows.
 const LOG_LINES_SHOWN: usize = 60;
 
-/// A daemon that was started, and whose end nobody has seen.
+/// A started daemon, until its end was seen.
 ///
 /// Dropping it kills the process.
 #[derive(Debug)]
@@ -30,13 +30,13 @@ pub struct Daemon {
     child: Child,
     client: Client,
     log: PathBuf,
-    /// Bytes of the log that [`Self::wait_for_log`] has looked at, or that are of a daemon before.
+    /// Bytes of the log that [`Self::wait_for_log`] has read, or that an earlier daemon has written.
     log_seen: u64,
 }
 
 impl Daemon {
-    /// Starts `serve` on a folder, by a command to which the daemon's arguments are added: by the program itself, or by one
-    /// that becomes it. Waits until it answers.
+    /// Starts `serve` on a folder and waits until it answers. The daemon's arguments are added to `command`, which is
+    /// the program or executes it.
     ///
     /// # Errors
     /// If it does not start or answer; the message ends with its log.
@@ -48,7 +48,7 @@ impl Daemon {
         }
     }
 
-    /// As [`Self::start`], and does not wait.
+    /// Starts it as [`Self::start`], but does not wait.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -56,7 +56,7 @@ impl Daemon {
         Self::spawn_with(command, folder, &[])
     }
 
-    /// As [`Self::spawn`], with more arguments.
+    /// Starts it as [`Self::spawn`], with more arguments.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -93,7 +93,7 @@ impl Daemon {
     /// Waits for the end of a migration, without a runtime.
     ///
     /// # Errors
-    /// If it does not end in time, or nobody knows it.
+    /// If it does not end in time, or is unknown.
     pub(crate) fn wait_for_migration(&self, id: &str) -> anyhow::Result<Migration> {
         let ended = async { timeout(DEADLINE, self.ended(id)).await };
         runtime()?.block_on(ended).with_context(|| format!("migration {id} has not ended"))?
@@ -112,17 +112,17 @@ impl Daemon {
         answered.await.unwrap_or_else(|_| Err(anyhow!("the daemon did not answer in time")))
     }
 
-    /// What speaks to it.
+    /// Returns a client of its API.
     pub fn client(&self) -> &Client {
         &self.client
     }
 
-    /// Number of its process.
+    /// Returns the number of its process.
     pub fn process_id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the daemon.
     ///
     /// # Errors
     /// If the system refuses.
@@ -130,10 +130,10 @@ impl Daemon {
         signal_child(&self.child, signal)
     }
 
-    /// Its exit code, in the way of shells; `None` while it runs.
+    /// Returns its exit code as shells do; `None` while it runs.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn exit_code(&mut self) -> anyhow::Result<Option<i32>> {
         Ok(self.child.try_wait().context("look after the daemon")?.map(code))
     }
@@ -149,7 +149,7 @@ impl Daemon {
     /// Checks that it has not ended.
     ///
     /// # Errors
-    /// If it has.
+    /// If the daemon has ended.
     pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
         match self.child.try_wait().context("look after the daemon")? {
             None => Ok(()),
@@ -157,13 +157,13 @@ impl Daemon {
         }
     }
 
-    /// Waits until it has logged a line with these words, after the one that was waited for before; false if it ended first.
+    /// Waits for the next log line with these words, and returns false if the daemon ends first.
     ///
     /// # Errors
     /// If it does neither in time.
     pub fn wait_for_log(&mut self, words: &str) -> anyhow::Result<bool> {
         until(&format!("the daemon logs \"{words}\""), || {
-            // N.B. asked before the log is read: what has ended logs nothing more.
+            // N.B. The exit code is read before the log, because an ended daemon logs nothing more.
             let has_ended = self.exit_code()?.is_some();
             let mut log = File::open(&self.log)?;
             log.seek(SeekFrom::Start(self.log_seen))?;
@@ -179,10 +179,10 @@ impl Daemon {
         })
     }
 
-    /// Asks it to end, and waits for that.
+    /// Stops it in order, and waits for its end.
     ///
     /// # Errors
-    /// If it does not end in time (then it is killed), or ends with an error; the message ends with its log.
+    /// If it does not end in time (it is killed), or ends with an error; the message ends with its log.
     pub async fn stop(mut self) -> anyhow::Result<()> {
         let stopped = async {
             self.signal(Signal::TERM)?;
@@ -200,7 +200,7 @@ impl Daemon {
         stopped.map_err(|error| self.with_log(error))
     }
 
-    /// Memory that it has, in bytes.
+    /// Returns its resident memory, in bytes.
     ///
     /// # Errors
     /// If it does not run.
@@ -211,7 +211,7 @@ impl Daemon {
         Ok(kibibytes << 10)
     }
 
-    /// What each of its threads waits for in the kernel: its name and where it stands, and for root the calls that led there.
+    /// Returns the name of each thread with the kernel function that it waits in, and for root the kernel's stack.
     pub fn threads(&self) -> String {
         let tasks = format!("/proc/{}/task", self.process_id());
         let entries = std::fs::read_dir(tasks).into_iter().flatten().flatten();
@@ -234,7 +234,7 @@ impl Daemon {
 
 impl Drop for Daemon {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The daemon may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -244,7 +244,7 @@ fn runtime() -> anyhow::Result<Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread().enable_all().build()?)
 }
 
-/// Adds the last lines of a log to an error, which is all that anybody sees of a folder that is removed.
+/// Adds the last lines of a log to an error, because the folder is removed.
 pub fn with_tail(error: anyhow::Error, name: &str, log: &str) -> anyhow::Error {
     let lines: Vec<&str> = log.lines().collect();
     let tail = &lines[lines.len().saturating_sub(LOG_LINES_SHOWN)..];
@@ -262,7 +262,7 @@ mod tests {
     async fn a_daemon_that_does_not_start_shows_its_log() {
         let parent = tempfile::tempdir().unwrap();
         let folder = Folder::create(parent.path(), ["a", "b"]).unwrap();
-        // Any program that does not know the daemon's arguments.
+        // `ls` does not know the daemon's arguments.
         let error = Daemon::start(Command::new("/bin/ls"), &folder).await.unwrap_err().to_string();
         assert!(
             error.contains("exit status: 2") && error.contains("  /bin/ls: unrecognized option"),

@@ -1,4 +1,4 @@
-//! Small file systems that tests mount, as stores or on a volume. They need root.
+//! Small file systems that tests mount as stores or on a volume. This needs root.
 //!
 //! ```text
 //!   plain:    ext4 ─ loop device ─ file
@@ -15,18 +15,18 @@ use rustix::process::Signal;
 use crate::program::{Program, Running};
 use crate::wait::until;
 
-/// It has neither journal nor checksums: an error concerns the request that meets it, and not a group of blocks, or the whole
-/// file system, from then on.
+/// Options without journal and checksums, so that an error affects only its request, not a group of blocks
+/// or the whole file system.
 const WITHOUT_JOURNAL: &[&str] = &["-O", "^has_journal,^metadata_csum"];
 
 /// A mounted file system.
 ///
-/// Dropping it unmounts it, and removes what it was made of.
+/// Dropping it unmounts it, and removes its devices and processes.
 #[derive(Debug)]
 pub struct FileSystem {
-    /// Where it is mounted; `None` once it is not.
+    /// The mount point; `None` once it is unmounted.
     folder: Option<PathBuf>,
-    /// Detached after the file system is unmounted, and before what serves the disk ends.
+    /// Detached after unmounting, and before the server of the disk ends.
     device: LoopDevice,
     _disk: Option<Served>,
 }
@@ -65,7 +65,7 @@ impl FileSystem {
         Self::mount(folder, device, Some(served), &[])
     }
 
-    /// Where the kernel says how its disk is scheduled, and is told to do it another way.
+    /// Returns the file in sysfs that shows and sets the scheduler of its disk.
     ///
     /// # Errors
     /// Its device has no name.
@@ -74,7 +74,7 @@ impl FileSystem {
         Ok(Path::new("/sys/block").join(disk).join("queue/scheduler"))
     }
 
-    /// Unmounts it and checks that it is whole.
+    /// Unmounts it and checks its consistency.
     ///
     /// # Errors
     /// What the checker found.
@@ -102,7 +102,7 @@ impl FileSystem {
         disk: Option<Served>,
         features: &[&str],
     ) -> anyhow::Result<Self> {
-        // No reserved blocks: what is free is free for root and others alike.
+        // There are no reserved blocks, so that root and other users have the same free space.
         let make = Program::of_package("mkfs.ext4", "e2fsprogs");
         make.args(["-q", "-F", "-m", "0"]).args(features).arg(&device.path).succeed()?;
         let mount = Program::of_package("mount", "mount").args(["-o", "errors=continue"]);
@@ -119,7 +119,7 @@ impl Drop for FileSystem {
     }
 }
 
-/// A folder that is shown at another path as well, as a share is that another host has mounted.
+/// A folder that is mounted at a second path as well, as a share at another host.
 ///
 /// Dropping it unmounts it.
 #[derive(Debug)]
@@ -127,17 +127,17 @@ pub struct SecondMount {
     folder: PathBuf,
 }
 
-/// What may be done with a folder at its second path.
+/// Access to a folder at its second path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MountedFor {
-    /// Everything.
+    /// Read and write access.
     Writing,
-    /// It can only be read.
+    /// Access for reading only.
     Reading,
 }
 
 impl SecondMount {
-    /// Shows `shared` over `folder`, which is empty.
+    /// Mounts `shared` over the empty `folder`.
     ///
     /// # Errors
     /// If this is not root, or a program is missing.
@@ -152,10 +152,10 @@ impl SecondMount {
         Ok(mounted)
     }
 
-    /// Shows over `folder` an empty file system of so many bytes, which is in memory.
+    /// Mounts an empty file system of `bytes` in memory over `folder`.
     ///
     /// # Errors
-    /// As [`SecondMount::of`].
+    /// Those of [`SecondMount::of`].
     pub fn in_memory(folder: &Path, bytes: u64) -> anyhow::Result<Self> {
         ensure_root()?;
         let mount = Program::of_package("mount", "mount").args(["-t", "tmpfs", "-o"]);
@@ -163,10 +163,10 @@ impl SecondMount {
         Ok(Self { folder: folder.to_owned() })
     }
 
-    /// Shows over `folder` what overlayfs makes of these layers.
+    /// Mounts an overlay of these layers over `folder`.
     ///
     /// # Errors
-    /// As [`SecondMount::of`].
+    /// Those of [`SecondMount::of`].
     pub fn overlay(layers: &str, folder: &Path) -> anyhow::Result<Self> {
         ensure_root()?;
         let mount = Program::of_package("mount", "mount").args(["-t", "overlay", "overlay", "-o", layers]);
@@ -198,7 +198,7 @@ impl Faults {
         std::fs::write(&self.fail_writes, b"").context("let writes fail")
     }
 
-    /// Lets no request fail from here on.
+    /// Ends all faults from here on.
     ///
     /// # Errors
     /// If a sign cannot be removed.
@@ -214,7 +214,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Lets every request wait until what is returned is dropped.
+    /// Makes every request wait until the returned value is dropped.
     ///
     /// # Errors
     /// If the disk is gone.
@@ -229,7 +229,7 @@ impl Faults {
     }
 }
 
-/// A disk that hangs.
+/// A disk that hangs until this is dropped.
 #[derive(Debug)]
 pub struct Hung<'a>(&'a Faults);
 
@@ -241,17 +241,17 @@ impl Drop for Hung<'_> {
     }
 }
 
-/// What an NBD server serves, as a file.
+/// An NBD export as a file.
 #[derive(Debug)]
 struct Served {
     file: PathBuf,
     _nbdfuse: Running,
-    /// The server, if it is one of our own.
+    /// The nbdkit server, if it was started here.
     _nbdkit: Option<Running>,
 }
 
 impl Served {
-    /// Shows what nbdkit keeps in memory.
+    /// Serves a disk in memory by nbdkit, with faults at command.
     fn with_faults(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
         let beside = |extension: &str| folder.with_extension(extension);
         let (socket, file) = (beside("nbd"), beside("disk"));
@@ -275,7 +275,7 @@ impl Served {
         Ok((Self::start(nbdfuse, file, bytes, Some(nbdkit))?, faults))
     }
 
-    /// Starts nbdfuse, and waits until the file is there.
+    /// Starts nbdfuse, and waits until its file exists.
     fn start(nbdfuse: Program, file: PathBuf, bytes: u64, nbdkit: Option<Running>) -> anyhow::Result<Self> {
         std::fs::File::create_new(&file).context("make a file to mount over")?;
         let mut nbdfuse = nbdfuse.start()?;
@@ -293,14 +293,13 @@ impl Drop for Served {
     }
 }
 
-/// A file as a block device.
 #[derive(Debug)]
 struct LoopDevice {
     path: PathBuf,
 }
 
 impl LoopDevice {
-    /// Attaches a file, without a cache of its own: an error reaches the request that meets it.
+    /// Attaches a file without a cache, so that each error reaches its request.
     fn attach(file: &Path) -> anyhow::Result<Self> {
         let losetup = Program::of_package("losetup", "mount").args(["--find", "--show", "--direct-io=on"]);
         let path = losetup.arg(file).succeed()?;
@@ -327,7 +326,7 @@ fn unmount(path: &Path) {
     if umount().arg(path).succeed().is_ok() {
         return;
     }
-    // A test that failed may have left something open in it.
+    // A failed test may have left a file open in it.
     if let Err(error) = umount().arg("--lazy").arg(path).succeed() {
         eprintln!("{} stays mounted: {error:#}", path.display());
     }

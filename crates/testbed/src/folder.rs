@@ -1,4 +1,4 @@
-//! The folder of a host: its configuration, two stores, the daemon's data, its sockets and its log.
+//! The folder of a host, with its configuration, two stores, the daemon's data, sockets and log.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -34,12 +34,12 @@ impl Folder {
         Ok(folder)
     }
 
-    /// Writes the configuration anew: the folder's own places, and these lines.
+    /// Replaces the configuration by the folder's paths and these lines.
     ///
     /// # Errors
     /// If it cannot be written.
     pub fn set_configuration(&self, more: &str) -> anyhow::Result<()> {
-        // TOML and JSON write a string with the same escapes.
+        // TOML and JSON have the same escapes in strings.
         let text = |path: &Path| serde_json::Value::from(path.to_string_lossy());
         let store = |name: &str| format!("[stores.{name}]\npath = {}\n", text(&self.path(name)));
         let (data, api) = (text(&self.data()), serde_json::Value::from(self.address()?.to_string()));
@@ -57,32 +57,32 @@ impl Folder {
         file.write_all(more.as_bytes()).context("write the daemon's configuration")
     }
 
-    /// A path in the folder. A store's path is its name.
+    /// Returns a path in the folder. A store's path is its name.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
 
-    /// The folder itself.
+    /// Returns the path of the folder.
     pub fn root(&self) -> &Path {
         self.folder.path()
     }
 
-    /// The daemon's configuration.
+    /// Returns the path of the daemon's configuration.
     pub fn configuration(&self) -> PathBuf {
         self.path("sterna.toml")
     }
 
-    /// The daemon's data folder. The daemon makes it.
+    /// Returns the daemon's data folder, which the daemon makes.
     pub fn data(&self) -> PathBuf {
         self.path("data")
     }
 
-    /// What the daemon logs.
+    /// Returns the path of the daemon's log.
     pub fn log(&self) -> PathBuf {
         self.path("daemon.log")
     }
 
-    /// Where the daemon's API is.
+    /// Returns the address of the daemon's API.
     ///
     /// # Errors
     /// If the folder's path is too long for a socket.
@@ -90,15 +90,15 @@ impl Folder {
         Ok(Address::unix(self.path("run/api.sock"))?)
     }
 
-    /// The names of the stores.
+    /// Returns the names of the stores.
     pub fn stores(&self) -> [&'static str; 2] {
         self.stores
     }
 
-    /// Removes the folder.
+    /// Removes the folder with everything in it.
     ///
     /// # Errors
-    /// If something in it cannot be removed. Dropping the folder removes it too, without telling.
+    /// If something in it cannot be removed. Dropping the folder removes it too, without an error.
     pub fn remove(self) -> anyhow::Result<()> {
         let path = self.folder.path().to_owned();
         self.folder.close().with_context(|| format!("remove {}", path.display()))

@@ -1,4 +1,4 @@
-//! A host: a folder with stores, a daemon, and the commands that a user gives it.
+//! A host: a folder with stores, a daemon, and the commands for it.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -16,33 +16,33 @@ use crate::nbd_client;
 use crate::program::{Outcome, Program, Running};
 use crate::wait::until;
 
-/// What a host's daemon calls its stores.
+/// Names of the stores.
 const STORES: [&str; 2] = ["a", "b"];
-/// What fills the disk with the data folder.
+/// The file that fills the disk of the data folder.
 const FILLER: &str = "data/filler";
 
 /// A temporary folder with two stores, and a daemon while one runs.
 ///
-/// Dropping it kills the daemon, unmounts what was mounted and removes the folder.
+/// Dropping it kills the daemon, unmounts its file systems and removes the folder.
 #[derive(Debug)]
 pub struct Host {
     daemon: Option<Daemon>,
-    /// One that was taken over, until its end is seen.
+    /// The former daemon after a take-over, until its end is seen.
     former: Option<Daemon>,
-    /// Dropped after the daemon, which holds files in them, and before the folder.
+    /// Dropped after the daemon, which has files open there, and before the folder.
     file_systems: Vec<FileSystem>,
     second_mounts: Vec<SecondMount>,
-    /// Whether the data folder is a disk of its own.
+    /// Whether the data folder has a disk of its own.
     has_data_disk: bool,
     folder: Folder,
     program: PathBuf,
 }
 
 impl Host {
-    /// A folder without a daemon, which is to be `program`.
+    /// Makes the folder. Daemons will run `program`.
     ///
     /// # Errors
-    /// If there is no room.
+    /// If the folder cannot be made.
     pub fn new(program: PathBuf) -> anyhow::Result<Self> {
         let folder = Folder::create(&std::env::temp_dir(), STORES)?;
         let (file_systems, second_mounts) = (Vec::new(), Vec::new());
@@ -57,7 +57,7 @@ impl Host {
         })
     }
 
-    /// Its folder.
+    /// Returns the host's folder.
     pub fn folder(&self) -> &Folder {
         &self.folder
     }
@@ -70,12 +70,12 @@ impl Host {
         self.folder.configure(more)
     }
 
-    /// A path in the folder.
+    /// Returns a path in the folder.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path(name)
     }
 
-    /// Where the daemon's API is.
+    /// Returns the address of the daemon's API.
     ///
     /// # Errors
     /// If the folder's path is too long for a socket.
@@ -88,10 +88,10 @@ impl Host {
         self.second_mounts.push(mounted);
     }
 
-    /// Keeps a file system that was mounted over the folder of a store, until the daemon has ended for good.
+    /// Keeps a file system mounted over a store's folder until the daemon has ended for good.
     ///
     /// # Errors
-    /// If the daemon runs: it would use the folder below.
+    /// If the daemon runs, because it would use the folder below.
     pub fn keep(&mut self, mounted: FileSystem) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "the daemon has begun to use the folders");
         self.file_systems.push(mounted);
@@ -99,9 +99,9 @@ impl Host {
     }
 }
 
-// The disk with the data folder.
+// The disk of the data folder.
 impl Host {
-    /// Mounts a small disk of its own over the data folder, which a daemon has not used yet. Without root there is none.
+    /// Mounts a small disk over the data folder, before a daemon has used it. Without root it does nothing.
     ///
     /// # Errors
     /// If it cannot be mounted.
@@ -116,7 +116,7 @@ impl Host {
         Ok(())
     }
 
-    /// Fills the disk with the data folder to its last byte; tells whether it has one of its own, and is full therefore.
+    /// Fills the disk of the data folder to its last byte. Returns false if the folder has no disk of its own.
     ///
     /// # Errors
     /// If it cannot be filled.
@@ -132,10 +132,10 @@ impl Host {
         }
     }
 
-    /// Gives the disk with the data folder its room back.
+    /// Frees the space that [`Self::fill_data`] has taken.
     ///
     /// # Errors
-    /// If what fills it cannot be removed.
+    /// If the file cannot be removed.
     pub fn free_data(&self) -> anyhow::Result<()> {
         match std::fs::remove_file(self.path(FILLER)) {
             Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).context("free a disk"),
@@ -144,7 +144,6 @@ impl Host {
     }
 }
 
-// The daemon.
 impl Host {
     /// Starts the daemon and waits until it answers.
     ///
@@ -154,7 +153,7 @@ impl Host {
         self.start_with(&[])
     }
 
-    /// As [`Host::start`], with these variables in its environment.
+    /// Starts it as [`Host::start`], with these variables in its environment.
     ///
     /// # Errors
     /// If it ends instead.
@@ -164,7 +163,7 @@ impl Host {
         self.start_by(command)
     }
 
-    /// As [`Host::start`], by a command to which the daemon's arguments are added: by one that becomes the program.
+    /// Starts it as [`Host::start`], by a command that executes the program with its last arguments.
     ///
     /// # Errors
     /// If it ends instead.
@@ -174,8 +173,8 @@ impl Host {
         self.daemon.insert(daemon).wait_for_answer()
     }
 
-    /// Starts another daemon that takes over from the one that runs, and waits until that has ended, with success, and the
-    /// new one answers.
+    /// Starts another daemon that takes over from the running one. Waits until the former has ended successfully,
+    /// and the new one answers.
     ///
     /// # Errors
     /// If one of them ends otherwise.
@@ -186,7 +185,7 @@ impl Host {
         self.running()?.wait_for_answer()
     }
 
-    /// Starts another daemon that takes over from the one that runs; from here on that is the daemon.
+    /// Starts another daemon that takes over from the running one, and which is the daemon from here on.
     ///
     /// # Errors
     /// If it cannot be started.
@@ -198,7 +197,7 @@ impl Host {
         Ok(())
     }
 
-    /// Waits for the end of the daemon that was taken over; returns its exit code.
+    /// Waits for the end of the former daemon, and returns its exit code.
     ///
     /// # Errors
     /// If it does not end in time, or there was none.
@@ -208,14 +207,14 @@ impl Host {
         Ok(code)
     }
 
-    /// After the death of a daemon that was to take over: waits until the former one answers, which is the daemon then, or
-    /// has ended, whose exit code is returned.
+    /// After the death of a daemon that should take over, waits until the former one answers or ends. If it answers, it is the
+    /// daemon again. If it ends, returns its exit code.
     ///
     /// # Errors
     /// If it does neither in time.
     pub fn let_former_go_on(&mut self) -> anyhow::Result<Option<i32>> {
         let mut former = self.former.take().context("no daemon was to be taken over")?;
-        // N.B. one that has been asked answers nobody any more, and ends.
+        // N.B. A daemon that has accepted the take-over answers no requests, and ends.
         let answered = former.wait_for_answer();
         if answered.is_ok() && former.exit_code()?.is_none() {
             self.daemon = Some(former);
@@ -232,7 +231,7 @@ impl Host {
         self.running()?.wait_for_answer()
     }
 
-    /// The daemon.
+    /// Returns the running daemon.
     ///
     /// # Errors
     /// If none was started, or its end was seen.
@@ -240,7 +239,7 @@ impl Host {
         self.daemon.as_ref().context("no daemon runs")
     }
 
-    /// Sends the daemon a signal.
+    /// Sends a signal to the daemon.
     ///
     /// # Errors
     /// If there is none.
@@ -258,15 +257,15 @@ impl Host {
         Ok(code)
     }
 
-    /// Whether a daemon was started whose end nobody has seen.
+    /// Returns whether a daemon was started whose end was not yet seen.
     pub fn runs(&self) -> bool {
         self.daemon.is_some()
     }
 
-    /// How the daemon has ended; `None` while it runs.
+    /// Returns the exit code of the daemon; `None` while it runs.
     ///
     /// # Errors
-    /// If none was started, or the system does not say.
+    /// If none was started, or the system does not report it.
     pub fn take_end(&mut self) -> anyhow::Result<Option<i32>> {
         let code = self.running()?.exit_code()?;
         if code.is_some() {
@@ -286,10 +285,10 @@ impl Host {
         Ok(())
     }
 
-    /// Kills the daemon.
+    /// Kills the daemon at once.
     ///
     /// # Errors
-    /// If it was not there any more.
+    /// If it has already ended.
     pub fn kill(&mut self) -> anyhow::Result<()> {
         self.signal(Signal::KILL)?;
         let code = self.wait_for_end()?;
@@ -297,7 +296,7 @@ impl Host {
         Ok(())
     }
 
-    /// What the daemon has logged.
+    /// Returns the daemon's log.
     ///
     /// # Errors
     /// If the log cannot be read.
@@ -316,12 +315,12 @@ impl Host {
     /// Checks that the daemon has not ended.
     ///
     /// # Errors
-    /// If it has.
+    /// If the daemon has ended.
     pub fn ensure_alive(&mut self) -> anyhow::Result<()> {
         self.running()?.ensure_alive()
     }
 
-    /// Memory that the daemon has, in bytes.
+    /// Returns the daemon's resident memory, in bytes.
     ///
     /// # Errors
     /// If it does not run.
@@ -334,13 +333,13 @@ impl Host {
         with_tail(error, "the daemon's log", &self.log().unwrap_or_default())
     }
 
-    /// What the daemon's threads wait for ([`Daemon::threads`]), what it says of its volumes, and what is unread in its sockets or any
-    /// other: for somebody who wonders why nothing goes on.
+    /// Returns information for debugging a standstill: the daemon's threads ([`Daemon::threads`]), its volumes,
+    /// and sockets with unread data.
     pub fn standstill(&self) -> String {
         let threads = self.daemon().map(Daemon::threads).unwrap_or_default();
         let volumes = self.sterna(["volume", "list", "--json"]).map(|said| said.stdout).unwrap_or_default();
         let sockets = Program::of_package("ss", "iproute2").args(["-x", "-p"]).succeed().unwrap_or_default();
-        // Its second and third word, after the state, are what is unread and unsent.
+        // The words after the state are the unread and the unsent bytes.
         let is_of_interest = |line: &&str| {
             let queues: Vec<&str> = line.split_whitespace().skip(2).take(2).collect();
             line.contains(&*self.path("").to_string_lossy()) || queues != ["0", "0"]
@@ -354,9 +353,8 @@ impl Host {
     }
 }
 
-// The commands.
 impl Host {
-    /// A command to the daemon.
+    /// Returns a command for the daemon.
     ///
     /// # Errors
     /// If the folder's path is too long for a socket.
@@ -367,7 +365,7 @@ impl Host {
         Ok(Program::at(&self.program).args(arguments).env("STERNA_HOST", self.address()?.to_string()))
     }
 
-    /// Gives a command and waits for its end.
+    /// Runs a command to its end.
     ///
     /// # Errors
     /// If it does not end.
@@ -378,7 +376,7 @@ impl Host {
         self.command(arguments)?.run()
     }
 
-    /// Gives a command that must succeed, and reads the JSON that it prints.
+    /// Runs a command that must succeed, and parses its JSON.
     ///
     /// # Errors
     /// If it fails, or prints something else.
@@ -388,7 +386,7 @@ impl Host {
         outcome.json()
     }
 
-    /// Makes the volume `v` of so many bytes in store `a`.
+    /// Makes the volume `v` of `size_bytes` in store `a`.
     ///
     /// # Errors
     /// What the daemon says.
@@ -398,7 +396,7 @@ impl Host {
         self.volume()
     }
 
-    /// Describes the volume `v`.
+    /// Returns the volume `v`.
     ///
     /// # Errors
     /// What the daemon says.
@@ -406,7 +404,7 @@ impl Host {
         self.ask(&["volume", "show", "v"])
     }
 
-    /// What has been counted of the volume `v`, which is served: a busy machine may be asked more than once.
+    /// Returns the statistics of the served volume `v`. On a busy machine it may ask more than once.
     ///
     /// # Errors
     /// What the daemon says.
@@ -414,12 +412,12 @@ impl Host {
         until("the volume is served", || Ok(self.volume()?.statistics))
     }
 
-    /// Does something with the volume `v` while it moves to `store`, and does not end before that.
+    /// Runs `work` while the volume `v` moves to `store`, and waits for both.
     ///
-    /// If the migration was over first, the volume moves back and `work` is done again, in a slower one.
+    /// If the migration ends first, the volume moves back, and `work` runs again during a slower migration.
     ///
     /// # Errors
-    /// If `work` fails, or the volume does not get there.
+    /// If `work` or the migration fails.
     pub fn while_migrating<T>(
         &self,
         store: &str,
@@ -441,7 +439,7 @@ impl Host {
         bail!("no migration took long enough to prove anything")
     }
 
-    /// Where NBD clients find the volume `v`.
+    /// Returns the NBD address of the volume `v`.
     ///
     /// # Errors
     /// What the daemon says.
@@ -449,7 +447,7 @@ impl Host {
         Ok(self.volume()?.uri.parse()?)
     }
 
-    /// Describes a migration.
+    /// Returns the migration of this identity.
     ///
     /// # Errors
     /// What the daemon says.
@@ -457,7 +455,7 @@ impl Host {
         self.ask(&["migration", "show", id])
     }
 
-    /// Moves the volume `v` and waits; it must be at the target then.
+    /// Moves the volume `v`, and waits until it is at the target.
     ///
     /// # Errors
     /// If it is not.
@@ -467,7 +465,7 @@ impl Host {
         Ok(ended)
     }
 
-    /// Moves the volume `v` to and fro so many times; returns where it is in the end.
+    /// Moves the volume `v` to and fro `times` times.
     ///
     /// # Errors
     /// If one move fails.
@@ -505,7 +503,7 @@ impl Host {
         self.daemon()?.wait_for_migration(id)
     }
 
-    /// Waits until nothing moves from here or to here.
+    /// Waits until no migration from or to this host is under way.
     ///
     /// # Errors
     /// If a migration does not end in time.
@@ -516,12 +514,12 @@ impl Host {
         })
     }
 
-    /// Checks that the volume `v` is served from `store`, and that no other store has anything of it.
+    /// Checks that the volume `v` is served from `store`, and that no other store has a file of it.
     ///
     /// # Errors
-    /// If it is not so.
+    /// If that is not the case.
     pub fn check_place(&self, store: &str) -> anyhow::Result<()> {
-        // After a kill the system may still hold the old daemon's locks for a while, and the volume waits for them.
+        // After a kill the kernel may still hold the old daemon's locks, and the volume waits for them.
         let volume = until("the volume is served", || {
             let volume = self.volume()?;
             ensure!(volume.state != VolumeState::Failed, "{volume:?}");
@@ -536,7 +534,7 @@ impl Host {
         Ok(())
     }
 
-    /// Names of the files in a store that are about volumes, sorted.
+    /// Returns the sorted names of the volumes' files in a store.
     ///
     /// # Errors
     /// If the store cannot be read.
@@ -545,7 +543,7 @@ impl Host {
         for entry in std::fs::read_dir(self.path(store)).context("list a store")? {
             names.push(entry?.file_name().to_string_lossy().into_owned());
         }
-        // The daemon's lock, and what file systems have of their own.
+        // These are the daemon's lock, and files of the file system.
         names.retain(|name| !name.starts_with('.') && name != "lost+found");
         names.sort();
         Ok(names)

@@ -1,4 +1,4 @@
-//! What the tests of the program, the demo and the benchmarks run on.
+//! The test bed of the program's tests, the demo and the benchmarks.
 //!
 //! ```text
 //!   Host ──► Folder: configuration, stores, sockets, log
@@ -8,10 +8,10 @@
 //!   nbd_client ──► a client of a volume
 //! ```
 //!
-//! Who uses it knows Sterna by what its users have: the program, its exit codes, its JSON, its sockets. It links nothing of
-//! the daemon. A program that is needed and not found is an error with the name of the package.
+//! It uses Sterna as users do: by the program, its exit codes, its JSON and its sockets. It links nothing of the daemon. A
+//! missing program is an error with the name of the package.
 //!
-//! Most of this blocks its caller. What the demo and the benchmarks wait for has an `async` form.
+//! Most functions block the caller. Waits of the demo and the benchmarks have an `async` form.
 
 mod daemon;
 pub mod file_system;

@@ -1,4 +1,4 @@
-//! A link between two hosts: a TCP proxy on loopback that can be cut, be silent, slow or late.
+//! A link between two hosts: a TCP proxy on loopback that can be cut, silent, slow or late.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -8,33 +8,33 @@ use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
 
-/// How often a direction that is silent looks whether it still is.
+/// Interval at which a silent direction checks its state.
 const LOOK: Duration = Duration::from_millis(20);
-/// By how much what is late is late, in each direction.
+/// Delay of a late link, in each direction.
 const DELAY: Duration = Duration::from_millis(150);
-/// Bytes that are taken at a time.
+/// Bytes of one read.
 const PIECE_BYTES: usize = 64 << 10;
-/// Bytes that pass in a second when it is slow.
+/// Rate of a slow link, in bytes a second.
 const SLOW_BYTES_PER_S: f64 = 10e6;
-/// How much unused time may be made up for later: timers are exact to a millisecond.
+/// Unused time that may be made up for later, because timers are exact only to a millisecond.
 const BURST_TIME: Duration = Duration::from_millis(5);
 
-/// What becomes of what is sent.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkState {
-    /// It arrives.
+    /// Data passes at once.
     Up,
-    /// Connections are closed, and new ones too.
+    /// All connections are closed, also new ones.
     Cut,
-    /// Connections stay, and nothing arrives.
+    /// Connections stay open, but no data passes.
     BlackHole,
-    /// It arrives, 10 MB a second in each direction.
+    /// Data passes at 10 MB a second in each direction.
     Slow,
-    /// It arrives late, each piece by 150 ms.
+    /// Data passes with a delay of 150 ms.
     Late,
 }
 
-/// A TCP proxy. Dropping it closes what goes over it.
+/// A TCP proxy. Dropping it closes its connections.
 #[derive(Debug)]
 pub struct Link {
     address: SocketAddr,
@@ -43,17 +43,17 @@ pub struct Link {
 
 #[derive(Debug)]
 struct Shared {
-    /// What it carries in a second, each way; `None`: as much as it can.
+    /// Rate of each direction; `None`: unlimited.
     bytes_per_s: Option<f64>,
     now: Mutex<Now>,
-    /// When each direction has carried all that it was given.
+    /// When each direction has sent all of its data.
     free_at: [Mutex<Instant>; 2],
 }
 
-/// What may change while it is in use.
+/// The part that may change while it is in use.
 #[derive(Debug)]
 struct Now {
-    /// `None`: nobody gets through.
+    /// The target; `None`: connections are refused.
     target: Option<SocketAddr>,
     state: LinkState,
     carried_bytes: u64,
@@ -71,7 +71,7 @@ impl Link {
         Ok(link)
     }
 
-    /// Makes a link that carries so much in a second, each way. Nobody gets through before [`Self::lead_to`].
+    /// Makes a link with this rate in each direction. It has no target before [`Self::lead_to`].
     ///
     /// # Errors
     /// If nothing can be listened on.
@@ -82,7 +82,7 @@ impl Link {
         let free_at = [Instant::now(); 2].map(Mutex::new);
         let shared = Arc::new(Shared { bytes_per_s, now: Mutex::new(now), free_at });
         let accepting = Arc::clone(&shared);
-        // Ends with the process, which has few of them.
+        // The thread ends with the process, which has few links.
         thread::spawn(move || {
             for near in listener.incoming().flatten() {
                 accepting.connect(near);
@@ -91,28 +91,28 @@ impl Link {
         Ok(Self { address, shared })
     }
 
-    /// Where it begins.
+    /// Returns the address of its near end.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Says where it ends.
+    /// Sets the target of the link.
     pub fn lead_to(&self, target: SocketAddr) {
         self.shared.now().target = Some(target);
     }
 
-    /// Bytes that it has carried so far, both ways.
+    /// Returns the bytes that it has carried, in both directions.
     pub fn carried_bytes(&self) -> u64 {
         self.shared.now().carried_bytes
     }
 
-    /// Changes what becomes of what is sent.
+    /// Changes the state of the link.
     pub fn set(&self, state: LinkState) {
         let mut now = self.shared.now();
         now.state = state;
         if state == LinkState::Cut {
             for stream in now.open.drain(..) {
-                // It may have ended.
+                // The connection may have ended.
                 let _ = stream.shutdown(Shutdown::Both);
             }
         }
@@ -138,12 +138,12 @@ impl Shared {
         let Ok(far) = TcpStream::connect(target) else { return };
         let (Ok(near_too), Ok(far_too)) = (near.try_clone(), far.try_clone()) else { return };
         let mut now = self.now();
-        // It may have been cut meanwhile.
+        // The link may have been cut meanwhile.
         if now.state == LinkState::Cut {
             return;
         }
         for stream in [&near, &far] {
-            // It would only be slower.
+            // Without this option it is only slower.
             let _ = stream.set_nodelay(true);
             now.open.extend(stream.try_clone().ok());
         }
@@ -181,7 +181,7 @@ impl Shared {
         }
     }
 
-    /// Waits until a direction, which all connections share, has carried a piece that takes so long.
+    /// Waits until a direction, which all connections share, has carried a piece that takes `time`.
     fn pace(&self, direction: usize, time: Duration) {
         let now = Instant::now();
         let mut free_at = self.free_at[direction].lock().unwrap_or_else(PoisonError::into_inner);
@@ -197,7 +197,7 @@ impl Shared {
 mod tests {
     use super::*;
 
-    /// A link that leads to an echo.
+    /// Returns a link to an echo server.
     fn link(bytes_per_s: f64) -> Link {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let link = Link::new(Some(bytes_per_s)).unwrap();
@@ -247,7 +247,7 @@ mod tests {
                 scope.spawn(|| echo(stream, 1 << 20).unwrap());
             }
         });
-        // 2 MiB at 10 MB/s, but for the burst.
+        // 2 MiB at 10 MB/s, less the burst.
         assert!(began.elapsed() > Duration::from_millis(190), "{:?}", began.elapsed());
     }
 }

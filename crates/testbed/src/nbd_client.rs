@@ -7,10 +7,10 @@
 //!      └── connection broke: all of them are sent again, in the order of submission, on a new one
 //! ```
 //!
-//! Whoever owns the [`Client`] drives it from one thread, as one drives an io_uring: `submit` queues, `complete`
-//! sends what is queued and waits for answers. At sixteen requests in flight that is one `send` and one `recv` for
-//! several requests; a thread for each direction would cost a wake-up per request, on cores that the daemon under
-//! test needs. The client never sends while it holds answers back, so that neither side can block the other.
+//! One thread drives a [`Client`] as an io_uring: `submit` queues requests, `complete` sends them and waits for answers. With
+//! sixteen requests in flight, one `send` and one `recv` serve several requests. A thread for each direction would cost a wake-up
+//! per request, on cores that the daemon under test needs. The client never sends while it holds answers back, so that neither
+//! side can block the other.
 //!
 //! It speaks the fixed newstyle handshake with GO, simple and structured replies. It does not speak TLS, block
 //! status or extended headers.
@@ -32,24 +32,24 @@ use self::stream::Stream;
 pub use self::address::Address;
 pub use self::error::ClientError;
 
-/// How long between two attempts to connect again: short against any downtime worth measuring.
+/// Time between two attempts to reconnect, shorter than any downtime to measure.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(5);
-/// How often a client that waits looks whether it was told to stop.
+/// Interval at which a waiting client checks its stop flag.
 const STOP_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How a client behaves.
+/// Options of a client.
 #[derive(Clone, Debug)]
 pub struct ClientOptions {
-    /// Which form of replies to ask for.
+    /// The form of replies to negotiate.
     pub replies: ReplyStyle,
-    /// How long to try for a new connection when one breaks. Zero means that a broken connection is final.
+    /// How long to try to reconnect after a break. Zero means that a broken connection is final.
     pub reconnect_deadline: Duration,
     /// How long a request may wait for its answer, reconnects included.
     pub answer_deadline: Duration,
-    /// Where else the export may be: a broken connection is replaced by one to any of these addresses, or to the first
-    /// one. Only one server at a time may answer for the export.
+    /// Other addresses of the export. A broken connection is replaced by one to any of these, or to the first address. Only one
+    /// server at a time may serve the export.
     pub elsewhere: Vec<Address>,
-    /// Ends any wait early.
+    /// The flag that ends any wait early.
     pub stop: StopFlag,
 }
 
@@ -65,16 +65,16 @@ impl Default for ClientOptions {
     }
 }
 
-/// Which form of replies the client asks for.
+/// The form of replies that the client negotiates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyStyle {
-    /// The oldest form, which every server has.
+    /// Simple replies, which every server supports.
     Simple,
-    /// Chunks, where the server has them: what QEMU and libnbd ask for.
+    /// Structured replies if the server supports them, as QEMU and libnbd negotiate.
     Structured,
 }
 
-/// Tells another thread to stop; clones share one flag.
+/// A flag that stops another thread; clones share one flag.
 #[derive(Clone, Debug, Default)]
 pub struct StopFlag(Arc<AtomicBool>);
 
@@ -84,16 +84,16 @@ impl StopFlag {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Tells whether the flag was raised.
+    /// Returns whether the flag was raised.
     pub fn is_raised(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// What the server says of the export.
+/// The server's description of the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
-    /// Size in bytes.
+    /// Size of the export in bytes.
     pub size: u64,
     /// Whether every write is refused.
     pub read_only: bool,
@@ -130,39 +130,39 @@ impl Export {
     }
 }
 
-/// What the server is asked to do. Buffers come back with the [`Completion`].
+/// An operation of the server. Buffers come back with the [`Completion`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Fills the whole of `buffer` from `offset` on.
     Read {
         /// First byte to read.
         offset: u64,
-        /// Receives the data; its length is what is read.
+        /// Receives the data; its length is the number of bytes to read.
         buffer: Vec<u8>,
     },
     /// Writes the whole of `data` at `offset`.
     Write {
         /// First byte to write.
         offset: u64,
-        /// What to write.
+        /// The bytes to write.
         data: Vec<u8>,
-        /// When the answer may come.
+        /// Whether the answer waits for durability.
         durability: WriteDurability,
     },
     /// Makes everything durable that was answered before.
     Flush,
-    /// Gives the range back; by the protocol its content is undefined afterwards, by Sterna's contract zero.
+    /// Discards the range. By the protocol its content is then undefined, by Sterna's contract zero.
     Trim {
-        /// First byte.
+        /// First byte to discard.
         offset: u64,
-        /// Number of bytes.
+        /// Number of bytes to discard.
         length: u32,
     },
     /// Makes the range read as zeroes.
     WriteZeroes {
-        /// First byte.
+        /// First byte to zero.
         offset: u64,
-        /// Number of bytes.
+        /// Number of bytes to zero.
         length: u32,
     },
 }
@@ -170,24 +170,24 @@ pub enum Operation {
 /// When a write may be answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteDurability {
-    /// As soon as reads see it.
+    /// The answer comes as soon as reads see the write.
     Volatile,
-    /// Once it survives a power cut (FUA).
+    /// The answer comes once the write survives a power cut (FUA).
     Durable,
 }
 
-/// An answered request.
+/// A request with its answer.
 #[derive(Debug)]
 pub struct Completion {
-    /// What the caller gave when submitting.
+    /// The token that the caller gave at the submission.
     pub token: u64,
     /// The request, with its buffer (filled, for a successful read).
     pub operation: Operation,
-    /// What the server said.
+    /// The server's result of the request.
     pub result: Result<(), Errno>,
     /// When the request was submitted for the first time.
     pub submitted: Instant,
-    /// When its answer had arrived.
+    /// When its answer was complete.
     pub completed: Instant,
 }
 
@@ -211,8 +211,7 @@ impl Client {
     /// Connects to the export.
     ///
     /// # Errors
-    /// Those of connecting and of the handshake. There is no second attempt here: only a connection that was good
-    /// once is worth waiting for.
+    /// Those of connecting and of the handshake. The first connection is tried only once.
     pub fn connect(address: &Address, options: ClientOptions) -> Result<Self, ClientError> {
         let (socket, export) = handshake::connect(address, options.replies)?;
         let stream = Stream::new(socket, STOP_CHECK_INTERVAL)?;
@@ -220,17 +219,17 @@ impl Client {
         Ok(Self { address, options, export, stream, in_flight: InFlight::default(), reconnects: 0 })
     }
 
-    /// What the server said of the export.
+    /// Returns the server's description of the export.
     pub fn export(&self) -> &Export {
         &self.export
     }
 
-    /// How many requests wait for their answers.
+    /// Returns the number of requests without an answer.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// How often a broken connection was replaced.
+    /// Returns the number of reconnects.
     pub fn reconnects(&self) -> u64 {
         self.reconnects
     }
@@ -238,19 +237,19 @@ impl Client {
     /// Queues a request; `token` comes back with its completion. Nothing is sent before [`Client::complete`].
     ///
     /// # Errors
-    /// [`ClientError::Request`] if it lies outside the export or is longer than the server takes.
+    /// [`ClientError::Request`] if it exceeds the export or the server's limit.
     pub fn submit(&mut self, operation: Operation, token: u64) -> Result<(), ClientError> {
         self.check(&operation)?;
         self.in_flight.add(operation, token, self.stream.outgoing());
         Ok(())
     }
 
-    /// Sends what is queued, waits for at least one answer and appends all that have come to `completions`.
+    /// Sends queued requests, waits for at least one answer, and appends all arrived answers to `completions`.
     ///
     /// Returns at once if nothing is in flight. A broken connection is replaced meanwhile.
     ///
     /// # Errors
-    /// Those of the connection, once it cannot be replaced. The client is of no use afterwards.
+    /// Those of the connection, if it cannot be replaced. The client cannot be used afterwards.
     pub fn complete(&mut self, completions: &mut Vec<Completion>) -> Result<(), ClientError> {
         let before = completions.len();
         while completions.len() == before && self.in_flight.len() > 0 {
@@ -263,7 +262,7 @@ impl Client {
         Ok(())
     }
 
-    /// Does one request and waits for it; nothing else may be in flight.
+    /// Submits one request and waits for its answer; no other may be in flight.
     ///
     /// # Errors
     /// Those of [`Client::submit`] and [`Client::complete`], and [`ClientError::Answered`] if the server
@@ -303,16 +302,16 @@ impl Client {
         if self.options.stop.is_raised() {
             return Err(ClientError::Stopped);
         }
-        // Asked only after a wait without answers: on the way of every answer it would cost a look at the clock.
+        // Checked only after a wait without answers, to save reading the clock for every answer.
         if self.stream.is_idle() && self.in_flight.oldest_wait() > self.options.answer_deadline {
             return Err(ClientError::NoAnswer { deadline: self.options.answer_deadline });
         }
         Ok(())
     }
 
-    /// Makes a new connection and sends again all that is in flight.
+    /// Makes a new connection and sends all requests in flight again.
     ///
-    /// No two requests of a careful caller overlap, so that doing one twice does no harm.
+    /// Requests in flight must not overlap. Then repeating one is harmless.
     fn reconnect(&mut self, mut cause: ClientError) -> Result<(), ClientError> {
         let deadline = self.options.reconnect_deadline;
         let give_up_at = Instant::now() + deadline;
@@ -336,7 +335,7 @@ impl Client {
     }
 
     fn resume(&mut self, socket: std::os::unix::net::UnixStream, export: &Export) -> Result<(), ClientError> {
-        // A disk that has grown is used as far as it was known.
+        // The new part of a grown disk is not used.
         if export.size < self.export.size {
             return Err(ClientError::SizeChanged { before: self.export.size, after: export.size });
         }
@@ -349,7 +348,7 @@ impl Client {
 }
 
 impl Drop for Client {
-    /// Says goodbye, so that the server need not log a client that vanished.
+    /// Disconnects in order, so that the server logs no lost client.
     fn drop(&mut self) {
         if self.in_flight.len() == 0 {
             self.stream.disconnect();

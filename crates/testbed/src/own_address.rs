@@ -1,4 +1,4 @@
-//! Addresses of this machine that no other test has.
+//! Addresses of this machine that no other test uses.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,18 +7,18 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 
-/// An address of the loopback interface that no other test has, and a port there: nobody else is given that port, also
-/// while the daemon that is to have it does not run.
+/// Returns a loopback address that no other test uses, with a reserved port. The port stays reserved while the
+/// test's daemon does not run.
 ///
 /// # Errors
-/// The system gives none.
+/// If the system has no free port.
 pub fn own_address() -> io::Result<SocketAddr> {
     static COUNT: AtomicU8 = AtomicU8::new(1);
     let [.., high, low] = std::process::id().to_be_bytes();
-    // Clear of 127.0.0.1, where everybody else is.
+    // Other programs use 127.0.0.1.
     let address = Ipv4Addr::new(127, 128 | high >> 2, low, COUNT.fetch_add(1, Ordering::Relaxed));
-    // It never listens: a child that another test starts in this moment has it as well until it runs its program, and could
-    // not be listened beside.
+    // The socket never listens. A child that another test starts at this moment inherits it until its exec, and a listening
+    // socket would block the port.
     let taken = socket(AddressFamily::INET, SocketType::STREAM, None)?;
     set_socket_reuseaddr(&taken, true)?;
     bind(&taken, &SocketAddr::from((address, 0)))?;

@@ -1,4 +1,4 @@
-//! Programs that tests run: found or missed with a clear word, never left running, never waited for without end.
+//! Runs programs for tests. Missing programs are clear errors, no process is left running, and each wait has a deadline.
 
 use std::ffi::OsStr;
 use std::io::Read;
@@ -14,15 +14,15 @@ use serde::de::DeserializeOwned;
 
 use crate::wait::DEADLINE;
 
-/// Names the program under test.
+/// The variable with the path of the program under test.
 const STERNA_VARIABLE: &str = "STERNA_BIN";
-/// Time between two looks whether a program has ended.
+/// Time between two checks whether a program has ended.
 const INTERVAL: Duration = Duration::from_millis(2);
 
-/// The program under test: what `STERNA_BIN` names, else `release/sterna` in cargo's target folder.
+/// Returns the program under test: `STERNA_BIN`, or else `release/sterna` in cargo's target folder.
 ///
 /// # Errors
-/// If it is not there; the message says how to build it.
+/// If it does not exist; the message says how to build it.
 pub fn sterna() -> anyhow::Result<PathBuf> {
     let path = match std::env::var_os(STERNA_VARIABLE) {
         Some(path) => PathBuf::from(path),
@@ -36,10 +36,10 @@ pub fn sterna() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// Cargo's target folder: this program is `TARGET/PROFILE/deps/NAME-HASH`, or `TARGET/PROFILE/NAME`.
+/// Returns cargo's target folder. This program is `TARGET/PROFILE/deps/NAME-HASH`, or `TARGET/PROFILE/NAME`.
 ///
 /// # Errors
-/// If this program is not there.
+/// If the path of this program is unknown.
 pub fn target_folder() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe().context("this program cannot find itself")?;
     let profile = program.ancestors().skip(1).find(|folder| !folder.ends_with("deps"));
@@ -47,19 +47,19 @@ pub fn target_folder() -> anyhow::Result<PathBuf> {
     Ok(target.to_owned())
 }
 
-/// A program that is about to be run.
+/// A program to run.
 #[derive(Debug)]
 pub struct Program {
     command: Command,
-    /// What the program is called in messages.
+    /// Name of the program in messages.
     name: String,
-    /// The package that has it, if it is not Sterna's own.
+    /// The Debian package of the program, if it is not Sterna's own.
     package: Option<&'static str>,
     deadline: Duration,
 }
 
 impl Program {
-    /// A program of a package, found in `PATH`.
+    /// Returns a program of a package, found in `PATH`.
     pub fn of_package(name: &str, package: &'static str) -> Self {
         Self {
             command: Command::new(name),
@@ -69,20 +69,20 @@ impl Program {
         }
     }
 
-    /// A program at a path.
+    /// Returns a program at a path.
     pub fn at(path: &Path) -> Self {
         let name = path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned();
         Self { command: Command::new(path), name, package: None, deadline: DEADLINE }
     }
 
-    /// Adds an argument.
+    /// Adds an argument at the end.
     #[must_use]
     pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
         self.command.arg(argument);
         self
     }
 
-    /// Adds arguments.
+    /// Adds arguments at the end.
     #[must_use]
     pub fn args<A: AsRef<OsStr>>(mut self, arguments: impl IntoIterator<Item = A>) -> Self {
         self.command.args(arguments);
@@ -106,20 +106,20 @@ impl Program {
     /// Runs it to its end.
     ///
     /// # Errors
-    /// If it cannot be started, or does not end in time; how it ends is in the outcome.
+    /// If it cannot be started, or does not end in time. The outcome has its exit code.
     pub fn run(self) -> anyhow::Result<Outcome> {
         self.start()?.wait()
     }
 
-    /// Runs it to its end, which must be a success; returns what it printed.
+    /// Runs it to its end, which must be a success, and returns its output.
     ///
     /// # Errors
-    /// As [`Program::run`], and if it fails; the message has its words.
+    /// Those of [`Program::run`], and if it fails; the message has its output.
     pub fn succeed(self) -> anyhow::Result<String> {
         self.run()?.success()
     }
 
-    /// Starts it.
+    /// Starts it without waiting.
     ///
     /// # Errors
     /// If it cannot be started; the message names the package.
@@ -144,7 +144,7 @@ impl Program {
     }
 }
 
-/// A program at work.
+/// A program that runs.
 ///
 /// Dropping it kills it.
 #[derive(Debug)]
@@ -157,23 +157,23 @@ pub struct Running {
 }
 
 impl Running {
-    /// Tells whether it is still at work.
+    /// Returns whether it still runs.
     ///
     /// # Errors
-    /// If the system does not say.
+    /// If the system does not report it.
     pub fn is_running(&mut self) -> anyhow::Result<bool> {
         Ok(self.child.try_wait().with_context(|| format!("look after {}", self.command))?.is_none())
     }
 
-    /// Number of its process.
+    /// Returns the number of its process.
     ///
     /// # Errors
-    /// If the system gave it none that can be signalled.
+    /// If the number is out of range.
     pub fn number(&self) -> anyhow::Result<i32> {
         i32::try_from(self.child.id()).with_context(|| format!("number of {}", self.command))
     }
 
-    /// Sends it a signal.
+    /// Sends a signal to the program.
     ///
     /// # Errors
     /// If it has ended.
@@ -184,7 +184,7 @@ impl Running {
     /// Waits for its end.
     ///
     /// # Errors
-    /// If it does not end in time; it is killed then.
+    /// If it does not end in time; it is then killed.
     pub fn wait(mut self) -> anyhow::Result<Outcome> {
         let status = loop {
             if let Some(status) =
@@ -203,7 +203,7 @@ impl Running {
         Ok(Outcome { code: code(status), stdout, stderr, command: self.command.clone() })
     }
 
-    /// What it printed until its end, which must be near.
+    /// Returns its standard output and standard error, and waits for their end.
     fn words(&mut self) -> (String, String) {
         let words = |thread: Option<JoinHandle<String>>| thread.and_then(|thread| thread.join().ok());
         (words(self.stdout.take()).unwrap_or_default(), words(self.stderr.take()).unwrap_or_default())
@@ -212,29 +212,29 @@ impl Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The program may have ended by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How a program ended.
+/// The outcome of a program.
 #[derive(Clone, Debug)]
 pub struct Outcome {
     /// Its exit code; 128 and the signal's number if one ended it.
     pub code: i32,
-    /// What it printed.
+    /// Its standard output, as text.
     pub stdout: String,
-    /// What it said besides.
+    /// Its standard error, as text.
     pub stderr: String,
     command: String,
 }
 
 impl Outcome {
-    /// What it printed, if it succeeded.
+    /// Returns its output if it succeeded.
     ///
     /// # Errors
-    /// If it failed; the message has its words.
+    /// If it failed; the message has its output.
     pub fn success(self) -> anyhow::Result<String> {
         self.expect(0)?;
         Ok(self.stdout)
@@ -243,7 +243,7 @@ impl Outcome {
     /// Checks the exit code.
     ///
     /// # Errors
-    /// If it is another one; the message has the program's words.
+    /// If it is another one; the message has the program's output.
     pub fn expect(&self, code: i32) -> anyhow::Result<()> {
         if self.code == code {
             return Ok(());
@@ -252,23 +252,23 @@ impl Outcome {
         Err(anyhow!("{command} ended with {} instead of {code}:\n{stdout}{stderr}", self.code))
     }
 
-    /// What it printed, which is JSON.
+    /// Parses its output as JSON.
     ///
     /// # Errors
-    /// If it is not; the message has the program's words.
+    /// If it is not the expected JSON; the message has the program's output.
     pub fn json<T: DeserializeOwned>(&self) -> anyhow::Result<T> {
         let Self { command, stdout, stderr, .. } = self;
         serde_json::from_str(stdout).with_context(|| format!("{command} printed: {stdout}{stderr}"))
     }
 }
 
-/// Sends a signal to a child that has not been waited for: its number is its own until then.
+/// Sends a signal to a child that was not yet waited for, so that its number is still its own.
 pub(crate) fn signal_child(child: &Child, signal: Signal) -> anyhow::Result<()> {
     let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without a number")?;
     Ok(kill_process(pid, signal)?)
 }
 
-/// Exit code in the way of shells.
+/// Returns the exit code as shells do.
 pub(crate) fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
@@ -277,7 +277,7 @@ pub(crate) fn code(status: ExitStatus) -> i32 {
 fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
-        // What was read until an error is what there is.
+        // After an error the bytes read so far count.
         let _ = pipe.read_to_end(&mut bytes);
         String::from_utf8_lossy(&bytes).into_owned()
     })

@@ -1,14 +1,14 @@
-//! A VM in QEMU whose only work is to write and check its disk: its console is ours, whoever starts it and wherever it runs.
+//! A VM in QEMU that writes and checks its disk. Its console connects to this process, whichever host runs it.
 //!
 //! ```text
 //!   QEMU at one host ───┐                              (TCG, no KVM needed)
-//!   QEMU at the other ──┴── each connects to one socket ──► Talk: one console, which goes on where the other has ended
+//!   QEMU at the other ──┴── each connects to one socket ──► Talk: one console for both
 //!     │ virtio-blk or virtio-scsi                             └─ ticks, wrong blocks, the verdict
 //!     └─ NBD client, reconnecting ──► a volume
 //! ```
 //!
-//! A daemon starts it by its [definition](Vm::definition), somebody by its [command](Vm::command), or [`Vm::launch`] does.
-//! Emulated without KVM it does some ten thousand requests a second.
+//! It is started by a daemon with its [definition](Vm::definition), by its [command](Vm::command), or by [`Vm::launch`]. Emulated
+//! without KVM it makes about ten thousand requests a second.
 
 mod console;
 mod disk;
@@ -37,94 +37,94 @@ pub use self::console::{Console, Tick, Verdict};
 pub use self::disk::{Bus, DiskModel};
 pub use self::image::GuestImage;
 
-/// How long booting and filling may take: tens of seconds on a busy host, without KVM.
+/// Longest time for booting and filling, which take tens of seconds on a busy host without KVM.
 const START_DEADLINE: Duration = Duration::from_secs(300);
-/// How long the comparison of the whole disk may take.
+/// Longest time for the comparison of the whole disk.
 const VERIFY_DEADLINE: Duration = Duration::from_secs(300);
-/// How long powering off may take.
+/// Longest time for powering off.
 const END_DEADLINE: Duration = Duration::from_secs(60);
-/// What the kernel is told: to say little and only here, and to end the VM if it fails. Whether its timer ticks is not
-/// checked: on a busy host without KVM it may not for as long as the check takes, and the kernel would give up.
+/// The kernel's command line: few messages, only on the console, and the end of the VM at a panic. The timer is not checked,
+/// because on a busy host without KVM it may stand still during the check, and the kernel would give up.
 const KERNEL_WORDS: &str = "console=ttyS0 quiet loglevel=3 panic=-1 mitigations=off no_timer_check";
-/// How long QEMU tries to reach a server that went away; requests wait meanwhile.
+/// Time for which QEMU tries to reconnect to an absent server, while requests wait.
 const RECONNECT_SECONDS: u32 = 120;
-/// The address of its card: one of those that nobody has been given.
+/// Address of its network card, from an unassigned range.
 const MAC: &str = "52:54:00:7e:12:a1";
 const QEMU: &str = "qemu-system-x86_64";
 
-/// What QEMU emulates.
+/// The hardware that QEMU emulates.
 #[derive(Clone, Copy, Debug)]
 pub struct Hardware {
-    /// Its `-machine`.
+    /// The value of QEMU's `-machine`.
     pub machine: &'static str,
-    /// Its `-cpu`.
+    /// The value of QEMU's `-cpu`.
     pub cpu: &'static str,
-    /// Its memory.
+    /// Size of its memory in KiB.
     ///
-    /// **N.B.** QEMU before 9.0 loses writes of a guest that it emulates (TCG) while it migrates, and the guest crashes sooner
-    /// or later: having asked which pages are dirty it does not make the processor tell of the next write. It takes that short
-    /// cut only with memory that is a multiple of 64 pages, so a VM that moves has 8 KiB less.
+    /// **N.B.** QEMU before 9.0 loses writes of an emulated guest (TCG) while it migrates, and the guest crashes sooner or later:
+    /// after it has read the dirty pages, it misses the next write to them. It takes this short cut only if the memory is a
+    /// multiple of 64 pages, so a VM that moves has 8 KiB less.
     pub memory_kib: u32,
-    /// Its `-smp`.
+    /// The value of QEMU's `-smp`.
     ///
-    /// **N.B.** QEMU 7.2 emulates a guest whose VM never has more than one processor without memory barriers, as if nobody else
-    /// looked at its memory, but QEMU's devices do (8.1 makes those instructions barriers that are nothing else). Such a guest may ask
-    /// for an interrupt of its disk too late for the disk to see it, and then waits for that for ever, with an idle disk and an idle
-    /// server: we met it four times in about two hours of work. One that may get a second processor is emulated as it should be.
+    /// **N.B.** QEMU 7.2 emulates a guest that can have only one processor without memory barriers, although QEMU's devices
+    /// access its memory from other threads (8.1 keeps only explicit barriers). Such a guest may request an interrupt of its disk
+    /// too late for the disk to see it, and then waits for ever. That happened four times in about two hours of work. A guest
+    /// that can get a second processor is emulated correctly.
     pub processors: &'static str,
 }
 
 impl Hardware {
-    /// What QEMU has by itself. Kernel, initramfs and a buffer for each worker fit into its memory many times.
+    /// QEMU's defaults. The memory is large enough for the kernel, the initramfs and a buffer for each worker.
     pub const USUAL: Self =
         Self { machine: "pc", cpu: "max", memory_kib: (256 << 10) - 8, processors: "1,maxcpus=2" };
-    /// Less memory, and of a version and a model that another QEMU has as well.
+    /// Less memory, with a version and a model that other QEMU versions have as well.
     pub const SMALL: Self =
         Self { machine: "pc-i440fx-7.2", cpu: "qemu64", memory_kib: (128 << 10) - 8, ..Self::USUAL };
 }
 
-/// How a VM is on a network.
+/// The network card of a VM.
 #[derive(Clone, Debug)]
 pub struct NetworkCard {
-    /// The tap that it is connected to, of this name on either host.
+    /// Name of its tap, the same on either host.
     pub tap: String,
     /// The VM's address, with the length of its prefix.
     pub address: (Ipv4Addr, u8),
-    /// Where it answers.
+    /// Port at which the guest answers.
     pub port: u16,
 }
 
-/// What a VM is, and how it works.
+/// The options of a VM.
 #[derive(Clone, Debug)]
 pub struct VmOptions {
-    /// What it boots from.
+    /// Its kernel and initramfs.
     pub image: GuestImage,
-    /// What QEMU emulates.
+    /// The hardware that QEMU emulates.
     pub hardware: Hardware,
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub block_bytes: u32,
-    /// How many requests are in flight: each worker does one at a time.
+    /// Number of requests in flight, one for each worker.
     pub workers: u32,
-    /// How long each worker rests between two requests: emulated without a pause, a VM takes a processor of its own.
+    /// Pause of each worker between two requests. Without it an emulated VM uses a whole processor.
     pub pause: Duration,
-    /// How much of its disk it fills at first, in bytes.
+    /// Bytes of its disk that it fills at first.
     pub fill_bytes: u64,
-    /// Decides which requests come.
+    /// Seed of its random requests.
     pub seed: u64,
-    /// How much of its memory it checks and rewrites, at random, about 8 MB a second; in bytes.
+    /// Bytes of its memory that it checks and rewrites at random, about 8 MB a second.
     pub memory_bytes: u64,
-    /// How much of its memory it writes as fast as it can, faster than a slow link carries; in bytes.
+    /// Bytes of its memory that it writes as fast as it can, faster than a slow link.
     pub swept_bytes: u64,
-    /// How many disks it has, which it uses as one, striped.
+    /// Number of its disks, which it uses as one striped disk.
     pub disks: usize,
-    /// How it sees them.
+    /// The model of its disks.
     pub disk: DiskModel,
-    /// Its network; `None`: it has none.
+    /// Its network card; `None`: it has none.
     pub card: Option<NetworkCard>,
 }
 
 impl VmOptions {
-    /// The VM of the demo.
+    /// Returns the options of the demo's VM.
     pub fn new(image: GuestImage) -> Self {
         Self {
             image,
@@ -142,13 +142,13 @@ impl VmOptions {
         }
     }
 
-    /// What the VM does, in a few words.
+    /// Returns a short description of the VM's work.
     pub fn description(&self) -> String {
         let Self { block_bytes, workers, .. } = self;
         format!("Linux in QEMU, {} KiB, 70/30 random, {workers} outstanding", block_bytes / 1024)
     }
 
-    /// What its kernel is told, for itself and for the checker, which answers clients on a port; 0: on none.
+    /// Returns the kernel's command line, with the options of the checker. The checker answers clients on a port; 0: on none.
     fn kernel_words(&self) -> String {
         let Self { block_bytes, workers, fill_bytes, seed, memory_bytes, swept_bytes, .. } = self;
         let (port, pause_us) = (self.card.as_ref().map_or(0, |card| card.port), self.pause.as_micros());
@@ -167,31 +167,30 @@ impl VmOptions {
     }
 }
 
-/// A VM. Dropping it kills whatever QEMU has its console, at whichever host: VMs outlive the daemons that have started them.
+/// A VM. Dropping it kills every QEMU that has its console, because VMs outlive the daemons that have started them.
 #[derive(Debug)]
 pub struct Vm {
     talk: Talk,
     options: VmOptions,
-    /// Where each QEMU connects to: in its command line, and in no other's.
+    /// The socket that each of its QEMUs connects to. The path is in no other QEMU's command line.
     socket: PathBuf,
-    /// To all that have connected; those that have ended hear nothing.
+    /// The connections of all QEMUs, also of ended ones.
     speak: Arc<Mutex<Vec<UnixStream>>>,
-    /// If it was started here, and the folder of its sockets.
+    /// QEMU and the folder of its sockets, if it was started here.
     launched: Option<(Child, TempDir)>,
 }
 
-// How it is started.
 impl Vm {
-    /// Listens on `socket` for a VM that is to be started.
+    /// Listens on `socket` for a VM that will be started.
     ///
     /// # Errors
     /// If it cannot be listened on.
     pub fn expect(socket: &Path, options: VmOptions) -> anyhow::Result<Self> {
         let listener = UnixListener::bind(socket).context("listen for the VM's console")?;
-        // Whomever QEMU runs as.
+        // QEMU may run as any user.
         std::fs::set_permissions(socket, std::fs::Permissions::from_mode(0o666))?;
         let (talk, speak) = (Talk::new(), Arc::<Mutex<Vec<_>>>::default());
-        // Ends with the process, which has few of them.
+        // The thread ends with the process, which has few VMs.
         std::thread::spawn({
             let (talk, speak, unfinished) = (talk.clone(), Arc::clone(&speak), Unfinished::default());
             move || {
@@ -217,9 +216,9 @@ impl Vm {
             .args(&words[1..])
             .stdin(Stdio::null())
             .stdout(Stdio::null())
-            // QEMU's own complaints belong to the console's last lines.
+            // QEMU's own errors are added to the console.
             .stderr(Stdio::piped())
-            // A group of its own: Ctrl-C is for whoever has started it, and ends the VM.
+            // With a process group of its own, it does not get Ctrl-C. The program that has started it ends the VM.
             .process_group(0)
             .spawn()
             .with_context(|| format!("start {QEMU}; scripts/install-packages demo installs it"))?;
@@ -228,13 +227,13 @@ impl Vm {
         Ok(vm)
     }
 
-    /// The VM as `sterna vm add` takes it, with these volumes as its disks, and with more words for QEMU.
+    /// Returns the definition for `sterna vm add`, with these volumes as disks, and with more arguments for QEMU.
     ///
     /// # Errors
     /// If a path is no Unicode.
     pub fn definition(&self, volumes: &[&str], more: &[&str]) -> anyhow::Result<String> {
         let more = more.iter().map(|word| (*word).to_owned());
-        // TOML and JSON write strings and lists of them with the same words.
+        // TOML and JSON have the same syntax for lists of strings.
         let words = serde_json::Value::from_iter(self.words()?.into_iter().chain(more));
         let disk = |(number, volume): (usize, &&str)| {
             format!("disk{number} = {}\n", serde_json::Value::from(*volume))
@@ -243,7 +242,7 @@ impl Vm {
         Ok(format!("command = {words}\n[disks]\n{disks}"))
     }
 
-    /// The command that starts the same VM without a daemon, with its disk at `disk` and its monitor at `monitor`.
+    /// Returns the command that starts the VM without a daemon, with its disk at `disk` and its monitor at `monitor`.
     ///
     /// # Errors
     /// If a path is no Unicode.
@@ -256,7 +255,7 @@ impl Vm {
         Ok(self.words()?.into_iter().map(fill).collect())
     }
 
-    /// Words of QEMU that start the guest: its kernel, and its console.
+    /// Returns QEMU's arguments for the guest's kernel and console.
     ///
     /// # Errors
     /// If a path is no Unicode.
@@ -270,7 +269,7 @@ impl Vm {
         Ok([a, b, c, d, e, f, g, h, "-serial".to_owned(), "chardev:console".to_owned()])
     }
 
-    /// The command, with places for what differs from host to host.
+    /// Returns the command, with placeholders for everything that differs from host to host.
     fn words(&self) -> anyhow::Result<Vec<String>> {
         let Hardware { machine, cpu, memory_kib, processors } = self.options.hardware;
         let words = ["-accel", "tcg", "-display", "none", "-nodefaults", "-no-user-config", "-no-reboot"];
@@ -279,7 +278,7 @@ impl Vm {
         let mut say = |option: &str, value: String| words.extend([option.to_owned(), value]);
         if let Some(NetworkCard { tap, .. }) = &self.options.card {
             say("-netdev", format!("tap,id=lan,ifname={tap},script=no,downscript=no"));
-            // It boots from no network.
+            // It does not boot from the network.
             say("-device", format!("virtio-net-pci,netdev=lan,mac={MAC},romfile="));
         }
         say("-name", "{name}".to_owned());
@@ -305,24 +304,24 @@ impl Vm {
     }
 }
 
-// What it says, and what is said to it.
+// Communication over its console.
 impl Vm {
-    /// What it is.
+    /// Returns the options of the VM.
     pub fn options(&self) -> &VmOptions {
         &self.options
     }
 
-    /// What its console has said so far.
+    /// Returns the record of its console.
     pub fn console(&self) -> MutexGuard<'_, Console> {
         self.talk.console()
     }
 
-    /// What was said so far is of a run that has ended: another one begins.
+    /// Forgets the record of an ended run, before another one begins.
     pub fn forget(&self) {
         self.console().forget();
     }
 
-    /// Lets a guest shut down that has checked its disk.
+    /// Shuts a guest down that has checked its disk.
     pub fn end(&self) {
         self.say("end");
     }
@@ -337,7 +336,7 @@ impl Vm {
         self.options.disk.check(&seen).map_err(|error| self.talk.with_console(error))
     }
 
-    /// Waits until it has done so many requests, counted from when it began to work.
+    /// Waits until it has made `requests` requests since it began to work.
     ///
     /// # Errors
     /// If it ends or stops working before; the message ends with its console.
@@ -345,15 +344,15 @@ impl Vm {
         self.talk.wait_for("do its work", START_DEADLINE, |console| console.requests() >= requests).await
     }
 
-    /// Ends with the reason as soon as it has failed, ended or fallen silent.
+    /// Returns the reason once the VM has failed, ended or fallen silent.
     pub async fn failure(&self) -> anyhow::Error {
         self.talk.failure().await
     }
 
-    /// Lets it finish its requests and compare its whole disk, then powers it off.
+    /// Ends its work, makes it compare its whole disk, and powers it off.
     ///
     /// # Errors
-    /// If it does not. What it has found wrong is no error: the verdict tells.
+    /// If it does not do so. Wrong blocks are no error, but a part of the verdict.
     pub async fn stop(&mut self) -> anyhow::Result<Verdict> {
         self.say("verify");
         let verified = |console: &Console| console.verdict().is_some();
@@ -367,7 +366,7 @@ impl Vm {
 
     fn say(&self, command: &str) {
         for input in locked(&self.speak).iter_mut() {
-            // Those that have ended do not matter; if none hears it, the wait for what it leads to fails.
+            // Errors of ended QEMUs are ignored. If none gets the command, the wait for its result fails.
             let _ = input.write_all(format!("{command}\n").as_bytes());
         }
     }
@@ -383,12 +382,12 @@ impl Vm {
     }
 }
 
-// For callers without a runtime.
+// These are for callers without a runtime.
 impl Vm {
-    /// Waits until the guest has made so many more requests.
+    /// Waits until the guest has made `requests` more requests.
     ///
     /// # Errors
-    /// If it does not, or has found something wrong.
+    /// If it does not, or has found a wrong block.
     pub fn work_on(&self, requests: u64) -> anyhow::Result<()> {
         let done = || {
             let console = self.console();
@@ -400,18 +399,18 @@ impl Vm {
             .map_err(|error| self.talk.with_console(error))
     }
 
-    /// Ends the guest's work; it then checks its whole disk, and its memory.
+    /// Ends the guest's work, after which it checks its whole disk and its memory.
     ///
     /// # Errors
-    /// If anything is not as it was written.
+    /// If any byte differs from the written one.
     pub fn verify(&self) -> anyhow::Result<()> {
         self.verdict().map(drop)
     }
 
-    /// As [`Self::verify`]; returns what the guest knows of its disk.
+    /// Verifies as [`Self::verify`], and returns the guest's verdict.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`Self::verify`].
     pub fn verdict(&self) -> anyhow::Result<Verdict> {
         self.say("verify");
         let verdict = until("the guest has checked its disk", || Ok(self.console().verdict()))
@@ -420,10 +419,10 @@ impl Vm {
         Ok(verdict)
     }
 
-    /// As [`Self::verdict`]; then powers it off.
+    /// Verifies as [`Self::verdict`], then powers it off.
     ///
     /// # Errors
-    /// As there, and if it does not end in order.
+    /// Those of [`Self::verify`], and if it does not end in order.
     pub fn verify_and_end(mut self) -> anyhow::Result<Verdict> {
         let verdict = self.verdict()?;
         self.end();
@@ -437,14 +436,14 @@ impl Drop for Vm {
     fn drop(&mut self) {
         kill_those_with(&self.socket);
         if let Some((qemu, _)) = &mut self.launched {
-            // It may have ended by itself.
+            // QEMU may have ended by itself.
             let _ = qemu.kill();
             let _ = qemu.wait();
         }
     }
 }
 
-/// Kills every QEMU whose command has this path in it.
+/// Kills every QEMU with this path in its command line.
 fn kill_those_with(path: &Path) {
     let path = path.to_string_lossy();
     for process in std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok) {
@@ -453,13 +452,13 @@ fn kill_those_with(path: &Path) {
         let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command);
         if command.starts_with(QEMU) && command.contains(path.as_ref()) {
-            // It may have ended.
+            // The process may have ended.
             let _ = kill_process(process_id, Signal::KILL);
         }
     }
 }
 
-/// A panic elsewhere makes nothing of it wrong.
+/// Locks a value, also after a panic of another thread, which leaves it consistent.
 fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -468,7 +467,7 @@ fn text(path: &Path) -> anyhow::Result<&str> {
     path.to_str().with_context(|| format!("{} is no Unicode", path.display()))
 }
 
-/// A path within an option's value, where two commas are one.
+/// Returns a path for an option's value, with doubled commas.
 fn in_option(path: &Path) -> anyhow::Result<String> {
     Ok(text(path)?.replace(',', ",,"))
 }

@@ -1,19 +1,18 @@
-//! Waiting for something that another process does: by looking again and again, with a deadline, never by guessing how
-//! long it takes.
+//! Waits for events of other processes by polling with a deadline.
 
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 
-/// Longest that anything may take that a test waits for. Nothing comes near it unless it hangs.
+/// Longest wait of a test. Only a hang takes this long.
 pub const DEADLINE: Duration = Duration::from_secs(120);
-/// Time between two looks: short against all that is waited for, long against what a look costs.
+/// Time between two checks, short compared with the waits, and long compared with a check.
 pub(crate) const INTERVAL: Duration = Duration::from_millis(5);
 
-/// Looks until `look` finds something.
+/// Calls `look` until it returns a value.
 ///
 /// # Errors
-/// That of a look; and if nothing was found within [`DEADLINE`]: the message says what was waited for.
+/// Those of `look`, and if there is no value within [`DEADLINE`]; the message has `what`.
 pub fn until<T>(what: &str, mut look: impl FnMut() -> anyhow::Result<Option<T>>) -> anyhow::Result<T> {
     let give_up_at = Instant::now() + DEADLINE;
     loop {

@@ -1,4 +1,4 @@
-//! A host that speaks the protocol and keeps to none of its rules.
+//! A host that speaks the protocol and breaks its rules.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -13,13 +13,13 @@ use transport::{
     Receiver, Session, Settings,
 };
 
-/// How long an answer may take on a busy vm: it only bounds a test that hangs.
+/// Longest time for an answer, which only a hang reaches.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What became of a call.
+/// The result of a call.
 pub(crate) type Outcome = Result<Answered, Fault>;
 
-/// Whom it knows: everybody who has let it in.
+/// The hosts that it is paired with.
 #[derive(Default)]
 struct Known(Mutex<BTreeMap<[u8; 32], Peer>>);
 
@@ -38,7 +38,7 @@ impl Peers for Known {
     }
 }
 
-/// What it has heard.
+/// The messages that it has received.
 #[derive(Default)]
 struct Inbox {
     heard: Mutex<Vec<(HostId, ChannelId, Vec<u8>, Vec<u8>)>>,
@@ -86,7 +86,7 @@ impl Evil {
         Ok(self.endpoint.session(&peer))
     }
 
-    /// Calls, without waiting for the answer; returns its number.
+    /// Sends a call without waiting for its answer, and returns its number.
     pub(crate) fn call(
         &self,
         session: &Session,
@@ -111,7 +111,7 @@ impl Evil {
         call
     }
 
-    /// Calls, and waits for what becomes of it.
+    /// Sends a call and waits for its result.
     pub(crate) fn ask(
         &self,
         session: &Session,
@@ -122,7 +122,7 @@ impl Evil {
         self.outcome(session, call)
     }
 
-    /// Waits for what becomes of a call.
+    /// Waits for the result of a call.
     pub(crate) fn outcome(&self, session: &Session, call: u64) -> (Outcome, Vec<u8>) {
         self.wait(session, "the answer to a call", |_, head, payload| match Head::decode(head) {
             Ok(Head::Answer { call: of, result }) if of == call => Some((result, payload.to_vec())),
@@ -130,24 +130,24 @@ impl Evil {
         })
     }
 
-    /// Says something of a migration's handover.
+    /// Sends a message about a migration's handover.
     pub(crate) fn say(&self, session: &Session, channel: u64, message: &Message) {
         self.send(session, channel, Head::Message.encode().to_vec(), wire::encode(message).unwrap());
     }
 
-    /// Says something about what is not begun yet.
+    /// Sends a message about a migration before its beginning.
     pub(crate) fn open(&self, session: &Session, message: &Message) {
         self.send(session, 0, Vec::new(), wire::encode(message).unwrap());
     }
 
-    /// Waits for a message about what is not begun yet.
+    /// Waits for a message about a migration before its beginning.
     pub(crate) fn opened<T>(&self, session: &Session, what: &str, pick: impl Fn(Message) -> Option<T>) -> T {
         self.wait(session, what, |channel, _, payload| {
             (channel == ChannelId(0)).then(|| wire::decode(payload).ok().and_then(&pick)).flatten()
         })
     }
 
-    /// Waits for something from a host, and takes it out of what has been heard.
+    /// Waits for a message of a host, and removes it from the received ones.
     pub(crate) fn wait<T>(
         &self,
         session: &Session,

@@ -1,4 +1,4 @@
-//! A paired host that wants more than its share: places, names, words, and what it says of things that are not its own.
+//! Tests of a paired host that takes more than its share of places and names, and sends messages about volumes of others.
 
 use std::time::{Duration, Instant};
 
@@ -12,9 +12,9 @@ use crate::evil::Evil;
 use crate::victim::{Victim, run};
 use crate::{MIGRATION, OTHER, SECRET, channel, offer, offered};
 
-/// Longer than anything here takes, however busy the machine is.
+/// Longest time of any step, which only a hang reaches.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// More than this host lets be under way of its own orders.
+/// More migrations than this host's limit for its own orders.
 const SILENT: u64 = 8;
 
 fn own(number: u64) -> VolumeId {
@@ -23,7 +23,7 @@ fn own(number: u64) -> VolumeId {
     VolumeId(id)
 }
 
-/// Offers volumes and says no more of them.
+/// Offers volumes and then sends nothing more.
 fn offer_in_silence(evil: &Evil, session: &Session, numbers: std::ops::Range<u64>) {
     for number in numbers {
         let name = format!("silent{number}");
@@ -75,7 +75,7 @@ fn what_a_removed_host_was_bringing_ends_and_gives_everything_back() {
     assert!(all.iter().all(|migration| migration.state.has_ended()), "{all:?}");
     let said = all.iter().filter_map(|migration| migration.message.as_deref());
     assert_eq!(said.filter(|said| said.contains("the host \"evil\" was removed")).count(), SILENT as usize);
-    // The names are free, for this host and for others.
+    // The names are free again for all hosts.
     alpha.volume("silent0", SECRET);
     let other = Evil::new();
     let session = other.join(&alpha.invite()).unwrap();
@@ -96,7 +96,7 @@ fn more_than_its_share_is_refused_with_what_is_used_up() {
             one
         })
         .collect();
-    // Names that are no names, and one of somebody else's volumes, take nothing.
+    // Invalid names, and the name of another user's volume, take no place.
     alpha.volume("secret", SECRET);
     for name in ["\u{1b}[2J", "../secret", "", "a\nb", "secret"] {
         assert!(offered(&evil, &session, 100, offer(own(100), name, None)).is_err(), "{name:?}");
@@ -126,7 +126,7 @@ fn words_of_a_hostile_host_reach_nobody_as_they_are() {
         run(client.migrate("secret", &order))
     });
     let detail = "no\n2026-01-01T00:00:00Z ERROR forged\u{1b}]0;x\u{7}\u{202e}".to_owned();
-    // The look ahead is answered with nothing in the way, the offer with a refusal that would draw on a terminal.
+    // The preflight check finds no obstacle. The refusal of the offer has control characters.
     let question = evil.opened(&session, "a look ahead", |message| match message {
         Message::Survey { question, .. } => Some(question),
         _ => None,
@@ -159,7 +159,7 @@ fn late_words_about_what_has_ended_change_nothing() {
         matches!(message, Message::ToSource { message: ToSource::Discarded { .. }, .. }).then_some(())
     });
     until("its name to be free", || names(&alpha).is_empty());
-    // Another volume has that name now. The memory of a VM on it is none of the host's business.
+    // Another volume has this name now. The host has no right to the memory of a VM on it.
     alpha.volume("silent5", SECRET);
     for word in [ToTarget::Prepare(migration::Attempt(9)), ToTarget::Discard] {
         evil.say(&session, line, &Message::ToTarget { migration, message: word });

@@ -1,4 +1,4 @@
-//! Daemons with volumes whose content is known.
+//! Daemons with volumes of known content.
 
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
@@ -10,7 +10,6 @@ use daemon::{Config, Daemon, Folders};
 use tempfile::TempDir;
 use tokio::sync::oneshot;
 
-/// Size of each volume.
 pub(crate) const SIZE: u64 = 4 << 20;
 
 /// A daemon in a folder of its own.
@@ -22,7 +21,7 @@ pub(crate) struct Victim {
 }
 
 impl Victim {
-    /// Starts one that is called so.
+    /// Starts a daemon whose host has this name.
     pub(crate) fn start(name: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let text = format!(
@@ -55,7 +54,7 @@ impl Victim {
         run(self.client.invite(&order)).unwrap().token
     }
 
-    /// Makes a volume that is full of a byte.
+    /// Makes a volume that is filled with a byte.
     pub(crate) fn volume(&self, name: &str, byte: u8) -> api::Volume {
         let image = self.file(name, &vec![byte; SIZE as usize]);
         let source = api::VolumeSource::Create {
@@ -75,7 +74,7 @@ impl Victim {
         path
     }
 
-    /// Checks that a volume is here and full of a byte, in its image.
+    /// Checks that a volume is here, and that its image is filled with a byte.
     pub(crate) fn check(&self, name: &str, byte: u8) {
         let volume = run(self.client.volume(name)).unwrap();
         assert_eq!(volume.state, api::VolumeState::Serving, "{volume:?}");
@@ -84,7 +83,7 @@ impl Victim {
         assert!(content.iter().all(|found| *found == byte), "{name} has been changed");
     }
 
-    /// How much a host was refused.
+    /// Returns the number of refused requests of a host.
     pub(crate) fn refused(&self, host: &str) -> u64 {
         run(self.client.peer(host)).unwrap().refused_requests
     }
@@ -98,7 +97,7 @@ impl Drop for Victim {
     }
 }
 
-/// Runs what a client asks.
+/// Runs a client's future to its end.
 pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }

@@ -1,4 +1,4 @@
-//! What is asked of a daemon through its API; a failure shows its log.
+//! Requests to a daemon's API. A failure shows its log.
 
 use std::path::Path;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep};
 use super::Daemon;
 use crate::wait::{DEADLINE, INTERVAL};
 
-/// How long an invitation is good: it is redeemed at once.
+/// Life of an invitation, which is redeemed at once.
 const INVITATION_LIFETIME: Duration = Duration::from_secs(60);
 
 impl Daemon {
@@ -27,7 +27,7 @@ impl Daemon {
         self.new_volume(name, source, ExportSettings::default()).await
     }
 
-    /// Serves a raw image where it is.
+    /// Serves a raw image in place.
     ///
     /// # Errors
     /// What the daemon says; the message ends with its log.
@@ -35,7 +35,7 @@ impl Daemon {
         self.export_volume(name, image, ExportSettings::default()).await
     }
 
-    /// Serves a raw image where it is, as `export` says.
+    /// Serves a raw image in place with these export settings.
     ///
     /// # Errors
     /// What the daemon says; the message ends with its log.
@@ -49,7 +49,7 @@ impl Daemon {
         self.new_volume(name, VolumeSource::file(image), export).await
     }
 
-    /// Makes the identity of its host, which others call `name`; returns where it listens for them.
+    /// Makes the identity of its host with this name, and returns its addresses for other hosts.
     ///
     /// # Errors
     /// What the daemon says; the message ends with its log.
@@ -59,13 +59,13 @@ impl Daemon {
         made.map(|identity| identity.listening).map_err(|error| self.with_log(error))
     }
 
-    /// Pairs its host with that of `other`, which is called at `address`.
+    /// Pairs its host with that of `other`, whose address is `address`.
     ///
     /// # Errors
     /// What the daemons say; the message ends with the log of the one that failed.
     pub async fn join(&self, other: &Self, address: &str) -> anyhow::Result<()> {
         let lifetime_s = INVITATION_LIFETIME.as_secs();
-        // VMs of either host may go to the other.
+        // Each host permits VMs of the other.
         let order = NewInvitation { lifetime_s, allow_machines: true };
         let invitation = other.client.invite(&order).await.context("invite a host");
         let token = invitation.map_err(|error| other.with_log(error))?.token;
@@ -86,10 +86,10 @@ impl Daemon {
         Ok(())
     }
 
-    /// Moves a volume and waits until that has ended. `progress` hears of every change.
+    /// Moves a volume and waits for the end. `progress` gets every change.
     ///
     /// # Errors
-    /// If the volume is not at the target in the end; the message says why and ends with the daemon's log.
+    /// If the volume is not at the target at the end; the message has the reason and the daemon's log.
     pub async fn migrate(
         &self,
         volume: &str,
@@ -116,7 +116,7 @@ impl Daemon {
         migration.await.with_context(context).map_err(|error| self.with_log(error))
     }
 
-    /// Waits for the end of a migration, whatever that is, in the daemon's own time.
+    /// Waits for the end of a migration, without a deadline, and returns its outcome.
     pub(super) async fn ended(&self, id: &str) -> anyhow::Result<Migration> {
         let mut migration = self.client.migration(id, Watch::default()).await?;
         while !migration.state.has_ended() {
@@ -126,7 +126,7 @@ impl Daemon {
         Ok(migration)
     }
 
-    /// Describes a volume.
+    /// Returns the volume of this name.
     ///
     /// # Errors
     /// What the daemon says.
@@ -176,7 +176,7 @@ impl Daemon {
         }
     }
 
-    /// What was recorded of a migration; `None` if the daemon says nothing of it.
+    /// Returns the recording of a migration; `None` if the daemon has none.
     pub async fn history(&self, migration: &str) -> Option<MigrationHistory> {
         let history = self.client.migration_history(migration).await;
         history.inspect_err(|error| tracing::debug!(%error, "there is no history")).ok()

@@ -1,4 +1,4 @@
-//! Where an export is: the `nbd+unix` address that the daemon prints.
+//! The address of an export: the `nbd+unix` URI that the daemon prints.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,17 +16,17 @@ pub struct Address {
 }
 
 impl Address {
-    /// The address of `export` at `socket`.
+    /// Returns the address of `export` at `socket`.
     pub fn new(socket: impl Into<PathBuf>, export: impl Into<String>) -> Self {
         Self { socket: socket.into(), export: export.into() }
     }
 
-    /// Where the server listens.
+    /// Returns the path of the server's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
 
-    /// The export's name.
+    /// Returns the name of the export.
     pub fn export(&self) -> &str {
         &self.export
     }
@@ -35,7 +35,7 @@ impl Address {
 impl FromStr for Address {
     type Err = ClientError;
 
-    /// Parses `nbd+unix:///EXPORT?socket=PATH`; this client knows no other addresses.
+    /// Parses `nbd+unix:///EXPORT?socket=PATH`, the only form that this client supports.
     fn from_str(text: &str) -> Result<Self, ClientError> {
         let fail = |reason| ClientError::Address { address: text.to_owned(), reason };
         let uri: NbdUri = text.parse().map_err(|error: UriError| fail(error.reason))?;

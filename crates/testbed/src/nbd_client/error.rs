@@ -1,4 +1,4 @@
-//! Why the client cannot go on.
+//! Errors that end a client.
 
 use std::io;
 use std::path::PathBuf;
@@ -8,24 +8,24 @@ use super::Errno;
 
 /// A failure of the connection or of the protocol.
 ///
-/// A request that the server answers with an error is no such failure: it is a completion that bears an
-/// [`Errno`]. Only [`Client::perform`](super::Client::perform) makes it one.
+/// An error answer of the server to a request is not such a failure, but a completion with an [`Errno`]. Only
+/// [`Client::perform`](super::Client::perform) returns it as an error.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The address is not one that this client can connect to.
+    /// This client does not support the address.
     #[error("not an NBD address on a unix socket: {address}: {reason}")]
     Address {
-        /// What was given.
+        /// The text that was given.
         address: String,
-        /// What is wrong with it.
+        /// The mistake in the text.
         reason: &'static str,
     },
     /// The socket cannot be connected to.
     #[error("connect to {}", socket.display())]
     Connect {
-        /// Where the server should listen.
+        /// Path of the server's socket.
         socket: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         source: io::Error,
     },
     /// Sending or receiving failed.
@@ -34,57 +34,57 @@ pub enum ClientError {
     /// The server closed the connection.
     #[error("the server closed the connection")]
     Closed,
-    /// The server sent what the protocol does not allow.
+    /// The server has violated the protocol.
     #[error("the server broke the protocol: {0}")]
     Protocol(&'static str),
     /// The server refuses the export.
     #[error("the server refuses export {export:?}: {message}")]
     Refused {
-        /// The export asked for.
+        /// Name of the requested export.
         export: String,
-        /// The server's own words, or the code of its reply.
+        /// The server's message, or the code of its reply.
         message: String,
     },
-    /// The connection broke and no new one came about in time.
+    /// The connection broke, and no new one could be made in time.
     #[error("no new connection within {} s", .deadline.as_secs_f64())]
     Reconnect {
-        /// How long it was tried.
+        /// The time of the attempts.
         deadline: Duration,
-        /// The last failure.
+        /// The error of the last attempt.
         source: Box<ClientError>,
     },
     /// After a reconnect the export had another size.
     #[error("the export changed its size from {before} to {after} bytes")]
     SizeChanged {
-        /// Size in bytes at first.
+        /// Size in bytes before the reconnect.
         before: u64,
-        /// Size in bytes now.
+        /// Size in bytes after the reconnect.
         after: u64,
     },
     /// A request has waited too long for its answer.
     #[error("no answer to a request for {} s", .deadline.as_secs_f64())]
     NoAnswer {
-        /// How long was waited.
+        /// The time of the wait.
         deadline: Duration,
     },
     /// The request does not fit the export or the protocol's limits; nothing was sent.
     #[error("request {offset}+{length} does not fit the export")]
     Request {
-        /// First byte asked for.
+        /// First byte of the request.
         offset: u64,
-        /// Bytes asked for.
+        /// Bytes of the request.
         length: u64,
     },
     /// The server answered the request with an error.
     #[error("the server answered with an error")]
     Answered(#[source] Errno),
-    /// The client was told to stop.
+    /// The client's stop flag was raised.
     #[error("stopped on request")]
     Stopped,
 }
 
 impl ClientError {
-    /// Tells whether a new connection may help.
+    /// Returns whether a new connection may help.
     pub(super) fn is_broken_connection(&self) -> bool {
         matches!(self, Self::Connect { .. } | Self::Transfer(_) | Self::Closed)
     }

@@ -7,11 +7,11 @@ use std::time::Duration;
 use super::wire::PAYLOAD_BYTES_MAX;
 use super::{Address, ClientError, Export, ReplyStyle};
 
-/// How long the server may take for each message of the handshake.
+/// Longest time for each message of the server in the handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
-/// The largest answer to an option: an error with a message of 4096 bytes is the longest that makes sense.
+/// Largest answer to an option: an error with a message of 4096 bytes.
 const OPTION_REPLY_BYTES_MAX: u32 = 8192;
-/// More answers to one option than this mean that the server will never end.
+/// Largest number of answers to one option.
 const OPTION_REPLIES_MAX: usize = 64;
 
 const OPTION_GO: u32 = 7;
@@ -38,7 +38,7 @@ fn negotiate(stream: &mut (impl Read + Write), name: &str, style: ReplyStyle) ->
     greet(stream)?;
     if style == ReplyStyle::Structured {
         send_option(stream, OPTION_STRUCTURED_REPLY, &[])?;
-        // A server without structured replies says so; then all replies are simple.
+        // If the server refuses structured replies, all replies are simple.
         let _ = read_option_reply(stream, OPTION_STRUCTURED_REPLY)?;
     }
     send_option(stream, OPTION_GO, &go_payload(name)?)?;
@@ -61,7 +61,7 @@ fn greet(stream: &mut (impl Read + Write)) -> Result<(), ClientError> {
     write_all(stream, &answer.to_be_bytes())
 }
 
-/// GO with a request for the block sizes.
+/// Returns the payload of GO, with a request for the block sizes.
 fn go_payload(name: &str) -> Result<Vec<u8>, ClientError> {
     const NAME_BYTES_MAX: usize = 4096;
     let name_bytes = u32::try_from(name.len()).unwrap_or(u32::MAX);
@@ -106,7 +106,7 @@ fn read_export(stream: &mut impl Read, name: &str) -> Result<Export, ClientError
     Err(ClientError::Protocol("GO was answered without an end"))
 }
 
-/// One piece of information about an export.
+/// A piece of information about an export.
 #[derive(Debug, PartialEq, Eq)]
 enum Info {
     Export { size: u64, flags: u16 },
@@ -114,7 +114,7 @@ enum Info {
     Other,
 }
 
-/// What lengths the server takes.
+/// Lengths that the server accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct BlockSizes {
     pub(super) minimum: u32,
@@ -212,7 +212,7 @@ mod tests {
 
     use super::*;
 
-    /// A server that says what it was given, whatever the client sends.
+    /// A server that replays given bytes, whatever the client sends.
     struct Script(Cursor<Vec<u8>>);
 
     impl Read for Script {

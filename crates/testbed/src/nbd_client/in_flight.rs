@@ -1,14 +1,13 @@
-//! The requests that wait for their answers.
+//! Requests without an answer.
 //!
-//! A request keeps its slot, and so its cookie's lower half, until it is answered; the upper half is the sequence
-//! number, which also orders the requests when they are sent again.
+//! A request keeps its slot until it is answered. The lower half of its cookie is the slot, the upper half the sequence number,
+//! by which requests are sent again in their order.
 
 use std::time::{Duration, Instant};
 
 use super::wire::{self, Command};
 use super::{Completion, Errno, Operation, WriteDurability};
 
-/// All requests that wait.
 #[derive(Debug, Default)]
 pub(super) struct InFlight {
     slots: Vec<Option<Waiting>>,
@@ -16,7 +15,6 @@ pub(super) struct InFlight {
     sequence: u32,
 }
 
-/// One request that waits.
 #[derive(Debug)]
 pub(super) struct Waiting {
     operation: Operation,
@@ -48,13 +46,13 @@ impl InFlight {
         self.slots[slot as usize] = Some(waiting);
     }
 
-    /// The request that a reply is about.
+    /// Returns the request with this cookie.
     pub(super) fn get_mut(&mut self, cookie: u64) -> Option<&mut Waiting> {
         let slot = usize::try_from(cookie & u64::from(u32::MAX)).ok()?;
         self.slots.get_mut(slot)?.as_mut().filter(|waiting| waiting.cookie == cookie)
     }
 
-    /// Takes an answered request out.
+    /// Removes an answered request and returns its completion.
     pub(super) fn finish(&mut self, cookie: u64, completed: Instant) -> Result<Completion, &'static str> {
         self.get_mut(cookie).ok_or("a reply to a request that is not in flight")?;
         let slot = (cookie & u64::from(u32::MAX)) as u32;
@@ -63,17 +61,17 @@ impl InFlight {
         waiting.complete(completed)
     }
 
-    /// How long the oldest request has waited.
+    /// Returns how long the oldest request has waited.
     pub(super) fn oldest_wait(&self) -> Duration {
         let oldest = self.slots.iter().flatten().map(|waiting| waiting.submitted).min();
         oldest.map_or(Duration::ZERO, |submitted| submitted.elapsed())
     }
 
-    /// Appends the bytes of every request to `outgoing`, in the order of submission, as on a new connection.
+    /// Appends every request to `outgoing` again, in the order of submission, for a new connection.
     pub(super) fn send_again(&mut self, outgoing: &mut Vec<u8>) {
         let newest = self.sequence;
         let mut waiting: Vec<&mut Waiting> = self.slots.iter_mut().flatten().collect();
-        // By age, which stays right when the sequence number wraps.
+        // Sorting by age is correct also when the sequence number wraps.
         waiting.sort_by_key(|waiting| {
             std::cmp::Reverse(newest.wrapping_sub(u32::try_from(waiting.cookie >> 32).unwrap_or(0)))
         });
@@ -86,7 +84,7 @@ impl InFlight {
 }
 
 impl Waiting {
-    /// The part of the read's buffer for `length` bytes at `offset` of the export.
+    /// Returns the part of the read's buffer for `length` bytes at `offset` of the export.
     pub(super) fn peek(&mut self, offset: u64, length: usize) -> Result<&mut [u8], &'static str> {
         let Operation::Read { offset: start, buffer } = &mut self.operation else {
             return Err("data in the answer to a request that is no read");
@@ -97,13 +95,13 @@ impl Waiting {
             .ok_or("data outside the range that was asked for")
     }
 
-    /// As [`Waiting::peek`], and counts the bytes as received: the caller fills them, or has done so.
+    /// Returns the part as [`Waiting::peek`], and counts its bytes as received.
     pub(super) fn receive(&mut self, offset: u64, length: usize) -> Result<&mut [u8], &'static str> {
         self.bytes_received += length;
         self.peek(offset, length)
     }
 
-    /// The range that a simple reply's data covers: nothing unless the request is a read.
+    /// Returns the range of a simple reply's data; `None` unless the request is a read.
     pub(super) fn read_range(&self) -> Option<(u64, usize)> {
         match &self.operation {
             Operation::Read { offset, buffer } => Some((*offset, buffer.len())),
@@ -113,7 +111,7 @@ impl Waiting {
 
     /// Notes an error; the first one counts.
     pub(super) fn fail(&mut self, code: u32) {
-        // Zero would mean success: a server that reports an error without a code still reports an error.
+        // Zero would mean success, but an error without a code is an error as well.
         const EIO: u32 = 5;
         self.error.get_or_insert(Errno(if code == 0 { EIO } else { code }));
     }

@@ -1,4 +1,4 @@
-//! One connection: bytes out, replies in.
+//! One connection, which sends requests and decodes replies.
 //!
 //! ```text
 //!            ┌────────── whole head here? ─────────┐
@@ -18,11 +18,11 @@ use super::in_flight::InFlight;
 use super::wire::{self, Body, Command, End};
 use super::{ClientError, Completion};
 
-/// Room for arriving bytes: a whole queue of replies of the usual sizes, so that one `recv` takes them all.
+/// Size of the receive buffer, enough for one `recv` to take a whole queue of replies.
 const RECEIVE_BYTES: usize = 256 << 10;
 const _: () = assert!(RECEIVE_BYTES > wire::REPLY_HEAD_BYTES_MAX);
 
-/// A connected socket with what is to be sent and what has arrived.
+/// A connected socket with its outgoing and incoming bytes.
 #[derive(Debug)]
 pub(super) struct Stream {
     socket: UnixStream,
@@ -36,7 +36,7 @@ pub(super) struct Stream {
     wait_max: Duration,
 }
 
-/// What the next byte belongs to.
+/// The decoder's state: the meaning of the next byte.
 #[derive(Clone, Copy, Debug)]
 enum State {
     Head,
@@ -44,9 +44,9 @@ enum State {
 }
 
 impl Stream {
-    /// Takes over a socket that has ended its handshake; no wait will be longer than `wait_max`.
+    /// Wraps a socket after its handshake. No wait is longer than `wait_max`.
     pub(super) fn new(socket: UnixStream, wait_max: Duration) -> Result<Self, ClientError> {
-        // The receive timeout is what lets a plain `recv` wait: no `poll` on the way of a request.
+        // With a receive timeout a plain `recv` can wait, which saves a `poll` for each request.
         socket.set_read_timeout(Some(wait_max)).map_err(ClientError::Transfer)?;
         Ok(Self {
             socket,
@@ -60,17 +60,17 @@ impl Stream {
         })
     }
 
-    /// Where to append the bytes of requests.
+    /// Returns the buffer for the bytes of requests.
     pub(super) fn outgoing(&mut self) -> &mut Vec<u8> {
         &mut self.outgoing
     }
 
-    /// Whether the last exchange ended because nothing arrived in time.
+    /// Returns whether nothing arrived in time in the last exchange.
     pub(super) fn is_idle(&self) -> bool {
         self.idle
     }
 
-    /// Sends what it can, then waits for something to arrive, at most `wait_max`, and decodes it.
+    /// Sends as much as possible, then waits for at most `wait_max` for bytes and decodes them.
     pub(super) fn exchange(
         &mut self,
         in_flight: &mut InFlight,
@@ -87,7 +87,7 @@ impl Stream {
         self.decode(in_flight, completions, Instant::now())
     }
 
-    /// Tells the server that no more requests come; failing to do so is no loss.
+    /// Sends a disconnect request; errors are ignored.
     pub(super) fn disconnect(&mut self) {
         self.outgoing.clear();
         self.bytes_sent = 0;
@@ -112,7 +112,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Waits until the socket takes or has bytes; tells whether it has some.
+    /// Waits until the socket can be written or read, and returns whether it can be read.
     fn wait_for_either_direction(&mut self) -> Result<bool, ClientError> {
         let mut descriptors = [PollFd::new(&self.socket, PollFlags::IN | PollFlags::OUT)];
         let timeout = Timespec {
@@ -122,7 +122,7 @@ impl Stream {
         match poll(&mut descriptors, Some(&timeout)) {
             Ok(ready) => {
                 self.idle = ready == 0;
-                // Hang-ups and errors are left to `recv`, which names them.
+                // `recv` reports hang-ups and errors.
                 Ok(!descriptors[0].revents().difference(PollFlags::OUT).is_empty())
             }
             Err(Errno::INTR) => Ok(false),
@@ -130,10 +130,10 @@ impl Stream {
         }
     }
 
-    /// Receives once; tells whether anything came.
+    /// Receives once, and returns whether anything arrived.
     fn receive(&mut self, in_flight: &mut InFlight) -> Result<bool, ClientError> {
         let received = match self.state {
-            // The rest of a large read goes straight to where it belongs.
+            // The rest of a large read is received directly into its buffer.
             State::Data { cookie, offset, bytes_left, end }
                 if self.arrived.is_empty() && bytes_left >= RECEIVE_BYTES / 2 =>
             {
@@ -163,7 +163,7 @@ impl Stream {
         }
     }
 
-    /// Moves what is not decoded yet to the front. It is little: at most a head, since data is copied as it comes.
+    /// Moves undecoded bytes to the front. These are at most a head, because data is copied as it arrives.
     fn make_room(&mut self) {
         self.incoming.copy_within(self.arrived.clone(), 0);
         self.arrived = 0..self.arrived.len();
@@ -213,7 +213,7 @@ impl Stream {
 
 const NOT_IN_FLIGHT: &str = "a reply to a request that is not in flight";
 
-/// Notes what a reply's head says, and returns where the data that follows belongs: offset and length.
+/// Records the head of a reply, and returns the offset and length of the data that follows.
 fn note(in_flight: &mut InFlight, reply: &wire::Reply) -> Result<Option<(u64, usize)>, &'static str> {
     let waiting = in_flight.get_mut(reply.cookie).ok_or(NOT_IN_FLIGHT)?;
     match reply.body {
@@ -228,7 +228,7 @@ fn note(in_flight: &mut InFlight, reply: &wire::Reply) -> Result<Option<(u64, us
             Ok(None)
         }
         Body::Data { offset, length } => {
-            // Checked here, before anything of it is awaited.
+            // The range is checked before its data is awaited.
             waiting.peek(offset, length as usize)?;
             Ok(Some((offset, length as usize)))
         }

@@ -1,12 +1,12 @@
-//! The bytes of the NBD protocol that a client needs: request headers out, reply headers in.
+//! Encodes request headers and decodes reply headers of the NBD protocol.
 //!
-//! Nothing here reads from a socket. Decoders take what has arrived so far and answer `None` if that is too little.
+//! Decoders get the bytes that have arrived so far, and return `None` if they need more.
 
-/// Requests start with this.
+/// First bytes of a request.
 const REQUEST_MAGIC: u32 = 0x2560_9513;
-/// Simple replies start with this.
+/// First bytes of a simple reply.
 const SIMPLE_REPLY_MAGIC: u32 = 0x6744_6698;
-/// Chunks of structured replies start with this.
+/// First bytes of a chunk of a structured reply.
 const CHUNK_MAGIC: u32 = 0x668e_33ef;
 
 /// Bytes of a simple reply's header.
@@ -14,15 +14,14 @@ const SIMPLE_REPLY_BYTES: usize = 16;
 /// Bytes of a chunk's header.
 const CHUNK_BYTES: usize = 20;
 
-/// The largest read or write that this client sends: what the protocol lets every client assume.
+/// Largest read or write of this client, which every server must accept by the protocol.
 pub(super) const PAYLOAD_BYTES_MAX: u32 = 32 << 20;
-/// The largest error chunk accepted: a code, a message of at most 4096 bytes, an offset.
+/// Largest accepted error chunk: a code, a message of at most 4096 bytes, an offset.
 const ERROR_CHUNK_BYTES_MAX: u32 = 4096 + 14;
 
-/// Ask for durability before the reply.
 pub(super) const COMMAND_FLAG_FUA: u16 = 1;
 
-/// What a request asks for, by its number in the protocol.
+/// The commands of the protocol, with their numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(super) enum Command {
@@ -54,17 +53,17 @@ pub(super) fn encode_request(
 /// The head of a reply, up to where data begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Reply {
-    /// Which request it answers.
+    /// Cookie of the answered request.
     pub(super) cookie: u64,
     pub(super) body: Body,
-    /// Whether the request is answered with this.
+    /// Whether this is the last reply to the request.
     pub(super) end: End,
 }
 
-/// What a reply, or a chunk of one, says.
+/// The content of a reply or of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Body {
-    /// A simple reply: an error code or 0. A successful read's data follows, as long as the request asked for.
+    /// A simple reply: an error code or 0. The data of a successful read follows, with the requested length.
     Simple {
         error: u32,
     },
@@ -91,9 +90,9 @@ pub(super) enum End {
     MoreFollows,
 }
 
-/// Decodes the next reply's head: the reply, and the bytes it takes (data not counted).
+/// Decodes the next reply's head, and returns it with its length (without data).
 ///
-/// `None` asks for more bytes. The bytes needed never exceed [`REPLY_HEAD_BYTES_MAX`].
+/// Returns `None` if it needs more bytes, which never exceed [`REPLY_HEAD_BYTES_MAX`].
 pub(super) fn decode_reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, &'static str> {
     let Some(magic) = u32_at(bytes, 0) else { return Ok(None) };
     match magic {
@@ -107,7 +106,7 @@ pub(super) fn decode_reply(bytes: &[u8]) -> Result<Option<(Reply, usize)>, &'sta
     }
 }
 
-/// The most bytes that [`decode_reply`] may ask for.
+/// Largest number of bytes that [`decode_reply`] needs.
 pub(super) const REPLY_HEAD_BYTES_MAX: usize = CHUNK_BYTES + ERROR_CHUNK_BYTES_MAX as usize;
 
 fn decode_chunk(bytes: &[u8]) -> Result<Option<(Reply, usize)>, &'static str> {
@@ -174,7 +173,7 @@ mod tests {
         bytes
     }
 
-    /// Every proper prefix of the head asks for more; the whole of it gives `expected`.
+    /// Checks that every proper prefix of the head needs more bytes, and that the whole head decodes to `expected`.
     fn check(bytes: &[u8], head_bytes: usize, expected: Reply) {
         for length in 0..head_bytes {
             assert_eq!(decode_reply(&bytes[..length]), Ok(None), "prefix of {length} bytes");

@@ -1,4 +1,4 @@
-//! What the checker inside the VM says on its console, and the record made of it.
+//! Parses the checker's lines on the VM's console, and records them.
 //!
 //! ```text
 //!   sterna: disk device=/dev/vda sector_bytes=512 blocks=32768 bytes=268435456
@@ -10,19 +10,19 @@
 //!   sterna: failed flush: Input/output error
 //! ```
 //!
-//! Everything else on the console is the kernel's, and only kept for error messages.
+//! All other lines are the kernel's, and are only kept for error messages.
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
 use anyhow::{bail, ensure};
 
-/// How many lines of the console are kept for error messages.
+/// Largest number of console lines that are kept for error messages.
 const LINES_KEPT_MAX: usize = 200;
-/// How many descriptions of wrong blocks are kept.
+/// Largest number of kept descriptions of wrong blocks.
 const WRONG_KEPT_MAX: usize = 16;
 
-/// One line of the checker.
+/// A line of the checker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Line {
     Disk(SeenDisk),
@@ -37,22 +37,22 @@ enum Line {
 /// The disk that the checker works on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SeenDisk {
-    /// Its device file, which tells the bus.
+    /// Its device file, whose name depends on the bus.
     pub(super) device: String,
     /// Bytes of a logical sector.
     pub(super) sector_bytes: u64,
 }
 
-/// What the checker did in about a tenth of a second.
+/// The checker's figures of about a tenth of a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tick {
-    /// By the VM's own clock, which stands still while the VM does, since it began to work.
+    /// Time since it began to work, by the VM's own clock, which stops while the VM is paused.
     pub at_ms: u64,
     /// Requests completed since it began to work.
     pub requests: u64,
-    /// The longest time without a completion that ended, or lasted, in this tick.
+    /// The longest time without a completion that ended in this tick, or still lasts.
     pub stall_us: u64,
-    /// What 99 % of the requests of this tick took at most; 0 of none.
+    /// 99th percentile of the requests' latency in this tick; 0 without requests.
     pub p99_us: u64,
     /// Wrong blocks and failed requests since it began to work.
     pub errors: u64,
@@ -61,23 +61,23 @@ pub struct Tick {
 /// The outcome of the checker's comparison of its whole disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Blocks on the disk.
+    /// Number of blocks on the disk.
     pub blocks: u64,
     /// The seed of every stamp.
     pub seed: u64,
-    /// Over the version of every block.
+    /// Digest over the version of every block.
     pub digest: u64,
-    /// Pages of its memory that it has compared.
+    /// Number of compared pages of its memory.
     pub memory_pages: u64,
     /// Wrong blocks and pages, and failed requests, from the start on.
     pub errors: u64,
 }
 
-/// All that the console has said.
+/// The record of the console.
 #[derive(Debug, Default)]
 pub struct Console {
     lines: VecDeque<String>,
-    /// How many are connected to the VM, and whether anybody was.
+    /// Number of QEMUs that are connected, and whether there was any.
     connections: usize,
     was_connected: bool,
     disk: Option<SeenDisk>,
@@ -108,7 +108,7 @@ impl Console {
         self.lines.push_back(line.to_owned());
     }
 
-    /// The VM can be heard, over one more connection.
+    /// Notes one more connection of a QEMU.
     pub(super) fn open(&mut self) {
         self.connections += 1;
         self.was_connected = true;
@@ -118,27 +118,27 @@ impl Console {
         self.connections = self.connections.saturating_sub(1);
     }
 
-    /// Whether the VM could be heard once, and cannot any more.
+    /// Returns whether all connections have ended, after at least one.
     pub(super) fn is_closed(&self) -> bool {
         self.was_connected && self.connections == 0
     }
 
-    /// The disk that the checker has found.
+    /// Returns the disk that the checker has found.
     pub(super) fn disk(&self) -> Option<&SeenDisk> {
         self.disk.as_ref()
     }
 
-    /// Whether the checker has begun to work.
+    /// Returns whether the checker has begun to work.
     pub(super) fn works(&self) -> bool {
         !self.ticks.is_empty()
     }
 
-    /// Requests completed since the checker began to work.
+    /// Returns the requests completed since the checker began to work.
     pub(super) fn requests(&self) -> u64 {
         self.ticks.last().map_or(0, |tick| tick.requests)
     }
 
-    /// When something was said the last time.
+    /// Returns the time of the last line.
     pub(super) fn last_word(&self) -> Option<Instant> {
         self.last_word
     }
@@ -147,27 +147,27 @@ impl Console {
         self.verdict
     }
 
-    /// Why the checker gave up.
+    /// Returns why the checker gave up.
     pub(super) fn failure(&self) -> Option<&str> {
         self.failure.as_deref()
     }
 
-    /// The first wrong blocks and failed requests.
+    /// Returns the first wrong blocks and failed requests.
     pub fn wrong(&self) -> &[String] {
         &self.wrong
     }
 
-    /// The last lines, for an error message.
+    /// Returns the last lines, for an error message.
     pub(super) fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{line}\n")).collect()
     }
 
-    /// What it has told of its work, ten times a second.
+    /// Returns the figures of its work, ten for each second.
     pub fn ticks(&self) -> &[Tick] {
         &self.ticks
     }
 
-    /// What it has said of its TPM's counter last.
+    /// Returns the last value of its TPM's counter.
     pub fn tpm_counter(&self) -> Option<u64> {
         self.tpm_counter
     }
@@ -185,7 +185,7 @@ impl Console {
         Ok(())
     }
 
-    /// Forgets what was said; who is connected stays so.
+    /// Forgets all lines, but not the connections.
     pub(super) fn forget(&mut self) {
         let Self { connections, was_connected, .. } = *self;
         *self = Self { connections, was_connected, ..Self::default() };
@@ -193,7 +193,7 @@ impl Console {
 }
 
 fn parse(line: &str) -> Option<Line> {
-    // The kernel may have begun a line of its own before.
+    // The kernel may have begun a line before.
     let words = line.split_once("sterna: ")?.1.trim_end();
     let (kind, rest) = words.split_once(' ').unwrap_or((words, ""));
     let value = |name: &str| {

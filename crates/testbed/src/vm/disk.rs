@@ -1,13 +1,13 @@
-//! How the VM's disk is attached: the bus it hangs on, and the sectors it has.
+//! The model of the VM's disk: its bus and its sector size.
 
 use anyhow::ensure;
 
 use super::console::SeenDisk;
 
-/// What kind of disk the VM finds.
+/// The model of a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskModel {
-    /// The bus.
+    /// The bus of the disk.
     pub bus: Bus,
     /// Bytes of a logical and of a physical sector: 512 or 4096. The volume's size is a multiple of it.
     pub sector_bytes: u32,
@@ -23,10 +23,10 @@ pub enum Bus {
 }
 
 impl DiskModel {
-    /// The disk of most VMs.
+    /// The model of most VMs.
     pub const USUAL: Self = Self { bus: Bus::VirtioBlk, sector_bytes: 512 };
 
-    /// QEMU's devices that attach its block device `node`.
+    /// Returns QEMU's devices that attach its block device `node`.
     pub(super) fn devices(self, node: &str) -> Vec<String> {
         let bytes = self.sector_bytes;
         let disk = format!("drive={node},logical_block_size={bytes},physical_block_size={bytes}");

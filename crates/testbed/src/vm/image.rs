@@ -1,4 +1,4 @@
-//! What the VM boots from: files that `scripts/guest-image` has built.
+//! The VM's kernel and initramfs, which `scripts/guest-image` builds.
 
 use std::path::{Path, PathBuf};
 
@@ -6,23 +6,23 @@ use anyhow::bail;
 
 use crate::program::target_folder;
 
-/// Names the folder of the guest image when it is in none of the usual places.
+/// The variable with the folder of the guest image.
 const VARIABLE: &str = "STERNA_GUEST_IMAGE";
-/// Where a package puts the guest image.
+/// The folder of the guest image in a package.
 const SYSTEM_FOLDER: &str = "/usr/share/sterna/guest-image";
 
 /// Kernel and initramfs of the VM.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GuestImage {
-    /// The kernel.
+    /// Path of the kernel.
     pub kernel: PathBuf,
-    /// What it boots into: busybox and the checker.
+    /// Path of the initramfs with busybox and the checker.
     pub initramfs: PathBuf,
 }
 
 impl GuestImage {
-    /// Finds the image: in `folder` if one is given, else where `STERNA_GUEST_IMAGE` says, else in cargo's target
-    /// folder of this program, else where packages put it.
+    /// Finds the image in `folder`, in `STERNA_GUEST_IMAGE`, in this program's cargo target folder, or in the folder
+    /// of packages, in this order.
     ///
     /// # Errors
     /// If it is in none of them; the message says how to build it.

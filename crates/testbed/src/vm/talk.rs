@@ -1,4 +1,4 @@
-//! What is heard of a VM, whoever runs it: its console, from which its work, its verdict and its failures are read.
+//! The console connections of a VM, from which its work, its verdict and its failures are read.
 
 use std::io::Read;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -14,14 +14,14 @@ use super::console::Console;
 use super::locked;
 use crate::daemon::with_tail;
 
-/// A VM that is silent for so long is lost; ticks come ten times a second while it works.
+/// Longest silence of a VM. While it works, it reports ten times a second.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
-/// Bytes that are read from a console at a time.
+/// Bytes of one read from a console.
 const CHUNK_BYTES: usize = 4096;
-/// No line of the checker is as long; more of a line is dropped.
+/// Longest line. The checker's lines are shorter; the rest of a longer line is dropped.
 const LINE_BYTES_MAX: usize = 4096;
 
-/// The console of a VM. Clones are the same.
+/// The console of a VM; clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Talk {
     console: Arc<Mutex<Console>>,
@@ -29,21 +29,21 @@ pub(super) struct Talk {
     changed: Arc<watch::Sender<()>>,
 }
 
-/// A line that has not ended yet. Connections share it if one goes on where the other has ended.
+/// An unfinished line. Connections share it if one continues where the other has ended.
 pub(super) type Unfinished = Arc<Mutex<Vec<u8>>>;
 
 impl Talk {
-    /// Nobody is listened to yet.
+    /// Returns a console without connections.
     pub(super) fn new() -> Self {
         Self { console: Arc::default(), changed: Arc::new(watch::Sender::new(())) }
     }
 
-    /// What was said so far.
+    /// Returns the record so far.
     pub(super) fn console(&self) -> MutexGuard<'_, Console> {
         locked(&self.console)
     }
 
-    /// Listens to the VM over one more connection, to its end, in a thread.
+    /// Reads one more connection of the VM to its end, in a thread.
     pub(super) fn listen(&self, output: impl Read + Send + 'static, unfinished: Unfinished) {
         self.console().open();
         let (console, changed) = (Arc::clone(&self.console), Arc::clone(&self.changed));
@@ -54,7 +54,7 @@ impl Talk {
         });
     }
 
-    /// Waits until the console has said what `condition` looks for; `what` the VM is to do.
+    /// Waits until `condition` holds for the console. `what` describes it in errors.
     ///
     /// # Errors
     /// If that takes longer than `deadline`, or the VM has failed or ended; the message ends with its console.
@@ -89,7 +89,7 @@ impl Talk {
             .map_err(|error| self.with_console(error))
     }
 
-    /// Ends with the reason as soon as the VM has failed, ended or fallen silent.
+    /// Returns the reason once the VM has failed, ended or fallen silent.
     pub(super) async fn failure(&self) -> anyhow::Error {
         let mut lines = self.changed.subscribe();
         loop {
