@@ -50,7 +50,6 @@ pub(crate) struct Summary {
     pub(crate) took: Duration,
 }
 
-/// Runs seeds. `prepare` is called on each thread before its first one.
 pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     let began = Instant::now();
     let next = AtomicU64::new(order.first);

@@ -20,7 +20,6 @@ pub(crate) struct Clock {
     events: RefCell<BinaryHeap<Reverse<Scheduled>>>,
     random: RefCell<Random>,
     sequence: Cell<u64>,
-    /// The number of steps: the cost of a simulation.
     steps: Cell<u64>,
     /// Set when there is neither an event nor a deadline: the simulation cannot continue.
     is_dead: Cell<bool>,

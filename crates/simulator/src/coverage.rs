@@ -15,12 +15,9 @@ pub(crate) use by_strategy::ByStrategy;
 /// The tables differ: other faults are possible in a phase between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Table {
-    /// Migrations between stores of one host.
     #[default]
     OneHost,
-    /// Migrations with two hosts.
     Pair,
-    /// Migrations with more than two hosts.
     Hosts,
 }
 

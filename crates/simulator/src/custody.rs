@@ -27,17 +27,13 @@ const STEPS: u32 = 150;
 #[derive(Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) seeds: u64,
-    /// Steps on images that were permitted.
     pub(crate) taken: u64,
-    /// Steps on images that were refused.
     pub(crate) refused: u64,
     /// Volumes that returned into a kept image.
     pub(crate) taken_back: u64,
-    /// Violated rules, by seed.
     pub(crate) violations: Vec<(u64, String)>,
 }
 
-/// Runs seeds one after the other; with `until_found` only up to the first violation.
 pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     let mut shown = Shown::default();
     for seed in first..first.saturating_add(count) {
@@ -56,7 +52,6 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     shown
 }
 
-/// Runs one seed; returns the violated rule.
 pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
     World::run(seed, telling).violation
 }

@@ -115,12 +115,10 @@ impl SimDisk {
         })
     }
 
-    /// Calls `look` with the content, bypassing all requests.
     pub(crate) fn with_medium<T>(&self, look: impl FnOnce(&mut Medium) -> T) -> T {
         look(&mut self.medium.borrow_mut())
     }
 
-    /// Returns how it looks from outside while it is unused.
     pub(crate) fn look(&self) -> Look {
         let mut hasher = std::hash::DefaultHasher::new();
         self.medium.borrow().current().hash(&mut hasher);
@@ -137,7 +135,6 @@ impl SimDisk {
         self.role.set(role);
     }
 
-    /// Sets the volume that a target is to serve.
     pub(crate) fn set_volume(&self, volume: &Rc<Volume>) {
         *self.volume.borrow_mut() = Rc::downgrade(volume);
     }
@@ -172,7 +169,6 @@ impl SimDisk {
         })
     }
 
-    /// Kills the daemon: requests in flight land as they would have, or later, or never.
     pub(crate) fn daemon_killed(&self) {
         let mut random = self.random.borrow_mut();
         let now = self.world.now();
@@ -195,7 +191,6 @@ impl SimDisk {
         self.wake_if_idle();
     }
 
-    /// Cuts power: of volatile data and requests in flight, some sectors stay and some do not.
     pub(crate) fn power_cut(&self) {
         let in_flight = std::mem::take(&mut *self.in_flight.borrow_mut());
         let mut random = self.random.borrow_mut();
@@ -208,7 +203,6 @@ impl SimDisk {
         self.wake_if_idle();
     }
 
-    /// Loses the cache and continues; requests in flight fail, having landed in part.
     pub(crate) fn restart(&self) {
         let in_flight = std::mem::take(&mut *self.in_flight.borrow_mut());
         let (mut random, mut medium) = (self.random.borrow_mut(), self.medium.borrow_mut());

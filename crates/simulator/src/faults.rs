@@ -146,9 +146,7 @@ pub(crate) struct Planned {
     pub(crate) delay: Duration,
     /// How long its window is open; meaningless for immediate faults.
     pub(crate) window: Duration,
-    /// The limit of its strikes within the window.
     pub(crate) strikes_max: u32,
-    /// The probability of a strike in percent.
     pub(crate) percent: u64,
 }
 
@@ -175,7 +173,6 @@ impl FaultBoard {
         self.planned.borrow_mut().push(planned);
     }
 
-    /// Takes the faults that the entry into `phase` triggers.
     pub(crate) fn due(&self, phase: Phase) -> Vec<Planned> {
         let mut due = Vec::new();
         self.planned.borrow_mut().retain_mut(|planned| {
@@ -201,7 +198,6 @@ impl FaultBoard {
         });
     }
 
-    /// Returns whether `fault` strikes a possible victim.
     pub(crate) fn take(&self, fault: Fault, now: Duration) -> bool {
         let mut windows = self.windows.borrow_mut();
         if windows.is_empty() {
@@ -216,7 +212,6 @@ impl FaultBoard {
         strikes
     }
 
-    /// Closes all windows and forgets all planned faults.
     pub(crate) fn end(&self) {
         self.planned.borrow_mut().clear();
         self.windows.borrow_mut().clear();

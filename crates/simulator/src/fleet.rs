@@ -217,7 +217,6 @@ impl Fleet {
         self.tally.borrow_mut().add(event);
     }
 
-    /// Plans a kill of a daemon, or a power cut, at the end of this instant.
     fn crash(&self, place: Place, how: Stop) {
         self.crashes.borrow_mut().push((place, how));
     }
@@ -393,7 +392,6 @@ impl Fleet {
         format!("{}; {}", hosts.join("; "), guests.join("; "))
     }
 
-    /// Breaks cycles of references.
     fn clear(&self) {
         self.hosts.iter().for_each(|host| host.clear());
         self.links.iter().for_each(|link| link.clear());

@@ -33,7 +33,6 @@ const BLOCKS: u64 = 6;
 const GROWTH_MAX: u64 = 8;
 const BLOCKS_MAX: u64 = 64;
 
-/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut random = Random::new(seed ^ 0x6772_6f77).fork();
     let mut tour = Tour::new();
@@ -89,7 +88,6 @@ impl Tour {
         self.content.len() as u64 * BLOCK
     }
 
-    /// Makes one random step; returns what is wrong then.
     fn turn(&mut self, random: &mut Random) -> Option<String> {
         match random.below(10) {
             0 => {
@@ -112,7 +110,6 @@ impl Tour {
         }
     }
 
-    /// Writes as a client at any host, within the size offered there.
     fn write(&mut self, random: &mut Random) -> Option<String> {
         let host = random.index(HOSTS);
         let offered = if host == self.owner { self.size() } else { self.offered(host)? };
@@ -152,7 +149,6 @@ impl Tour {
         }
     }
 
-    /// Reports the volume's size to a host.
     fn tell(&mut self, host: usize) -> Option<String> {
         self.offered(host)?;
         let told = self.hosts[host].untold.take()?;
@@ -180,7 +176,6 @@ impl Tour {
         }
     }
 
-    /// Moves the volume to another host; returns what is wrong there.
     fn go_to(&mut self, to: usize, random: &mut Random) -> Option<String> {
         let (from, size, name) = (self.owner, self.size(), |host: usize| [host as u8; 32]);
         let known = self.hosts[to].kept.take().and_then(|(departure, generation, content)| {

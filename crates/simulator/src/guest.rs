@@ -26,17 +26,14 @@ const BETWEEN_GUESTS: u32 = 1 << 24;
 pub(crate) struct GuestSettings {
     pub(crate) size_bytes: u64,
     pub(crate) depth: u32,
-    /// Requests after which its work is done.
     pub(crate) operations: u32,
     pub(crate) pause: Duration,
     /// The alignment of offsets and lengths.
     pub(crate) grain_bytes: u64,
-    /// The percentage of requests to the few hot blocks.
     pub(crate) hot_percent: u64,
     pub(crate) hot_offset: u64,
     /// The number of requests after which other, perhaps long cold blocks are hot; `None`: never.
     pub(crate) hot_for: Option<u32>,
-    /// The percentage of changes.
     pub(crate) change_percent: u64,
     /// Whether it accepts late answers of a disk as errors: its hypervisor asks again.
     pub(crate) is_stopped_by_errors: bool,
@@ -54,7 +51,6 @@ pub(crate) struct Guest {
     requests: RefCell<BTreeMap<u32, Request>>,
     next_request: Cell<u32>,
     answered: Cell<u32>,
-    /// Whether a request failed because another host did not answer.
     was_late: Cell<bool>,
     /// Its connection; `None` while there is no daemon.
     connection: RefCell<Option<Connection>>,
@@ -146,7 +142,6 @@ impl Guest {
         })
     }
 
-    /// Connects it, and repeats its unanswered requests.
     pub(crate) fn connect(&self, connection: Connection) {
         *self.connection.borrow_mut() = Some(connection);
         let unanswered: Vec<_> = self.requests.borrow().keys().copied().collect();
@@ -156,7 +151,6 @@ impl Guest {
         }
     }
 
-    /// Disconnects it: unanswered requests stay unanswered.
     pub(crate) fn disconnect(&self) {
         if let Some(connection) = self.connection.take() {
             connection.caller.hang_up();
@@ -176,7 +170,6 @@ impl Guest {
         self.judge(checked.map_err(|wrong| format!("after a restart volume {}: {wrong}", self.number)));
     }
 
-    /// Checks its disk after a power cut, and continues from there.
     pub(crate) fn check_after_power_cut(&self, found: &[u64]) {
         let checked = self.content.borrow_mut().check_after_power_cut(found);
         self.judge(checked.map_err(|wrong| format!("after a power cut volume {}: {wrong}", self.number)));

@@ -142,7 +142,6 @@ impl Arguments {
     }
 }
 
-/// Runs one seed, perhaps with a trace; returns whether all rules were kept.
 fn run_one(arguments: &Arguments, seed: u64) -> bool {
     let audience = if arguments.trace { Audience::StandardOutput } else { Audience::Nobody };
     let finding = simulation::simulate(seed, &arguments.options(), audience);
@@ -153,7 +152,6 @@ fn run_one(arguments: &Arguments, seed: u64) -> bool {
     finding.violation.is_none()
 }
 
-/// Runs seeds of the small simulations; returns whether all rules were kept.
 fn run_small(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
         let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
@@ -174,7 +172,6 @@ fn run_small(arguments: &Arguments, seed: Option<u64>) -> bool {
     shown.violations.is_empty()
 }
 
-/// Runs seeds of restored journals; returns whether all rules were kept.
 fn run_restored(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
         let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
@@ -202,7 +199,6 @@ fn run_restored(arguments: &Arguments, seed: Option<u64>) -> bool {
     shown.violations.is_empty()
 }
 
-/// Runs seeds of custody; returns whether all rules were kept.
 fn run_custody(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
         let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
@@ -332,7 +328,6 @@ fn print_summary(arguments: &Arguments, summary: &Summary) {
     }
 }
 
-/// Returns the command that replays a seed.
 fn replay(arguments: &Arguments, seed: u64, more: &str) -> String {
     let operations = match arguments.operations {
         200 => String::new(),

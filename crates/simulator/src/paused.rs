@@ -29,7 +29,6 @@ const ENDED: u64 = 1;
 const ANSWER_LOST: u64 = 8;
 const NOT_NOTED: u64 = 5;
 
-/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut play = Play::new(Random::new(seed).fork());
     let faulty = play.random.below(FAULTY_TURNS_MAX);

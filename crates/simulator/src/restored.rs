@@ -43,11 +43,9 @@ pub(crate) struct Shown {
     pub(crate) given_up: u64,
     /// Orders that were refused, because other hosts contradicted them.
     pub(crate) refused: u64,
-    /// Violated rules, by seed.
     pub(crate) violations: Vec<(u64, String)>,
 }
 
-/// Runs seeds one after the other; with `until_found` only up to the first violation.
 pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     let mut shown = Shown::default();
     for seed in first..first.saturating_add(count) {
@@ -64,7 +62,6 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     shown
 }
 
-/// Runs one seed; returns the violated rule.
 pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
     Fleet::run(seed, telling).violation
 }
@@ -252,7 +249,6 @@ impl Fleet {
         }
     }
 
-    /// Pairs two hosts, perhaps again, or lets one forget the other.
     fn change_list(&mut self) {
         let (one, other) = (self.random.index(self.hosts.len()), self.random.index(self.hosts.len()));
         if one == other {

@@ -15,7 +15,6 @@ use crate::faults::{Fault, Planned};
 use crate::guest::GuestSettings;
 use crate::random::Random;
 
-/// The options of the command line for a scenario.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Options {
     pub(crate) operations: u32,
@@ -74,7 +73,6 @@ pub(crate) struct VolumePlan {
     pub(crate) block_size: BlockSize,
     pub(crate) disk: DiskSettings,
     pub(crate) guest: GuestSettings,
-    /// The percentage of grains with initial content.
     pub(crate) filled_percent: u64,
 }
 

@@ -50,7 +50,6 @@ const NOT_WRITTEN: u64 = 20;
 /// The content of an empty volume, or of a copy that has not caught up: less than any write.
 const NOTHING: u64 = 0;
 
-/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut play = Play::new(Random::new(seed).fork());
     let faulty = play.random.below(FAULTY_TURNS_MAX);
@@ -133,7 +132,6 @@ impl Play {
         Self { random, faults: Faults::On, domain: Domain::Runs, disks, wanted, under_way, broken: None }
     }
 
-    /// Runs one turn; returns where the disks are if the change has ended.
     fn turn(&mut self) -> Option<Goal> {
         self.happen();
         if self.strikes(STARTED) {
@@ -180,7 +178,6 @@ impl Play {
         None
     }
 
-    /// Lets guests, libvirt and others act by themselves.
     fn happen(&mut self) {
         self.happen_unseen();
         for index in 0..self.disks.len() {
@@ -249,7 +246,6 @@ impl Play {
         }
     }
 
-    /// Starts the domain if its disks exist; with its memory, if that was saved.
     fn start(&mut self) {
         let is_there = |disk: &Disk| match disk.over {
             Over::File => disk.file.is_some(),
@@ -318,7 +314,6 @@ impl Play {
         self.random.percent(percent) && self.faults == Faults::On
     }
 
-    /// Returns whether something ends: at random, and always once there are no more faults.
     fn calm_or(&mut self, percent: u64) -> bool {
         self.random.percent(percent) || self.faults == Faults::Off
     }
@@ -388,7 +383,6 @@ impl Disk {
         }
     }
 
-    /// Begins to copy the disk to its other side, or into a new file.
     fn begin_copy(&mut self) -> bool {
         match self.over {
             Over::File => self.image = Some(NOTHING),

@@ -17,11 +17,9 @@ pub(crate) struct Shown {
     pub(crate) refused: u64,
     /// Arrivals that ended because their source was silent.
     pub(crate) abandoned: u64,
-    /// Violated rules, by seed.
     pub(crate) violations: Vec<(u64, String)>,
 }
 
-/// Runs seeds one after the other; with `until_found` only up to the first violation.
 pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     let mut shown = Shown::default();
     for seed in first..first.saturating_add(count) {
@@ -37,7 +35,6 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
     shown
 }
 
-/// Runs one seed; returns the violated rule.
 pub(crate) fn replay(seed: u64, telling: Telling) -> Option<String> {
     run(seed, telling, &mut Shown::default())
 }

@@ -29,7 +29,6 @@ const KILLED: u64 = 8;
 /// The percentage of moves in which the rest of the memory follows later and the source's host is lost before.
 const HOST_LOST: u64 = 15;
 
-/// Runs the simulation of a seed.
 pub(crate) fn play(seed: u64) -> Option<Violation> {
     let mut random = Random::new(seed).fork();
     let vm = Vm::new(&mut random);

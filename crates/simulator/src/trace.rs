@@ -23,7 +23,6 @@ impl Trace {
         self.hash.get()
     }
 
-    /// Adds an event with two numbers that belong to it.
     pub(crate) fn note(&self, at: Duration, what: &'static str, first: u64, second: u64) {
         let nanos = u64::try_from(at.as_nanos()).unwrap_or(u64::MAX);
         let name = what.bytes().fold(0u64, |sum, byte| sum.wrapping_mul(31).wrapping_add(u64::from(byte)));
@@ -35,7 +34,6 @@ impl Trace {
         self.say(at, || format!("{what} {first} {second}"));
     }
 
-    /// Prints a text that is no event.
     pub(crate) fn say(&self, at: Duration, text: impl FnOnce() -> String) {
         if self.audience == Audience::StandardOutput {
             println!("{:>14.6} ms  {}", at.as_secs_f64() * 1e3, text());

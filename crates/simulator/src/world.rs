@@ -100,7 +100,6 @@ impl World {
         self.violation.borrow().clone()
     }
 
-    /// Requests a stop; the first request holds, unless a violation follows.
     pub(crate) fn stop(&self, why: Stop) {
         if self.stop.get().is_none() {
             self.stop.set(Some((why, self.phase())));
@@ -137,7 +136,6 @@ impl World {
         drop::<Vec<_>>(released);
     }
 
-    /// Returns a future that resolves when a phase is entered.
     pub(crate) fn hold_until(&self, phase: Phase) -> oneshot::Receiver<()> {
         let (sender, receiver) = oneshot::channel();
         self.held.borrow_mut().push((phase, sender));

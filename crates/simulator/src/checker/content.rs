@@ -14,7 +14,6 @@ use crate::disk::SECTOR_BYTES;
 type Tick = u32;
 const NEVER: Tick = Tick::MAX;
 
-/// The allowed content of a volume.
 pub(crate) struct Content {
     sectors: Vec<Vec<Version>>,
     now: Tick,
@@ -47,7 +46,6 @@ pub(crate) enum Outcome {
     Done,
     /// It was answered, and survives a power cut.
     DoneDurably,
-    /// It failed, or will never be answered: its content is there, or not, or in part.
     Failed,
 }
 
@@ -62,13 +60,11 @@ pub(crate) struct Wrong {
     pub(crate) allowed: Vec<u64>,
 }
 
-/// Returns the token that request `request` writes into `sector`.
 pub(crate) fn token(request: u32, sector: usize) -> u64 {
     u64::from(request) << 32 | sector as u64
 }
 
 impl Content {
-    /// Makes the checker of a volume that durably holds `initial`.
     pub(crate) fn new(initial: &[u64]) -> Self {
         let version = |token: &u64| {
             let outcome = Outcome::DoneDurably;
@@ -91,7 +87,6 @@ impl Content {
         }
     }
 
-    /// Notes the beginning of a request that changes `count` sectors.
     pub(crate) fn change_begins(&mut self, request: u32, first: usize, count: usize, leaves: Leaves) {
         let began = self.tick();
         for sector in first..first + count {
@@ -115,7 +110,6 @@ impl Content {
         }
     }
 
-    /// Notes the end of such a request, or that it will never be answered.
     pub(crate) fn change_ends(&mut self, request: u32, first: usize, count: usize, outcome: Outcome) {
         let now = self.tick();
         for versions in &mut self.sectors[first..first + count] {
@@ -179,7 +173,6 @@ impl Content {
         self.reads.clear();
     }
 
-    /// Checks the content after the daemon was killed, with no request in flight.
     pub(crate) fn check(&self, found: &[u64]) -> Result<(), Wrong> {
         for (sector, (versions, found)) in self.sectors.iter().zip(found).enumerate() {
             if !versions.iter().any(|version| version.token == *found && version.superseded == NEVER) {

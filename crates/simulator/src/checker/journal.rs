@@ -41,14 +41,12 @@ pub(crate) fn left_over(
     paths.find(is_left).map(|path| format!("{path} is left, and nobody has been told"))
 }
 
-/// Follows the phases of one migration.
 #[derive(Debug, Default)]
 pub(crate) struct PhaseWatch {
     phase: Option<Phase>,
 }
 
 impl PhaseWatch {
-    /// Notes that a migration has entered `next`; returns what is wrong with that.
     pub(crate) fn enter(&mut self, next: Phase) -> Option<String> {
         let before = self.phase.replace(next).unwrap_or(Phase::Copying);
         // A machine may repeat its present phase.

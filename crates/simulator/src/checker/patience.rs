@@ -28,7 +28,6 @@ pub(crate) struct Excuses {
 }
 
 impl Excuses {
-    /// Excuses waiting from `from` to `to`.
     pub(crate) fn add(&mut self, from: Duration, to: Duration) {
         self.intervals.push((from, to));
     }
@@ -71,7 +70,6 @@ impl Excuses {
     }
 }
 
-/// Returns what is wrong with a guest request that took from `from` to `to`.
 pub(crate) fn too_long(
     excuses: &Excuses,
     limits: &TimeLimits,

@@ -8,7 +8,6 @@ use migration::{Phase, Progress};
 /// How long a migration may show no progress without a reason.
 const SILENCE_MAX: Duration = Duration::from_secs(2);
 
-/// Follows the reports of one migration.
 #[derive(Debug, Default)]
 pub(crate) struct ProgressWatch {
     fraction: f64,
@@ -18,7 +17,6 @@ pub(crate) struct ProgressWatch {
 }
 
 impl ProgressWatch {
-    /// Takes a report and returns what is wrong with it.
     pub(crate) fn report(&mut self, now: Duration, progress: &Progress) -> Option<String> {
         let Progress { phase, fraction, .. } = *progress;
         let before = std::mem::replace(&mut self.fraction, fraction);

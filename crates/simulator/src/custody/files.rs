@@ -123,7 +123,6 @@ impl Files {
         Some(Look { which, state, changed_at: 0 })
     }
 
-    /// Removes a name, and the file with its last one.
     pub(super) fn unlink(&mut self, name: &str) {
         let Some(object) = self.names.remove(name) else { return };
         if !self.names.values().any(|other| *other == object) {
@@ -131,7 +130,6 @@ impl Files {
         }
     }
 
-    /// Renames a file; a file of the new name is replaced.
     pub(super) fn rename(&mut self, from: &str, to: &str) {
         let Some(object) = self.names.get(from).copied() else { return };
         self.unlink(to);
@@ -147,7 +145,6 @@ impl Files {
         self.strangers.iter().any(|stranger| stranger.object == object && !stranger.is_remote)
     }
 
-    /// Opens an unlocked image as a stranger.
     pub(super) fn open_by_stranger(&mut self, name: &str) {
         let Some(object) = self.at(name).filter(|object| self.locked != Some(*object)) else { return };
         let Some(sees) = self.content(object) else { return };
@@ -173,7 +170,6 @@ impl Files {
         self.precious.clear();
     }
 
-    /// Makes the headers of overlays unreadable, or readable again.
     pub(super) fn change_light(&mut self) {
         let is_dark = self.random.percent(50);
         for object in self.objects.values_mut().filter(|object| object.base.is_some()) {
@@ -181,7 +177,6 @@ impl Files {
         }
     }
 
-    /// Returns the losses of strangers.
     pub(super) fn wronged(&self) -> Vec<String> {
         let is_linked = |object: &ObjectId| self.names.values().any(|other| other == object);
         let lost = self.precious.iter().filter(|object| !is_linked(object));

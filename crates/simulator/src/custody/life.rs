@@ -190,7 +190,6 @@ impl World {
         self.say(|| format!("{volume} is served from {path}"));
     }
 
-    /// Releases a volume; its image is not deleted or renamed yet.
     fn leave(&mut self) {
         let Some(volume) = self.pick_served() else { return };
         let Some(known) = self.state.volumes.get(&volume) else { return };
@@ -390,7 +389,6 @@ impl World {
         }
     }
 
-    /// Drops a kept image, for an administrator or a limit.
     fn drop_kept(&mut self) {
         let kept: Vec<String> =
             self.files.names().into_iter().filter(|name| name.contains(".moved-")).collect();

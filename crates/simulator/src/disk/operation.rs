@@ -74,7 +74,6 @@ impl Operation {
     }
 }
 
-/// Applies `applied_percent` of the operation to the medium.
 pub(super) fn apply(medium: &mut Medium, operation: &Operation, applied_percent: u64) {
     let part = |sectors: usize| sectors * applied_percent as usize / 100;
     match &operation.what {

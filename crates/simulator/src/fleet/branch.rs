@@ -42,7 +42,6 @@ impl Branch {
         self.home.set(home);
     }
 
-    /// Abandons the branch: its guests have no disks.
     pub(super) fn end(&self) {
         self.is_over.set(true);
         self.guests.iter().for_each(|guest| guest.power_cut());
@@ -75,7 +74,6 @@ impl Branches {
         self.0.borrow().get(number).cloned()
     }
 
-    /// Returns all branches that were not abandoned.
     pub(super) fn all(&self) -> Vec<Rc<Branch>> {
         self.0.borrow().iter().filter(|branch| !branch.is_over.get()).cloned().collect()
     }

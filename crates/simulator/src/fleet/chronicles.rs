@@ -100,7 +100,6 @@ impl SimChronicles {
         })
     }
 
-    /// Returns what a lane continues with that begins to use an image of this appearance.
     pub(super) fn open_stay(&self, key: StayKey, look: Look) -> Option<Kept> {
         let (kept, record) = {
             let mut files = self.files.borrow_mut();
@@ -136,7 +135,6 @@ impl SimChronicles {
         }
     }
 
-    /// Records that a volume may also be in an image of this appearance.
     pub(super) fn note_image(&self, key: StayKey, look: Look) {
         let known = self.files.borrow().get(&key).and_then(|files| files.image.clone());
         let known = known.and_then(|bytes| ImageRecord::decode(&bytes, key));
@@ -165,7 +163,6 @@ impl SimChronicles {
         }
     }
 
-    /// Makes the folder full for `window`.
     pub(super) fn fill_for(&self, window: Duration) {
         self.refused.borrow_mut().clear();
         self.full_until.set(self.world.now() + window);

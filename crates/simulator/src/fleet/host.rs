@@ -106,7 +106,6 @@ pub(crate) struct SimHost {
     pub(super) cancelled: RefCell<BTreeSet<MigrationId>>,
     /// The daemon of another host that has agreed to run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
-    /// The phase of the outgoing migration.
     phase: Cell<Option<Phase>>,
     incarnation: Cell<u64>,
     is_up: Cell<bool>,
@@ -123,7 +122,6 @@ pub(super) struct Beginnings {
     pub(super) links: Vec<Rc<Link>>,
 }
 
-/// Makes the hosts, with a link between any two; the volumes are at A.
 pub(super) fn make(
     world: &Rc<World>,
     random: &mut Random,
@@ -337,7 +335,6 @@ impl SimHost {
         }
     }
 
-    /// Handles a kill or a power cut; the daemon's tasks are gone already.
     pub(super) fn crashed(&self, how: Stop) {
         self.is_up.set(false);
         self.is_stopping.set(false);
@@ -505,7 +502,6 @@ impl SimHost {
         }
     }
 
-    /// Deletes an image without a promise, unless it is a reservoir.
     pub(super) fn discard_image(&self, path: &str) {
         if !self.journal.look(|state, _| state.is_reservoir(path)) {
             self.delete_image(path);
@@ -520,7 +516,6 @@ impl SimHost {
         }
     }
 
-    /// Returns the image at `path`; makes it if needed.
     pub(super) fn make_image(&self, path: &str, index: usize) -> Rc<SimDisk> {
         if let Some(disk) = self.images.borrow().get(path) {
             return Rc::clone(disk);

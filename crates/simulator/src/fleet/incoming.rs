@@ -53,11 +53,9 @@ impl Accepted {
 
 /// The answer to an offer.
 pub(super) enum Taken {
-    /// It is still preparing.
     NotYet,
     /// Its lanes wait for the volumes.
     Accepted(Vec<Accepted>),
-    /// It refuses them, or has dropped them.
     Refused,
 }
 
@@ -252,7 +250,6 @@ impl SimHost {
         (id, Record::MigrationStarted { migration: id, volumes, keep_source: false, side })
     }
 
-    /// Deletes the images of an abandoned migration.
     fn discard_images(&self, id: MigrationId) {
         let volumes =
             self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.volumes.clone()));

@@ -45,7 +45,6 @@ impl KeptImages {
         self.0.borrow_mut().remove(&volume).filter(|image| !image.is_touched)
     }
 
-    /// Touches an image; returns its path.
     pub(super) fn touch(&self) -> Option<String> {
         let mut images = self.0.borrow_mut();
         let image = images.values_mut().find(|image| !image.is_touched)?;
@@ -55,7 +54,6 @@ impl KeptImages {
 }
 
 impl SimHost {
-    /// Renames an image that a volume has left; may be repeated.
     pub(super) fn keep_image(&self, path: &str) {
         let left = self.journal().look(|state, _| {
             let left = |moved: &&Moved| moved.volume.record.image.place.name() == path;

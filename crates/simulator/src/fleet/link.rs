@@ -74,7 +74,6 @@ impl Link {
         })
     }
 
-    /// Returns the line for `subject`; makes it first if needed.
     pub(crate) fn line(&self, subject: Subject) -> Rc<Line> {
         let mut lines = self.lines.borrow_mut();
         let number = lines.len() as u64;
@@ -162,7 +161,6 @@ impl Link {
         self.delays[0]
     }
 
-    /// Breaks cycles of references.
     pub(crate) fn clear(&self) {
         self.lines.take().into_values().for_each(|line| line.clear());
     }

@@ -50,7 +50,6 @@ struct LocalMigration {
 }
 
 impl SimHost {
-    /// Begins a migration of all volumes to another store of this host.
     pub(super) fn begin_local(self: &Rc<Self>) {
         let number = self.local.begun.replace(self.local.begun.get() + 1);
         let plans = &self.manner.plans;
@@ -79,7 +78,6 @@ impl SimHost {
         });
     }
 
-    /// Notes that no session handles a migration within this host.
     fn local_ended(&self) {
         for disk in self.images.borrow().values() {
             disk.set_role(disk::Role::Bystander);
@@ -192,7 +190,6 @@ impl LocalMigration {
         Ok(())
     }
 
-    /// Gives the reserved places back; returns what could not be deleted.
     async fn undo(&self, undo: Undo) -> String {
         let mut left_over = Vec::new();
         let control = LocalControl::new(&self.host);

@@ -141,7 +141,6 @@ fn internal(detail: String) -> Failure {
 }
 
 impl SimHost {
-    /// Begins a migration of all volumes to another host.
     pub(super) fn begin_migration(self: &Rc<Self>, target: Place) {
         let has_vm = self.vm().is_some();
         let work = OutgoingMigration {
@@ -279,7 +278,6 @@ impl SimHost {
         }
     }
 
-    /// Returns an outgoing migration that has not ended.
     fn still_copies(&self, id: MigrationId) -> Option<(Rc<Self>, MigrationState)> {
         let state = self.journal().acknowledged();
         let recorded = state.migrations.get(&id).filter(|recorded| !recorded.has_ended())?.clone();

@@ -48,7 +48,6 @@ pub(super) struct Serving {
     pub(super) source: RefCell<Option<SourceHalf>>,
     pub(super) target: RefCell<Option<(Subject, TargetHandle)>>,
     pub(super) local: RefCell<Option<LocalHalves>>,
-    /// The sessions of migrations, by the number in which they began.
     pub(super) sessions: BTreeMap<u64, mpsc::UnboundedSender<Event>>,
     pub(super) sessions_begun: u64,
 }
@@ -259,7 +258,6 @@ impl SimHost {
         Some(channel)
     }
 
-    /// Returns this daemon's end of a migration's line; opens it first if needed.
     pub(super) fn channel(self: &Rc<Self>, peer: Place, subject: Subject) -> Option<Rc<Channel>> {
         let known = self.with_serving(|serving| serving.channels.get(&subject).cloned())?;
         if known.is_some() {
@@ -313,7 +311,6 @@ impl SimHost {
         }
     }
 
-    /// Checks local guests after a power cut, and connects them again.
     fn check_and_connect_guests(&self) {
         let Some(fleet) = self.fleet() else { return };
         for branch in fleet.branches.all().iter().filter(|branch| branch.home() == self.place) {
@@ -384,7 +381,6 @@ impl SimHost {
         self.left_whole(volume_id(index), disk.with_medium(|medium| medium.current().to_vec()))
     }
 
-    /// Returns a volume's content and generation at its release here.
     pub(super) fn left_content(&self, index: usize) -> Option<(Generation, Vec<u64>)> {
         let state = self.journal().acknowledged();
         let volume = &state.moved.get(&volume_id(index))?.volume;

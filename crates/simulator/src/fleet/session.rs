@@ -12,7 +12,6 @@ use super::host::SimHost;
 use crate::session::{Work, ended, perhaps_fails, run};
 
 impl SimHost {
-    /// Runs a session until it is over, or the daemon ends.
     pub(super) fn run_session(self: &Rc<Self>, session: MigrationSession, work: impl Work + 'static) {
         let (wishes, heard) = mpsc::unbounded();
         let number = self.with_serving(|serving| {
@@ -29,12 +28,10 @@ impl SimHost {
         });
     }
 
-    /// Cancels outgoing and local migrations; returns whether that was early enough.
     pub(super) fn wish_to_cancel(self: &Rc<Self>) -> bool {
         self.cancel_those(|side| !matches!(side, Side::Incoming { .. }))
     }
 
-    /// Cancels incoming migrations; returns whether that was early enough.
     pub(super) fn cancel_incoming(self: &Rc<Self>) -> bool {
         self.cancel_those(|side| matches!(side, Side::Incoming { .. }))
     }
@@ -94,7 +91,6 @@ impl SimHost {
         self.journal().commit(vec![Record::Discarding { migration, outcome }]).await
     }
 
-    /// Checks a migration whose end is durable.
     pub(super) fn check_concluded(&self, id: MigrationId) {
         let stage = self.stage_of(id);
         self.check_cancelled(id);

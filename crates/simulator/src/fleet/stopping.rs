@@ -131,8 +131,6 @@ impl Fleet {
         });
     }
 
-    /// Stops, or kills, the daemon of a host that has volumes and nothing else to do. After a kill its successor
-    /// knows only the marks.
     fn stop_an_owner(self: &Rc<Self>) {
         let rests = |host: &&Rc<SimHost>| {
             host.is_up() && host.has_nothing_to_do() && !host.owners().0.is_empty() && self.vm.is_none()
@@ -155,7 +153,6 @@ impl Fleet {
         });
     }
 
-    /// Changes a sector of an unused image: its guest will find that.
     fn change_an_image(&self, host: &SimHost) {
         let branches = self.branches.all();
         // A missing block would overwrite the change.
@@ -238,7 +235,6 @@ impl SimHost {
 }
 
 impl SimHost {
-    /// Returns the key of a volume's residency here.
     pub(super) fn key_of_volume(&self, index: usize) -> Option<StayKey> {
         let serving = self.serving.borrow();
         serving.as_ref()?.volumes.get(index)?.as_deref().map(key_of)

@@ -56,7 +56,6 @@ pub(crate) enum Event {
     LateRead,
 }
 
-/// Counts of events in one simulation, or of seeds in many.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tally([u64; EVENTS]);
 

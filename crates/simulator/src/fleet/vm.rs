@@ -130,7 +130,6 @@ impl SimVm {
         self.given_up.set(self.given_up.get() + 1);
     }
 
-    /// Resumes a stopped VM at a newly started daemon that owns the volumes and has no migration in progress.
     pub(super) fn settle(&self, place: Place) {
         match (place, self.at.get()) {
             (place, At::Stands { source, .. }) if place == source => self.go_on(source),
@@ -139,7 +138,6 @@ impl SimVm {
         }
     }
 
-    /// Checks that it finally runs where its volumes are.
     pub(super) fn check_end(&self, owner: Place) {
         let is_broken = matches!(self.at.get(), At::Stands { target, .. } if target == owner)
             && self.is_broken_there.get();
@@ -149,7 +147,6 @@ impl SimVm {
         }
     }
 
-    /// Runs `what` some time later, unless the daemon ends before.
     fn after(
         self: &Rc<Self>,
         longest: Duration,

@@ -79,7 +79,6 @@ impl SimHost {
         target.note_vm(VmNote::Arriving).await
     }
 
-    /// Checks that the VM is finally noted at the host of its volumes only.
     pub(super) fn check_vm_note(&self, owner: Place) {
         let expected = if self.place == owner { VmNote::Home } else { VmNote::Nothing };
         let found = self.vm_note.get();

@@ -104,7 +104,6 @@ impl SimHost {
         }
     }
 
-    /// Commits records, or refuses inconsistent ones, as the journal does.
     pub(super) fn commit(&mut self, records: Vec<Record>) -> bool {
         let mut state = self.state.clone();
         let is_consistent = state.apply(&Entry { at_unix_ms: 0, records }).is_ok();
@@ -207,7 +206,6 @@ impl SimHost {
         }
     }
 
-    /// Returns another place here for a volume's image.
     pub(super) fn free_place(&self, volume: VolumeId, draw: usize) -> Option<ImageLocation> {
         let device = ImageLocation {
             store: "device".to_owned(),
@@ -239,7 +237,6 @@ impl SimHost {
         moving.any(|moving| moving.volume == volume)
     }
 
-    /// Returns whether a volume is between two stores, after its gate has closed.
     pub(super) fn is_between_stores(&self, volume: VolumeId) -> bool {
         self.state.unfinished().any(|(_, migration)| {
             migration.side.peer().is_none()
@@ -249,7 +246,6 @@ impl SimHost {
     }
 }
 
-/// Returns the place of a volume's image in a folder, named after the volume.
 pub(super) fn in_folder(store: &str, volume: VolumeId) -> ImageLocation {
     ImageLocation::raw_file(store, format!("/{store}/{}.img", name_of(volume)))
 }

@@ -139,7 +139,6 @@ impl World {
         self.tell(id, HookEvent::Wanted(Moment::After));
     }
 
-    /// Kills the daemon at once. A write in flight is durable or not.
     fn kill(&mut self) {
         self.say(|| "the daemon is killed".to_owned());
         self.kills += 1;

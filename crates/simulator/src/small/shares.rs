@@ -113,7 +113,6 @@ impl World {
         self.check();
     }
 
-    /// Offers one migration of a host, or many at one instant.
     fn offer(&mut self, shown: &mut Shown) {
         let peer = self.random.index(PEERS);
         let offers = if self.random.percent(30) { 12 } else { 1 };
@@ -144,7 +143,6 @@ impl World {
         }
     }
 
-    /// Orders a migration of this host: it begins unless too many of its own are in progress.
     fn order(&mut self) {
         let volume = self.volume();
         let image = || ImageLocation::raw_file("s", "/s");

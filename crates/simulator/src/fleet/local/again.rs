@@ -189,7 +189,6 @@ impl Fleet {
 }
 
 impl SimHost {
-    /// Touches a copy; returns whether there is one.
     fn touch_a_copy(&self, random: &mut Random) -> bool {
         let targets: Vec<_> = self
             .local

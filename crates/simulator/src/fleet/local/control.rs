@@ -38,7 +38,6 @@ struct FileFaults {
     hangs: Option<Fault>,
 }
 
-/// The control plane of one daemon's lanes.
 pub(in crate::fleet) struct LocalControl {
     host: Weak<SimHost>,
     world: Rc<World>,
@@ -106,7 +105,6 @@ impl LocalControl {
         })
     }
 
-    /// Returns the phase until which a message is held.
     fn hold_until(&self, random: &mut Random) -> Phase {
         match self.world.phase() {
             // Repeated messages lead there first.

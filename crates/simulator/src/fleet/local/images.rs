@@ -37,7 +37,6 @@ impl LocalImages {
         self.rooms.borrow_mut().extend(paths);
     }
 
-    /// Gives a place back; returns whether it was reserved and empty.
     pub(super) fn give_back(&self, path: &str) -> bool {
         self.rooms.borrow_mut().remove(path)
     }
@@ -64,7 +63,6 @@ impl LocalImages {
 }
 
 impl SimHost {
-    /// Chooses another store of this host for all its volumes.
     pub(super) fn choose_store(&self) -> Vec<MigratingVolume> {
         let state = self.journal().acknowledged();
         let here = state.volumes.values().next().map_or("a", |volume| volume.record.image.store.as_str());
