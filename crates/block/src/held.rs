@@ -53,7 +53,7 @@ pub struct Identity {
 pub enum Unfit {
     /// A link in a folder where other users may change it.
     #[error(
-        "{link} is a link in a folder that others than root may write to, so it is not followed: name what it leads to"
+        "{link} is a link in a folder that others than root may write to, so it is not followed: name its target instead"
     )]
     Link {
         /// The path of the link.

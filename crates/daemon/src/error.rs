@@ -193,7 +193,7 @@ pub(crate) enum RequestError {
     #[error("migration {0} was cancelled before it had begun")]
     CancelledBeforehand(MigrationId),
     /// The migration can be cancelled only before its handover.
-    #[error("migration {0} can no longer be cancelled: it is being completed")]
+    #[error("cannot cancel migration {0}: it is being completed")]
     TooLate(MigrationId),
     #[error("migration {0} waits for its turn; until then it can be cancelled: sterna migration cancel {0}")]
     MigrationWaits(MigrationId),

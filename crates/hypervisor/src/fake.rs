@@ -261,7 +261,7 @@ impl Hypervisor for FakeVm {
         wanted: &'a [MigrationStatus],
         deadline: Duration,
     ) -> HypervisorFuture<'a, MigrationStatus> {
-        Box::pin(self.until("the migration to go on", deadline, move |state| match &state.migration {
+        Box::pin(self.until("the migration to continue", deadline, move |state| match &state.migration {
             status if wanted.contains(status) => Some(Ok(status.clone())),
             status if status.is_end() => Some(Err(ended(status))),
             _ => None,
@@ -289,7 +289,7 @@ impl Hypervisor for FakeVm {
                     let _ = switches.send(());
                     Ok(())
                 }
-                _ => Err(refused("it does not wait to be switched over")),
+                _ => Err(refused("it is not waiting for the switch-over")),
             }
         })
     }

@@ -382,17 +382,20 @@ impl Chronicler {
         let doubt = self.stay.borrow_mut().store_failed();
         let Some(Doubt { stay, forgetting }) = doubt else { return };
         let (volume, key) = (self.volume, StayKey { volume: self.volume, stay });
-        warn!(%volume, "a flush failed: copies elsewhere count as ones that lack everything, and the image will be none when the volume leaves it");
+        warn!(%volume, "a flush failed: copies at other hosts count as empty, and this image will not be kept when the volume \
+            leaves it");
         let doubted = keeper.doubt(key);
         let forgotten = forgetting.map(|forgetting| (forgetting, keeper.forget(key, forgetting.through)));
         let durably = pin!(async {
             if let Err(error) = doubted.await {
-                warn!(%volume, %error, "after a restart it is not known that a flush has failed");
+                warn!(%volume, %error, "cannot record that a flush has failed; a restart will not know it");
             }
             if let Some((forgetting, forgotten)) = forgotten {
                 match forgotten.await {
                     Ok(()) => self.stay.borrow_mut().forgotten(forgetting),
-                    Err(error) => warn!(%volume, %error, "what is kept of the volume's copies stays"),
+                    Err(error) => {
+                        warn!(%volume, %error, "the record of the volume's copies cannot be deleted")
+                    }
                 }
             }
         });
@@ -402,15 +405,16 @@ impl Chronicler {
 
     async fn give_up(&self, keeping: &Keeping) {
         let volume = self.volume;
-        let reason = "the data folder could not record in time what is written";
+        let reason = "the data folder could not record writes in time";
         let (key, known) = (self.key(), self.stay.borrow().replicas().len());
         let forgetting = self.stay.borrow_mut().give_up(reason);
         if known > 0 {
-            warn!(%volume, copies = known, "{reason}: coming home, or going on after a restart, will be a whole copy; look at the space in the data folder");
+            warn!(%volume, copies = known, "{reason}: a return, or a restarted migration, will copy everything; check the space \
+                in the data folder");
         }
         let Some(forgetting) = forgetting else { return };
         if let Err(error) = self.make_forgotten(&keeping.keeper, key, forgetting).await {
-            warn!(%volume, %error, "guests wait: what is kept of the volume's copies can neither be recorded nor deleted");
+            warn!(%volume, %error, "guests wait: the record of the volume's copies can be neither written nor deleted");
             keeping.handle.sleep(MARK_RETRY).await;
         }
     }

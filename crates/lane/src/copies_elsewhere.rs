@@ -55,7 +55,8 @@ pub(crate) fn tell(
         };
         let is_told = matches!(select(pin!(telling), timeout).await, Either::Left((Ok(()), _)));
         if !is_told && !copies.is_empty() {
-            info!(volume = %id, copies = copies.len(), "where it has gone, not all is known of the copies at other hosts; to those it will go as a whole");
+            info!(volume = %id, copies = copies.len(), "the new owner does not know all copies at other hosts; moves to those \
+                hosts will copy everything");
         }
     });
 }
@@ -132,7 +133,7 @@ impl Learner {
         // N.B. no flush: blocks here beyond that come from the source, which has made them durable, or are
         // fetched again from there.
         if let Err(error) = chronicler.refer_to(of, generation, || None, lacking).await {
-            warn!(volume = %volume.id(), %error, "a copy at another host is not recorded: it will be a whole copy there");
+            warn!(volume = %volume.id(), %error, "cannot record a copy at another host: a move there will copy everything");
             return Err(IoError::Unsupported);
         }
         debug!(volume = %volume.id(), ?of, %generation, "a copy at another host is known");

@@ -166,7 +166,7 @@ impl FillingStore {
         for (entry, is_first) in std::mem::take(&mut complete.entries) {
             let kept = self.keep(entry, is_first);
             if let Err(error) = kept.await {
-                warn!(volume = %self.key.volume, %error, "what is missing of a volume that comes is not recorded");
+                warn!(volume = %self.key.volume, %error, "cannot record the missing blocks of an arriving volume");
                 return Err(IoError::os("record what is missing", Errno::NOSPC));
             }
         }
@@ -186,7 +186,7 @@ impl FillingStore {
     pub fn begin(&self) {
         let mut state = self.state.borrow_mut();
         let State::Waiting(told) = &mut *state else { return };
-        info!(volume = %self.key.volume, units = told.units_missing(), "what is missing is fetched");
+        info!(volume = %self.key.volume, units = told.units_missing(), "fetching missing blocks");
         let filling = told.begin(self.settings.clone());
         *state = State::Filling(Box::new(filling));
         drop(state);
@@ -311,7 +311,7 @@ impl FillingStore {
                 self.spawn(move |filling| async move {
                     let result = match noted {
                         Some(noted) => noted.await.map_err(|error| {
-                            warn!(volume = %filling.key.volume, %error, "what guests have written is not noted; it is tried again");
+                            warn!(volume = %filling.key.volume, %error, "cannot note what guests have written; trying again");
                             StoreFault
                         }),
                         None => Err(StoreFault),
@@ -335,7 +335,7 @@ impl FillingStore {
                 let kept = self.keep(LogEntry::Present { runs: units }, false);
                 self.spawn(move |filling| async move {
                     let result = kept.await.map_err(|error| {
-                        warn!(volume = %filling.key.volume, %error, "what is present is not recorded; it is tried again");
+                        warn!(volume = %filling.key.volume, %error, "cannot record which blocks are present; trying again");
                         StoreFault
                     });
                     filling.event(FillingEvent::Recorded { recording, result });
@@ -357,7 +357,7 @@ impl FillingStore {
         };
         if result == Err(FetchFault::Unreadable) {
             let (offset, length) = (range.offset, range.length);
-            error!(volume = %self.key.volume, offset, length, "the former host cannot read what is missing here");
+            error!(volume = %self.key.volume, offset, length, "the former host cannot read missing blocks");
         }
         self.event(FillingEvent::Fetched { fetch, result });
         self.fetched.borrow_mut().remove(&fetch);
@@ -372,7 +372,7 @@ impl FillingStore {
         // N.B. all writes are awaited: a write in flight must not count as ended.
         let written = join_all(writes).await.into_iter().try_for_each(|run| run.map(drop));
         let result = written.map_err(|error: IoError| {
-            warn!(volume = %self.key.volume, %error, "what was fetched cannot be stored; it is tried again");
+            warn!(volume = %self.key.volume, %error, "cannot store fetched blocks; trying again");
             StoreFault
         });
         self.event(FillingEvent::Stored { fetch, result });
@@ -383,7 +383,7 @@ impl FillingStore {
         self.store.ours().flush().await.map_err(|_| StoreFault)?;
         let kept = self.keep(LogEntry::Present { runs: units }, false).await;
         kept.map_err(|error| {
-            warn!(volume = %self.key.volume, %error, "what guests have written is not recorded; it is tried again");
+            warn!(volume = %self.key.volume, %error, "cannot record what guests have written; trying again");
             StoreFault
         })
     }
@@ -401,11 +401,11 @@ impl FillingStore {
     async fn end(&self) {
         let volume = self.key.volume;
         while let Err(fault) = self.control.commit(vec![Record::Filled { volume }]).await {
-            warn!(%volume, %fault, "that nothing is missing any more is not recorded; it is tried again");
+            warn!(%volume, %fault, "cannot record that the volume is complete; trying again");
             self.handle.sleep(COMMIT_RETRY).await;
         }
         let progress = self.progress().unwrap_or_default();
-        info!(%volume, pulled = progress.units_pulled, pushed = progress.units_pushed, "nothing is missing any more");
+        info!(%volume, pulled = progress.units_pulled, pushed = progress.units_pushed, "the volume is complete");
         if let Some(keeper) = self.control.keeper() {
             // No daemon reads it again, so a failure does not matter.
             drop(keeper.forget_presence(self.key));

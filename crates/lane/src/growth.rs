@@ -149,13 +149,13 @@ impl Growing<'_> {
             if let Err(error) = growth.undo().await
                 && role == StoreRole::Owner
             {
-                warn!(%error, "the image stays larger than its volume; the next start puts that right");
+                warn!(%error, "the image stays larger than its volume until the next start");
                 return;
             }
         }
         let undone = Record::Resized { volume: self.volume.id(), size_bytes: self.former };
         if let Err(fault) = self.control.commit(vec![undone]).await {
-            warn!(%fault, "that the volume has not grown is left to the next start");
+            warn!(%fault, "cannot record that the volume has not grown; the next start tries again");
         }
     }
 }

@@ -327,7 +327,7 @@ impl RpcChannel {
             }
             Ok(Head::Message) => listener.message(&payload),
             Err(error) => {
-                tracing::warn!(%error, "what a peer sent is not understood, and left out");
+                tracing::warn!(%error, "ignored an invalid message of a peer");
             }
         }
     }

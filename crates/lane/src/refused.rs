@@ -15,7 +15,7 @@ pub enum Refused {
     #[error("migration {0} is not under way")]
     NotMigrating(MigrationId),
     /// The migration is past its commit point, or has failed already.
-    #[error("migration {0} can no longer be cancelled: it is being completed")]
+    #[error("cannot cancel migration {0}: it is being completed")]
     TooLate(MigrationId),
     /// The target image has another size than the volume.
     #[error("the target has {target_bytes} bytes, the volume has {source_bytes}")]
@@ -29,10 +29,10 @@ pub enum Refused {
     #[error("the target cannot be opened: {0}")]
     Target(IoError),
     /// Writes to the image from an earlier migration have not ended.
-    #[error("what an earlier migration writes to the image has not ended: its disk does not answer")]
+    #[error("writes of an earlier migration to the image are still in flight: its disk does not answer")]
     StillWritten,
     /// The missing set of the copy that a restart continues with is not known.
-    #[error("what the copy of {0} lacks is not known")]
+    #[error("it is unknown which blocks the copy of {0} lacks")]
     CopyUnknown(MigrationId),
     /// The volume is becoming larger.
     #[error("the volume is being resized; try again when that is done")]
@@ -66,6 +66,6 @@ pub enum Refused {
     #[error("the journal could not be written: {0}")]
     NotRecorded(CommitFault),
     /// The lane has ended.
-    #[error("the volume is no longer served")]
+    #[error("the volume is not served")]
     Ended,
 }

@@ -73,14 +73,14 @@ pub async fn remember(
         let lacking = || volume.copy()?.with_machine(|machine| machine.lacking());
         let (generation, store) = (volume.generation(), || Some(volume.store_for_us()));
         if let Err(error) = volume.chronicler().refer_to(of, generation, store, lacking).await {
-            warn!(%migration, %error, "how far the copying is cannot be kept; a restart would begin again");
+            warn!(%migration, %error, "cannot record the progress of the copy; a restart would begin again");
         }
         if let Some((consumed, generation)) = consumed
             && volume.chronicler().lacking(consumed, generation).is_some()
             && volume.chronicler().lacking(of, volume.generation()).is_some()
             && let Err(error) = volume.chronicler().forget(consumed).await
         {
-            warn!(%migration, %error, "the replica that becomes the target is not forgotten yet");
+            warn!(%migration, %error, "cannot delete the record of the replica that becomes the target yet");
         }
     }
     // The kept copy of an abandoned migration is obsolete. By then the volume may have been away and back, and a later replica
@@ -89,7 +89,7 @@ pub async fn remember(
         consumed.filter(|(of, generation)| volume.chronicler().lacking(*of, *generation).is_some());
     for gone in consumed.map(|(of, _)| of).into_iter().chain([of]) {
         if let Err(error) = volume.chronicler().forget(gone).await {
-            warn!(%migration, %error, "what is kept of a migration that has ended stays until the next time");
+            warn!(%migration, %error, "cannot delete the progress record of an ended migration; trying again later");
         }
     }
 }
@@ -111,6 +111,6 @@ pub async fn leave(handle: &Handle, volume: &Volume, migration: MigrationId) {
     let lacking = || volume.copy()?.with_machine(|machine| machine.lacking());
     let kept = volume.chronicler().refer_to(ReplicaOf::Migration(migration.0), generation, store, lacking);
     if let Err(error) = kept.await {
-        warn!(%migration, %error, "how far the copying is could not be kept in the end; the next daemon copies more again");
+        warn!(%migration, %error, "cannot record the final progress of the copy; the next daemon copies more again");
     }
 }

@@ -87,10 +87,10 @@ pub enum Denied {
     #[error("the migration gives this host no right to that")]
     NotGiven,
     /// The volume has not arrived yet.
-    #[error("the migration has not come that far")]
+    #[error("the migration has not reached that stage")]
     NotYet,
     /// The migration has ended, or its permission has.
-    #[error("what the migration gave has ended")]
+    #[error("the permission of the migration has ended")]
     Over,
 }
 

@@ -21,9 +21,9 @@ impl From<Failure> for Outcome {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CommitFault {
     /// Nothing was written, and the journal is unchanged.
-    #[error("the journal took nothing")]
+    #[error("the journal recorded nothing")]
     NotWritten,
     /// The next start may find the records, or not.
-    #[error("the journal may have taken it, or not")]
+    #[error("it is unknown whether the journal recorded it")]
     Unknown,
 }

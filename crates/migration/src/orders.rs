@@ -13,7 +13,7 @@ use crate::planted::{Bug, broken};
 
 /// A migration that is cancelled too late: it has been handed over, or may have been.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("cancel {0}: it is past the point up to which it can be")]
+#[error("cannot cancel {0}: it is past the commit point")]
 pub struct TooLate(pub MigrationId);
 
 /// Returns the records that must be durable before the cancellation is answered; none if it is recorded already.

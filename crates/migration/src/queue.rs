@@ -199,7 +199,7 @@ impl fmt::Display for Obstacle {
                 migrations(limit)
             ),
             Self::Filling { from } => {
-                write!(f, "not all of it has come from host \"{from}\" yet")
+                write!(f, "it still lacks blocks of host \"{from}\"")
             }
         }
     }

@@ -81,16 +81,16 @@ impl fmt::Display for UsedUp {
         match self {
             Self::Migrations(limit) => write!(
                 f,
-                "{limit} migrations from this host are under way here, as many as limits.peer_migrations allows"
+                "{limit} migrations from this host are under way here, and limits.peer_migrations allows no more"
             ),
             Self::Volumes(limit) => write!(
                 f,
-                "this host would have more volumes here than limits.peer_volumes allows: {limit}, of those on their way \
-                 and those that it has brought"
+                "this host would have more volumes here than limits.peer_volumes allows: {limit}, counting arriving and arrived \
+                 ones"
             ),
             Self::Bytes(limit) => write!(
                 f,
-                "the volumes on their way from this host would have more than limits.peer_space_bytes allows: {limit} bytes"
+                "the volumes arriving from this host would have more bytes than limits.peer_space_bytes allows: {limit}"
             ),
             Self::Offers(wait) => write!(
                 f,

@@ -193,7 +193,7 @@ fn a_migration_that_is_paused_copies_nothing_says_so_and_goes_on() {
     }
     assert!(!actions(&mut mirror).iter().any(|action| matches!(action, VolumeAction::Copy { .. })));
     assert!(mirror.is_paused());
-    assert_eq!(mirror.waits_for(), Some("somebody to resume it"));
+    assert_eq!(mirror.waits_for(), Some("an administrator to resume it"));
     // Due guest writes are still mirrored, and do not wait.
     assert_eq!(arrive(&mut mirror, now, 0, 0), Some(Route::Both));
     assert_eq!(arrive(&mut mirror, now, 1, 63), Some(Route::SourceOnly));

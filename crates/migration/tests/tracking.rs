@@ -178,7 +178,7 @@ fn a_guest_that_writes_faster_than_is_copied_is_given_up_with_the_numbers() {
     scene.copy_while_guests_write(200, BLOCKS);
     let (code, detail) = scene.failed.clone().unwrap();
     assert_eq!(code, FailureCode::NotConverging);
-    for said in ["MiB a second", "--strategy mirror", "--max-downtime", "ms that are allowed"] {
+    for said in ["MiB a second", "--strategy mirror", "--max-downtime", "ms are allowed"] {
         assert!(detail.contains(said), "{said}: {detail}");
     }
     assert!(scene.rounds().len() >= 3, "one burst is no reason");

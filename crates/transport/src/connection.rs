@@ -136,15 +136,15 @@ pub(crate) enum Ended {
     Closed,
     #[error("the peer said goodbye: it is being stopped, or has closed the session")]
     Goodbye,
-    #[error("nothing was heard of the peer for {:.1} s", silence.as_secs_f64())]
+    #[error("nothing was received from the peer for {:.1} s", silence.as_secs_f64())]
     Silent { silence: Duration },
     #[error("the peer sent {0}")]
     Malformed(#[from] Malformed),
     #[error("{0}")]
     Fault(#[from] Fault),
-    #[error("the peer sent a frame that has no place in a session")]
+    #[error("the peer sent a frame that is not allowed in a session")]
     Unexpected,
-    #[error("the session gave it up")]
+    #[error("the session closed it")]
     Stopped,
 }
 

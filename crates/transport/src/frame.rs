@@ -140,7 +140,7 @@ pub enum Malformed {
     #[error("a frame with a wrong checksum")]
     Checksum,
     /// A greeting lacks the magic bytes.
-    #[error("a greeting of something else than Sterna")]
+    #[error("a greeting that is not Sterna's")]
     Magic,
     /// A control frame's body does not decode.
     #[error("a control frame that does not decode")]
@@ -149,7 +149,7 @@ pub enum Malformed {
     #[error("a part that belongs to no message")]
     Part,
     /// A payload does not unpack to its length.
-    #[error("a payload that does not unpack to its length")]
+    #[error("a payload that does not decompress to its length")]
     Packing,
 }
 

@@ -116,8 +116,7 @@ pub enum HandshakeError {
     NoCertificate,
     /// Another host answered than was called.
     #[error(
-        "expected host {expected}, but host {came} answered: check the address, or pair the hosts again if its \
-         identity was made anew"
+        "expected host {expected}, but host {came} answered: check the address, or pair the hosts again if its identity is new"
     )]
     WrongHost {
         /// The host that was called.
@@ -138,7 +137,7 @@ pub enum HandshakeError {
         this: HostId,
     },
     /// A host that is not known here called.
-    #[error("host {came} called, which is not known here: pair the hosts, if it should be")]
+    #[error("host {came} called, which is not known here: pair the hosts if it should be allowed")]
     UnknownHost {
         /// The host that called.
         came: HostId,
@@ -158,7 +157,7 @@ pub enum HandshakeError {
     #[error("the other side sent {0}")]
     Malformed(#[from] Malformed),
     /// The frame has no place in a handshake.
-    #[error("the other side sent a frame that has no place in a handshake")]
+    #[error("the other side sent a frame that is not allowed in a handshake")]
     Unexpected,
     /// The other side refused the connection.
     #[error("host {by} refused: {refusal}")]
@@ -169,7 +168,7 @@ pub enum HandshakeError {
         refusal: RefusalReason,
     },
     /// Another connection has changed the session meanwhile.
-    #[error("another connection was faster: dialling again")]
+    #[error("another connection was faster: connecting again")]
     Superseded,
     /// The peer has too many connections.
     #[error("host {came} has too many connections already")]
@@ -209,7 +208,7 @@ pub enum RefusalReason {
         expected: HostId,
     },
     /// Another connection has changed the session.
-    #[error("another connection was faster: dial again")]
+    #[error("another connection was faster: connect again")]
     Superseded,
     /// This host has too many connections there.
     #[error("it has too many connections with this host already")]

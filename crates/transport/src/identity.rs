@@ -166,7 +166,7 @@ pub fn check_name(name: &str) -> Result<(), IdentityError> {
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
     /// The folder holds an identity, which must not be replaced by accident: all peers know it.
-    #[error("there is an identity in {} already: every peer knows this host by it", folder.display())]
+    #[error("{} already holds an identity, by which every peer knows this host", folder.display())]
     Exists {
         /// The folder that holds it.
         folder: PathBuf,
@@ -206,7 +206,7 @@ pub enum IdentityError {
         source: io::Error,
     },
     /// Others can read the key.
-    #[error("others may read {} (mode {mode:o}): `chmod 600` it, and make a new identity if somebody may have", path.display())]
+    #[error("others may read {} (mode {mode:o}): `chmod 600` it, and make a new identity if they may have done so", path.display())]
     KeyIsOpen {
         /// The path of the key.
         path: PathBuf,
@@ -214,7 +214,7 @@ pub enum IdentityError {
         mode: u32,
     },
     /// A file does not hold what it should.
-    #[error("{} does not hold what it should: restore it, or make a new identity and pair the hosts again", path.display())]
+    #[error("{} is damaged: restore it, or make a new identity and pair the hosts again", path.display())]
     Broken {
         /// The path of the file.
         path: PathBuf,

@@ -47,10 +47,10 @@ pub(crate) enum Arrival {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Violation {
     /// It sent more than it had credit for.
-    #[error("it sent more than it was given credit for")]
+    #[error("it sent more than its credit")]
     Credit,
     /// It used numbers far beyond the acknowledged ones.
-    #[error("it numbered frames beyond all bounds")]
+    #[error("it used frame numbers that are too large")]
     Span,
     /// It gave two messages the same place in an order.
     #[error("it gave two messages the same place in an order")]

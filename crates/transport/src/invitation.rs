@@ -242,7 +242,7 @@ pub enum JoinError {
     #[error("too many invitations are open: wait until some have expired")]
     TooManyInvitations,
     /// The token is this host's own.
-    #[error("this host has made this invitation itself: redeem it on the other host")]
+    #[error("this host made this invitation itself: redeem it on the other host")]
     Own,
     /// The token's time is over.
     #[error("the invitation's time is over: ask for a new one (or set the clocks right)")]

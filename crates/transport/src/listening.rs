@@ -61,7 +61,7 @@ impl Listening {
         match tried {
             Ok((listener, real)) => {
                 if state.as_ref().is_err_and(|problem| !problem.is_empty()) {
-                    tracing::info!(%address, "other hosts can reach this one at the address from now on");
+                    tracing::info!(%address, "other hosts can now reach this one at the address");
                 }
                 *state = Ok(real);
                 Some(listener)
@@ -69,7 +69,7 @@ impl Listening {
             Err(error) => {
                 let problem = error.to_string();
                 if state.as_ref() != Err(&problem) {
-                    tracing::warn!(%address, %problem, "the address cannot be listened on yet; it is tried every second");
+                    tracing::warn!(%address, %problem, "cannot listen on the address yet; trying every second");
                 }
                 *state = Err(problem);
                 None

@@ -361,7 +361,7 @@ impl Shared {
         state.incoming.report_lost();
         state.report_due = true;
         drop(state);
-        tracing::info!(peer = %self.peer.short(), count, "a connection does not answer; others carry on for it");
+        tracing::info!(peer = %self.peer.short(), count, "a connection does not answer; its traffic moves to others");
         self.work.notify_waiters();
     }
 

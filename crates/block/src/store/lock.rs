@@ -48,7 +48,7 @@ impl fmt::Display for Holder {
         match (&self.program, self.process) {
             (Some(program), Some(process)) => write!(f, "{program} (process {process})"),
             (None, Some(process)) => {
-                write!(f, "process {process}, which has ended; its last writes are still on their way")
+                write!(f, "process {process}, which has ended; its last writes are still in flight")
             }
             (_, None) => write!(f, "another process"),
         }

@@ -131,7 +131,7 @@ async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_el
     // A host where it may not be named says nothing of it.
     let Some(other) = Host::new() else { return };
     let refused = other.vms.compare_files(&alone).await.unwrap_err().to_string();
-    assert!(refused.contains("is no file that a VM from another host may name"), "{refused}");
+    assert!(refused.contains("a VM from another host may not use the file"), "{refused}");
 }
 
 #[tokio::test]

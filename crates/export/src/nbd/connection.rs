@@ -56,7 +56,7 @@ pub(super) async fn take_up(
     let export = session.export.clone();
     match session.agree_again(&server.exports) {
         Ok((agreement, first_bytes)) => {
-            tracing::info!(%export, unread = first_bytes.len(), "NBD client goes on");
+            tracing::info!(%export, unread = first_bytes.len(), "NBD client adopted");
             let stream = Stream::Plain(Rc::clone(&server.engine), Arc::clone(socket));
             use_export(server, member, socket, Negotiated { agreement, stream, first_bytes }).await;
         }
@@ -83,7 +83,7 @@ async fn use_export(
             Ok(passed) => {
                 let answered = member.requests_answered.get();
                 let session = PassedSession::of(&agreement, unread.0, answered);
-                tracing::debug!(export = %name, "NBD client is passed on");
+                tracing::debug!(export = %name, "NBD client handed over");
                 let connection = PassedConnection { socket: passed, session: Some(session) };
                 return server.passed.borrow_mut().push(connection);
             }

@@ -49,13 +49,13 @@ pub struct PassedSession {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CannotGoOn {
     /// There is no export of that name.
-    #[error("what it used is not exported")]
+    #[error("its export is not served")]
     NoExport,
     /// The client could request something that the export does not offer.
-    #[error("the export offers less than it was told, or in another way")]
+    #[error("the export offers less than was negotiated, or in another way")]
     OffersLess,
     /// The client could request bytes beyond the end.
-    #[error("the export is smaller than it was told")]
+    #[error("the export is smaller than was negotiated")]
     Smaller,
 }
 

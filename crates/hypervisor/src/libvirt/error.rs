@@ -37,8 +37,8 @@ pub enum LibvirtError {
     },
     /// It requires more than access to its socket.
     #[error(
-        "libvirt at {} wants {kind}, which Sterna does not speak; run the daemon as root, or let its user in without that \
-         (auth_unix_rw = \"none\" in libvirtd.conf or virtqemud.conf)", socket.display()
+        "libvirt at {} requires {kind}, which Sterna does not support; run the daemon as root, or let its user in without \
+         authentication (auth_unix_rw = \"none\" in libvirtd.conf or virtqemud.conf)", socket.display()
     )]
     Authentication {
         /// The authentication that it requires.

@@ -130,25 +130,25 @@ pub enum StayReason {
     #[error("it has bitmaps of a backup tool ({}), which would be lost; remove them first", .0.join(", "))]
     Bitmaps(Vec<String>),
     /// A filter, or an unknown format.
-    #[error("its uppermost node is driven by {0}; only raw and qcow2 over a file can be led elsewhere")]
+    #[error("the driver of its uppermost node is {0}; only raw and qcow2 over a file can be exchanged")]
     Driver(String),
     /// It has backing files, but its headers do not name them.
     #[error(
-        "it stands on a backing file that its header does not name as QEMU has it, with its format raw or qcow2, so that nobody \
-         else would find it; make it stand alone while the VM works (QMP: block-stream), or write the header with the \
-         VM off (qemu-img rebase -u -b FILE -F FORMAT)"
+        "its header does not name its backing file, of format raw or qcow2, as QEMU has it, so other programs would not find \
+         that file; make the image independent while the VM works (QMP: block-stream), or write the header with the VM off \
+         (qemu-img rebase -u -b FILE -F FORMAT)"
     )]
     Backing,
     /// Switching back would need the key.
     #[error(
-        "it is encrypted by QEMU, which does not tell the key; only images without encryption can be led elsewhere"
+        "it is encrypted by QEMU, which does not give the key; only images without encryption can be exchanged"
     )]
     Encrypted,
     /// It is over the network, or consists of several files.
     #[error("it is no plain file, but {0}")]
     NotAFile(String),
     /// It has no device that could be given another node.
-    #[error("QEMU does not tell which device it is")]
+    #[error("QEMU does not report which device it is")]
     NoDevice,
 }
 

@@ -53,7 +53,7 @@ pub enum QmpError {
         waited: Duration,
     },
     /// The connection has ended, with QEMU or by itself. The command may or may not have been carried out.
-    #[error("QEMU's monitor went away during {command}: {reason}")]
+    #[error("QEMU's monitor closed the connection during {command}: {reason}")]
     Gone {
         /// The name of the command.
         command: String,
@@ -71,7 +71,7 @@ pub enum QmpError {
         description: String,
     },
     /// The answer has another form than the command's answers.
-    #[error("QEMU answered {command} with something else than {expected}")]
+    #[error("QEMU answered {command} with something other than {expected}")]
     Unexpected {
         /// The name of the command.
         command: String,

@@ -288,7 +288,7 @@ fn bitmaps(blocks: &[Value], nodes: &[Value]) -> Vec<String> {
             if let Some(name) = bitmap["name"].as_str() {
                 let node = text(&node["node-name"]);
                 found.insert(format!(
-                    "a backup tool's bitmap \"{name}\" is on its node {node}, and would be lost"
+                    "its node {node} has a backup tool's bitmap \"{name}\", which would be lost"
                 ));
             }
         }

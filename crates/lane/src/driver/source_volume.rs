@@ -379,7 +379,7 @@ async fn give_back(lease: Option<Rc<HeldLease>>) -> FlushResult {
     match lease.give_back().await {
         Ok(()) => FlushResult::Durable,
         Err(error) => {
-            warn!(%error, "what was written to the target's image could not be flushed");
+            warn!(%error, "the target's image could not be flushed");
             FlushResult::Failed
         }
     }

@@ -212,7 +212,7 @@ impl TargetDriver {
         }
         self.target.handle_event(now, event);
         if self.target.prepared().is_none() && self.target.is_receiving() {
-            warn!(migration = %self.migration, "not promoted: the source goes on, and changes what it had promised");
+            warn!(migration = %self.migration, "not promoted: the source continues, and changes the promised data");
         }
     }
 

@@ -98,7 +98,7 @@ impl TargetVolume {
                     let result = match take_back(leased).await {
                         Ok(()) => flush(&store).await,
                         Err(error) => {
-                            warn!(%error, "the target's image is not closed by the source's host, so nothing is promised");
+                            warn!(%error, "the source's host has not closed the target's image, so the target does not promise");
                             FlushResult::Failed
                         }
                     };
@@ -109,7 +109,9 @@ impl TargetVolume {
                 self.hold_changes();
                 let knows = self.coming.filling.as_ref().is_some_and(|filling| filling.knows(manifest));
                 if !knows {
-                    warn!("what a source leaves behind is not what it told, so nothing is promised");
+                    warn!(
+                        "a source's missing blocks differ from its updates, so the target does not promise"
+                    );
                 }
                 let store = self.coming.store.ours();
                 self.answer_after(async move {

@@ -239,7 +239,7 @@ impl HeldLease {
             && !error.is_no_space()
             && self.here().is_some_and(|here| Rc::ptr_eq(&here, device))
         {
-            tracing::warn!(image = %self.shared.path.display(), %error, "a shared image cannot be used; it is asked for again");
+            tracing::warn!(image = %self.shared.path.display(), %error, "cannot use a shared image; requesting it again");
             self.say_lost();
             self.enter(State::Away);
         }

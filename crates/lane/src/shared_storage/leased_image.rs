@@ -170,7 +170,7 @@ impl LeasedImage {
         let removed = run_blocking(&self.engine, move || token::remove(&path)).await;
         if let Ok(Err(error)) = removed {
             let path = self.shared.path.display();
-            tracing::warn!(%path, %error, "what was put beside an image stays until the next start");
+            tracing::warn!(%path, %error, "cannot delete the file beside an image until the next start");
         }
     }
 

@@ -114,7 +114,7 @@ fn file(folder: &Path, secret: Secret) -> PathBuf {
 
 fn remove(path: &Path) {
     if let Err(error) = std::fs::remove_file(path) {
-        tracing::debug!(path = %path.display(), %error, "what showed a folder to another host is left over");
+        tracing::debug!(path = %path.display(), %error, "the probe file of a folder is left over");
     }
 }
 

@@ -164,7 +164,7 @@ impl Volume {
         let Some(of) = left_behind else { return Ok(()) };
         let complete = LayeredBitmap::new(self.block_size.blocks_of(size_bytes));
         if let Err(error) = self.chronicler.refer_to(of, generation, || None, || Some(complete)).await {
-            warn!(volume = %self.id, %error, "the way home will be a whole copy");
+            warn!(volume = %self.id, %error, "the return will copy everything");
         }
         Ok(())
     }

@@ -35,7 +35,7 @@ impl Lane {
             while let Err(fault) =
                 self.control.commit(vec![Record::GrewElsewhere { volume, size_bytes }]).await
             {
-                warn!(%fault, "the size that the volume has at its owner is not recorded; it is tried again");
+                warn!(%fault, "cannot record the volume's size at its owner; trying again");
                 self.handle.sleep(RECORD_RETRY).await;
             }
             info!(volume = %self.settings.name, to = size, "the volume has grown at its owner");

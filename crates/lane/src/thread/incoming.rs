@@ -78,7 +78,7 @@ impl Lane {
         };
         self.migration.opening.set(None);
         if let Err(error) = begun {
-            warn!(migration = %order.migration, %error, "what a former daemon kept of this stay of the volume does not go");
+            warn!(migration = %order.migration, %error, "cannot delete an earlier daemon's record of this residency");
             return Err(Refused::NotRecorded(CommitFault::NotWritten));
         }
         self.begin_incoming(order, store.map_err(Refused::Target)?, channels, role)
@@ -175,7 +175,7 @@ impl Lane {
         self.handle.spawn(async move {
             let outcome = driver.run().await;
             lane.close_reservoir_of_owner();
-            info!(%migration, ?outcome, "nothing is left to do here of a migration from another host");
+            info!(%migration, ?outcome, "a migration from another host is finished here");
             lane.migration.coming.replace(None);
             lane.migration.ended.notify();
             lane.control.entered(migration, Phase::Ended);
@@ -271,13 +271,13 @@ impl Listener for FromSource {
             Ok(Message::ToTarget { migration, message }) if migration == self.remote => {
                 self.driver.deliver(message);
             }
-            Ok(_) => warn!(remote = %self.remote, "a message that is not for the target is left out"),
-            Err(error) => warn!(remote = %self.remote, %error, "what the source said is not understood"),
+            Ok(_) => warn!(remote = %self.remote, "ignored a message that is not for the target"),
+            Err(error) => warn!(remote = %self.remote, %error, "ignored an invalid message of the source"),
         }
     }
 
     fn link_lost(&self, reason: &str) {
-        warn!(remote = %self.remote, reason, "the way to the source is broken");
+        warn!(remote = %self.remote, reason, "the channel to the source is broken");
         self.driver.link_lost();
     }
 

@@ -109,7 +109,8 @@ impl Lane {
             let volume = Rc::clone(&self.volume);
             self.handle.spawn(async move {
                 if let Err(error) = volume.chronicler().forget(of).await {
-                    warn!(volume = %volume.id(), %error, "what is kept of a migration that has ended stays until the next start");
+                    warn!(volume = %volume.id(), %error, "cannot delete the progress record of an ended migration until the next \
+                        start");
                 }
             });
         }

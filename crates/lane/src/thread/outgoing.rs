@@ -285,15 +285,15 @@ impl Listener for FromTarget {
             Ok(Message::ToSource { migration, message }) if migration == self.migration => {
                 self.driver.deliver(message);
             }
-            Ok(_) => warn!(migration = %self.migration, "a message that is not for the source is left out"),
+            Ok(_) => warn!(migration = %self.migration, "ignored a message that is not for the source"),
             Err(error) => {
-                warn!(migration = %self.migration, %error, "what the target said is not understood");
+                warn!(migration = %self.migration, %error, "ignored an invalid message of the target");
             }
         }
     }
 
     fn link_lost(&self, reason: &str) {
-        warn!(migration = %self.migration, reason, "the way to the target is broken");
+        warn!(migration = %self.migration, reason, "the channel to the target is broken");
         self.driver.link_lost();
     }
 
@@ -312,9 +312,7 @@ struct OfParticipant(SourceParticipantRef);
 
 impl Listener for OfParticipant {
     fn message(&self, _: &[u8]) {
-        warn!(
-            "a message of a handover came on the rpc of a volume that is not the migration's first; it is left out"
-        );
+        warn!("ignored a handover message on the RPC of a volume that is not the migration's first");
     }
 
     fn link_lost(&self, _: &str) {}

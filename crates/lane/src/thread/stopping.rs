@@ -40,7 +40,7 @@ impl Lane {
         let attached = self.attached.take();
         let answered = join_all(attached.iter().map(|(_, service)| service.end()));
         if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
-            warn!(volume = %self.settings.name, "what other hosts asked for is still under way");
+            warn!(volume = %self.settings.name, "requests of other hosts are still under way");
         }
         self.leave_copy().await;
         let is_flushed = match self.volume.home() {
@@ -51,7 +51,7 @@ impl Lane {
         let is_closed = is_flushed && self.volume.gate().in_flight() == 0;
         // N.B. after the last write: from here on the marks are not needed.
         if let Err(error) = self.volume.chronicler().close().await {
-            warn!(volume = %self.settings.name, %error, "its chronicle is kept only as the marks tell it");
+            warn!(volume = %self.settings.name, %error, "its chronicle is kept only as exactly as its marks");
         }
         info!(volume = %self.settings.name, passed_on = passed.len(), "no longer served");
         (is_closed.then(|| self.volume.chronicler().stay()), passed)

@@ -102,14 +102,18 @@ impl fmt::Display for Kind {
             }
             Self::Left { migration } => write!(
                 f,
-                "a volume has left it by migration {migration}, which is not over (sterna migration show {migration})"
+                "a volume has left it by migration {migration}, which has not ended (sterna migration show {migration})"
             ),
             Self::Reservoir { migration, host } => write!(
                 f,
-                "host \"{host}\" reads in it what it lacks of a volume that has left by {migration} (sterna migration show {migration})"
+                "host \"{host}\" reads missing blocks from it for a volume that left by {migration} (sterna migration show \
+                 {migration})"
             ),
             Self::Kept { volume, migration } => {
-                write!(f, "migration {migration} kept it of volume \"{volume}\" (sterna replica list)")
+                write!(
+                    f,
+                    "migration {migration} kept it as the old image of volume \"{volume}\" (sterna replica list)"
+                )
             }
             Self::Stale { volume, migration } => {
                 write!(f, "it is an old copy of volume \"{volume}\" that migration {migration} left")

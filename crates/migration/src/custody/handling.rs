@@ -114,7 +114,7 @@ impl Handling {
             (Todo::Claims, Event::Gathered(book)) => self.decide(book),
             (Todo::Compare, Event::Compared(found)) if found == self.object.found => At::Doing(Todo::Act),
             (Todo::Compare, Event::Compared(_)) => {
-                let why = "another image has come into its place meanwhile; order it again".to_owned();
+                let why = "another image has taken its place meanwhile; order it again".to_owned();
                 At::Ended(Err(self.refused(Kind::Unknown { why })))
             }
             (Todo::Act, Event::Acted) => At::Doing(Todo::Sync),

@@ -99,7 +99,7 @@ impl Step {
         match self {
             Self::Discard | Self::Advise(Advice::Delete) => "deleted",
             Self::Fence | Self::Rename | Self::Advise(Advice::Rename) => "renamed",
-            Self::TakeBack => "taken for the volume that comes home",
+            Self::TakeBack => "taken for the volume that returns",
             Self::Create => "made",
             Self::Resize | Self::Advise(Advice::Truncate) => "resized",
             Self::Zero => "zeroed",

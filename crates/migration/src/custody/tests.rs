@@ -160,7 +160,7 @@ fn a_reservoir_is_given_to_nobody_until_the_new_owner_has_everything() {
     for owner in [Owner::Administrator(Word::Plain), Owner::Administrator(Word::Insists)] {
         for step in [Step::ServeReadWrite, Step::ServeReadOnly, Step::Release, Step::Discard] {
             let refused = released.ask(step, &owner, &object("/hardlink", 1)).unwrap_err();
-            assert!(refused.to_string().contains("reads in it what it lacks"), "{refused}");
+            assert!(refused.to_string().contains("reads missing blocks from it"), "{refused}");
         }
     }
     released.ask(Step::Fence, &Owner::Migration(migration), &object("/a", 1)).unwrap();

@@ -74,16 +74,16 @@ pub enum Telling {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LogFault {
     /// The file is not a presence file, or has another version.
-    #[error("it is no file of presence that this program reads")]
+    #[error("it is no presence file that this program can read")]
     NotOne,
     /// The file belongs to another volume or residency.
-    #[error("it belongs to another volume, or to another stay of it")]
+    #[error("it belongs to another volume, or to another residency of it")]
     OfAnother,
     /// Some frame of the file is damaged.
     #[error("it is damaged")]
     Damaged,
     /// The file does not begin with the manifest of the handover.
-    #[error("it does not have what was missing at the handover")]
+    #[error("it does not record what was missing at the handover")]
     NotTheManifest,
 }
 

@@ -42,21 +42,22 @@ pub enum Waits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotPromotable {
     /// The migration does not come from another host.
-    #[error("it does not come from another host")]
+    #[error("it did not come from another host")]
     NotIncoming,
     /// The copy lacks parts of the volumes.
     #[error("it is not complete: its source has not finished copying")]
     Incomplete,
     /// The copy was to be handed over incomplete.
     #[error(
-        "it lacks blocks that only its source has: it can be taken over with the ticket that the source prints (sterna volume promote --ticket), and with nothing else"
+        "it lacks blocks that only its source has: it can be promoted only with the ticket that the source prints (sterna volume \
+         promote --ticket)"
     )]
     Hollow,
     /// The volumes are this host's already.
     #[error("it is this host's already")]
     Owned,
     /// Nothing of the copy is here.
-    #[error("its migration has ended without it")]
+    #[error("its migration has ended without a handover")]
     Over,
 }
 
@@ -113,11 +114,11 @@ impl Promotable {
         let migration = self.migration;
         match self.waits {
             Waits::ForRelease => format!(
-                "a complete copy, which waits until the host \"{source}\" says what became of its move ({migration}); if that \
-                 host is lost: sterna volume promote {volume} --force, or --ticket if it has printed one"
+                "a complete copy, which waits for host \"{source}\" to report the outcome of {migration}; if that host is lost: \
+                 sterna volume promote {volume} --force, or --ticket if it has printed one"
             ),
             Waits::ForDiscard => format!(
-                "a complete copy, which was handed back to the host \"{source}\" ({migration}) and waits until that has it; if \
+                "a complete copy, which was handed back to host \"{source}\" ({migration}) and waits for its confirmation; if \
                  that host is lost: sterna volume promote {volume} --force"
             ),
         }

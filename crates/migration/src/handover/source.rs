@@ -30,7 +30,8 @@ const REPEAT: Duration = Duration::from_millis(200);
 /// be gone for good. A host that reappears later asks, and is answered then ([`crate::recovery::answer_as_source`]).
 pub const TELL_MAX: Duration = Duration::from_secs(10);
 /// The left-over that is reported in that case.
-const UNTOLD: &str = "the other host has not said that it deleted its copy; it will when it asks";
+const UNTOLD: &str =
+    "the other host has not confirmed that it deleted its copy; it deletes it when it connects";
 
 /// The machine of a migration's source.
 #[derive(Debug)]

@@ -430,7 +430,7 @@ impl Target {
             true => format!("its source could not be reached for {} s", patience.away_max.as_secs()),
             false => format!("its source said nothing for {} s", patience.silent_max.as_secs()),
         };
-        let detail = detail + "; the volume is there as before: migrate it again";
+        let detail = detail + "; the volume is unchanged there: migrate it again";
         Outcome::Failed { code: FailureCode::GivenUp, detail }
     }
 
@@ -483,6 +483,6 @@ impl Ownership {
 }
 
 fn given_up() -> Outcome {
-    let detail = "the source gave the migration up, and knows why".to_owned();
+    let detail = "the source gave the migration up; the reason is recorded there".to_owned();
     Outcome::Failed { code: FailureCode::GivenUp, detail }
 }

@@ -57,7 +57,7 @@ pub enum TicketError {
     },
     /// No such migration waits at this host.
     #[error(
-        "no migration {migration} from host {source_host} waits here: it was taken over, given up, or never came so far"
+        "no migration {migration} from host {source_host} waits here: it was promoted or given up, or never reached this point"
     )]
     NothingWaits {
         /// The migration's number at the source.
@@ -67,7 +67,7 @@ pub enum TicketError {
     },
     /// The ticket is of another attempt than the one that waits here.
     #[error(
-        "the ticket is of try {ticket}, and try {waiting} waits here: ask the source for its present ticket"
+        "the ticket is of attempt {ticket}, and attempt {waiting} waits here: use the source's current ticket"
     )]
     OtherAttempt {
         /// The attempt of the ticket.

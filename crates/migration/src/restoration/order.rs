@@ -20,27 +20,25 @@ pub enum Order {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
     /// The volume is not one of a restored journal.
-    #[error("it does not wait for that: it is no volume of a journal that was put back")]
+    #[error("it needs no confirmation: it is not from a restored journal")]
     NotWaiting,
     /// The volume lacks blocks, and it is not known which.
-    #[error(
-        "it lacked blocks when the journal was saved, and which ones it still lacks is not known any more"
-    )]
+    #[error("it lacked blocks when the journal was saved, and it is unknown which ones it still lacks")]
     Hollow,
     /// The image has not been inspected yet.
-    #[error("its image has not been looked at yet")]
+    #[error("its image has not been checked yet")]
     NotLooked,
     /// The image does not exist, or cannot be inspected.
-    #[error("its image is not to be had")]
+    #[error("its image is not available")]
     NoImage,
     /// Some host has not answered yet.
-    #[error("not every other host has said whose it is")]
+    #[error("not every other host has answered who owns it")]
     Unheard,
     /// No host can know whether the image is the volume.
     #[error("no host can know whether this image is the volume")]
     InDoubt,
     /// A host or an image contradicts.
-    #[error("other hosts or images speak against it")]
+    #[error("other hosts or images contradict it")]
     Contradicted,
 }
 

@@ -356,8 +356,7 @@ impl Stay {
             return None;
         }
         self.is_doubted = true;
-        let forgetting =
-            self.give_up("a flush of its store failed, and what that holds may not be what was written");
+        let forgetting = self.give_up("a flush of its store failed, and the store may lack writes");
         Some(Doubt { stay: self.id, forgetting })
     }
 

@@ -46,22 +46,22 @@ pub enum OpeningStep {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Distrust {
     /// The parts of the kept state do not fit together.
-    #[error("what was kept contradicts itself")]
+    #[error("the kept record contradicts itself")]
     Inconsistent,
     /// The former state of the image is not known.
-    #[error("how its image looked when it was closed was not recorded")]
+    #[error("the state of its image at the last close was not recorded")]
     NotRecorded,
     /// The place of the image cannot say whether the image has changed.
-    #[error("the place of its image does not say whether somebody has changed it")]
+    #[error("its kind of image does not show whether another program has changed it")]
     Unknowable,
     /// Another image is in its place.
-    #[error("another image is in the place of the one that was served")]
+    #[error("another image is in its place")]
     Another,
     /// The image was changed by another program.
     #[error("its image was changed while it was not served")]
     Touched,
     /// The missing set of a copy is not known.
-    #[error("what was written since its blocks were copied is not known")]
+    #[error("it is unknown what was written since its blocks were copied")]
     Unmarked,
     /// Earlier writes may have vanished without a trace.
     #[error("a flush of its image has failed")]

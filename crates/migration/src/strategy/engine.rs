@@ -296,9 +296,9 @@ impl Engine {
     /// Returns the reason of a wait without limit, for example the guest's own disk.
     pub(super) fn waits_for(&self) -> Option<&'static str> {
         match self.stage {
-            Stage::Surveying => Some("what the source was asked for before the migration to end"),
+            Stage::Surveying => Some("earlier requests to the source to end"),
             Stage::Copying if self.link == Link::Away => Some("the other host to be reachable again"),
-            Stage::Copying if self.mover == Mover::Rests => Some("somebody to resume it"),
+            Stage::Copying if self.mover == Mover::Rests => Some("an administrator to resume it"),
             Stage::Copying if self.chunks.is_any_waiting() => {
                 Some("guest writes to blocks that are to be copied")
             }

@@ -221,9 +221,9 @@ impl Tracking {
         let written = self.rounds.last().filter(|round| !round.took.is_zero());
         let written = written.map_or(0.0, |round| round.dirtied as f64 / round.took.as_secs_f64());
         format!(
-            "it does not converge: after {} rounds guests still change {} a second, and the target takes {} a second; the last rounds \
-             left {} to be copied, which takes {} ms with the guests held, of the {} ms that are allowed for it. Use \
-             --strategy mirror, which converges whatever guests write, or --max-downtime {}, or move it when they write less",
+            "it does not converge: after {} rounds guests still change {} a second, and the target takes {} a second; the last \
+             rounds left {} to be copied, which takes {} ms with the guests held, and {} ms are allowed. Use --strategy mirror, \
+             which converges whatever guests write; or --max-downtime {}; or move it when they write less",
             self.ended,
             mebibytes(written as u64),
             mebibytes(rate as u64),

@@ -40,29 +40,29 @@ impl Does {
                 "its guest has shut down, and only its hypervisor is left (-no-shutdown): stop it with --now, and start it again",
             ),
             "postmigrate" => Self::Halted(
-                "its memory has gone elsewhere and it came back: let it go on first (sterna vm resume)",
+                "its memory was sent to another host, and it came back: resume it first (sterna vm resume)",
             ),
-            "io-error" => {
-                Self::Halted("a disk's error has stopped it: let it go on first (sterna vm resume)")
-            }
+            "io-error" => Self::Halted("a disk's error has stopped it: resume it first (sterna vm resume)"),
             "suspended" => {
                 Self::Cannot("its guest sleeps, and a move would wake it: wake it first (QMP: system_wakeup)")
             }
             "watchdog" => {
-                Self::Halted("its watchdog has stopped it: let it go on (sterna vm resume), or restart it")
+                Self::Halted("its watchdog has stopped it: resume it (sterna vm resume), or restart it")
             }
             "guest-panicked" => Self::Cannot("its guest has crashed: restart it"),
             "internal-error" => {
-                Self::Cannot("its hypervisor has met an error that it does not get over: restart it")
+                Self::Cannot("its hypervisor has met an error from which it cannot recover: restart it")
             }
             "inmigrate" => Self::Cannot("it waits for its memory from another host"),
-            "preconfig" => Self::Cannot("it is still being made: let it begin first (QMP: x-exit-preconfig)"),
+            "preconfig" => {
+                Self::Cannot("it is not configured yet: let it start first (QMP: x-exit-preconfig)")
+            }
             "save-vm" | "restore-vm" => {
                 Self::Cannot("a snapshot of it is being made or loaded: wait until that has ended")
             }
-            "debug" => Self::Halted("a debugger has stopped it: let it go on there"),
+            "debug" => Self::Halted("a debugger has stopped it: resume it in the debugger"),
             "colo" => Self::Cannot("it is one of two that run at the same time (COLO)"),
-            _ => Self::Cannot("its hypervisor names a state that is not known here"),
+            _ => Self::Cannot("its hypervisor reports a state that Sterna does not know"),
         }
     }
 }
@@ -204,7 +204,7 @@ fn then(does: &Does) -> Result<Then, String> {
     match does {
         Does::Runs => Ok(Then::Runs),
         Does::Paused => Ok(Then::StaysPaused),
-        Does::Stands => Err("its memory is being sent by somebody else".to_owned()),
+        Does::Stands => Err("another program is sending its memory".to_owned()),
         Does::Halted(why) | Does::Cannot(why) => Err((*why).to_owned()),
     }
 }

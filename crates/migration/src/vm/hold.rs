@@ -280,14 +280,11 @@ impl Hold {
                 self.wait(now, "its hypervisor does not end the move of its memory".to_owned());
             }
             (Memory::Still, Running::No) if seen.is_over_nothing => {
-                self.wait(
-                    now,
-                    "a disk of it is over nothing, and what it would write would be lost".to_owned(),
-                );
+                self.wait(now, "a disk of it has no backend, and its writes would be lost".to_owned());
             }
             // A failing disk, for example, stops it again: resume it with pauses in between.
             (Memory::Still, Running::No) if std::mem::take(&mut self.was_let_run) => {
-                self.wait(now, "it was let run and does not run: a disk of it may have failed".to_owned());
+                self.wait(now, "it was resumed and does not run: a disk of it may have failed".to_owned());
             }
             (Memory::Still, Running::No) => {
                 self.was_let_run = true;

@@ -64,7 +64,7 @@ pub enum Difference {
     DeviceRemoved(String),
     /// Another device has the name.
     #[error(
-        "the device {name} was exchanged while the VM ran: it is {is} now, and was {was}; put back what was there, or restart the VM"
+        "the device {name} was exchanged while the VM ran: it is {is} now, and was {was}; put the old one back, or restart the VM"
     )]
     DeviceExchanged {
         /// The name of the device.
@@ -76,7 +76,8 @@ pub enum Difference {
     },
     /// A drive has another medium.
     #[error(
-        "the disk {device} was exchanged while the VM ran: it is over {is} now, and was over {was}; put back what was there, or restart the VM"
+        "the disk {device} was exchanged while the VM ran: it is over {is} now, and was over {was}; put the old one back, or \
+         restart the VM"
     )]
     DiskExchanged {
         /// The name of the drive's device.

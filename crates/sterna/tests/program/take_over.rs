@@ -39,7 +39,7 @@ fn twenty_daemons_in_a_row_break_no_connection_and_lose_nothing() {
     // itself depends on the machine.
     assert!(summary.longest_stall < Duration::from_secs(2), "{summary:?}");
     stop_and_verify(guest);
-    assert_eq!(scene.log().unwrap().matches("NBD client goes on").count(), TIMES as usize);
+    assert_eq!(scene.log().unwrap().matches("NBD client adopted").count(), TIMES as usize);
     scene.stop();
 }
 

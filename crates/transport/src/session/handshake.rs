@@ -131,7 +131,7 @@ impl Shared {
         let remote = state.pairing.snapshot().remote;
         drop(state);
         for given_up in fenced.iter().filter(|given_up| **given_up != connection) {
-            self.detach_behind_gate(&gate, *given_up, "the peer has given it up");
+            self.detach_behind_gate(&gate, *given_up, "the peer has closed it");
         }
         let session = Session { shared: Arc::clone(self) };
         if let (Outcome::Restarted { before }, Some(now)) = (outcome, remote) {

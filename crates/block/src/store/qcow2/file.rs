@@ -319,7 +319,7 @@ impl Growing {
         let is_header = offset == 0 && data.as_slice().starts_with(&MAGIC);
         if is_whole && !is_header && (offset == 0 || self.l1.borrow().contains(&offset)) {
             let path = self.image.path().display();
-            tracing::warn!(%path, offset, "the image gives the place of one table to another: run `qemu-img check`");
+            tracing::warn!(%path, offset, "two tables of the image overlap: run `qemu-img check`");
             return Err(IoError::os("write tables", Errno::IO));
         }
         Ok(())

@@ -51,7 +51,7 @@ pub enum Qcow2Error {
         reason: HeaderError,
     },
     /// It names a backing file that cannot be used.
-    #[error("{path} stands on {backing}, which cannot be used")]
+    #[error("the backing file {backing} of {path} cannot be used")]
     Backing {
         /// The path of the image.
         path: PathBuf,
@@ -354,7 +354,7 @@ fn open_layer(
         None => {
             let format = probe_held(&found)?;
             tracing::warn!(path = %above.display(), backing = %path.display(), ?format,
-                "it does not tell the format of its backing file, which was guessed");
+                "the format of the backing file is not recorded, and was guessed");
             format
         }
     };

@@ -16,7 +16,7 @@ pub enum RemoteError {
         source: std::io::Error,
     },
     /// The address requires TLS.
-    #[error("{uri} asks for TLS, which is not supported yet: use a tunnel, or a network that you trust")]
+    #[error("{uri} asks for TLS, which is not supported yet: use a tunnel or a trusted network")]
     Tls {
         /// The address of the export.
         uri: String,
@@ -64,9 +64,7 @@ pub enum RemoteError {
         uri: String,
     },
     /// It has to be written, but flushed data could be lost.
-    #[error(
-        "the server of {uri} offers no flush, so that no write could be made durable: it can only be read"
-    )]
+    #[error("the server of {uri} offers no flush, so no write could be made durable: it can only be read")]
     NoFlush {
         /// The address of the export.
         uri: String,
@@ -82,7 +80,7 @@ pub enum RemoteError {
         needed: u64,
     },
     /// After a reconnection its properties have changed.
-    #[error("{uri} is not what it was before the connection broke: {what}")]
+    #[error("{uri} has changed since the connection broke: {what}")]
     Changed {
         /// The address of the export.
         uri: String,

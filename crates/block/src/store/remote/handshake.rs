@@ -96,7 +96,7 @@ impl<S: Read + Write> Talk<'_, S> {
                 _ => return Err(self.broken("it answers another question than that for contexts")),
             }
         }
-        Err(self.broken("its list of contexts does not end"))
+        Err(self.broken("its list of contexts is too long"))
     }
 
     /// Returns `None` if the server does not support this option.
@@ -115,21 +115,21 @@ impl<S: Read + Write> Talk<'_, S> {
                     Info::Other => {}
                 },
                 option_reply::ACK => {
-                    let (size, flags) = export.ok_or_else(|| self.broken("it does not tell the size"))?;
+                    let (size, flags) = export.ok_or_else(|| self.broken("it does not report the size"))?;
                     return Ok(Some((size, flags, block_sizes)));
                 }
                 option_reply::ERR_UNSUP => return Ok(None),
                 _ => return Err(self.refused(&reply)),
             }
         }
-        Err(self.broken("its description of the export does not end"))
+        Err(self.broken("its description of the export is too long"))
     }
 
     fn export_name(&mut self, padding: usize) -> Result<Told, RemoteError> {
         self.send_option(option::EXPORT_NAME, self.uri.export.as_bytes())?;
         let told: [u8; 10] = self.receive().map_err(|error| match error {
             RemoteError::Unreachable { source, .. } if source.kind() == std::io::ErrorKind::UnexpectedEof => {
-                let message = "there is no such export, as far as this old server can tell".to_owned();
+                let message = "there is no such export, according to this old server".to_owned();
                 RemoteError::Refused { uri: self.uri.to_string(), message }
             }
             error => error,
@@ -165,7 +165,7 @@ impl<S: Read + Write> Talk<'_, S> {
             return Err(self.broken("it answers another option than the one that was sent"));
         }
         if length > OPTION_REPLY_LENGTH_MAX {
-            return Err(self.broken("it answers an option at too great length"));
+            return Err(self.broken("its answer to an option is too long"));
         }
         let mut data = vec![0; length];
         self.fill(&mut data)?;

@@ -214,7 +214,7 @@ impl InFlight {
 
     fn find(&mut self, cookie: u64) -> Result<&mut Pending, Violation> {
         let pending = self.pending.get_mut(key_of(cookie)).filter(|pending| pending.cookie == cookie);
-        pending.ok_or("an answer comes to a request that is not in flight")
+        pending.ok_or("an answer to a request that is not in flight")
     }
 }
 

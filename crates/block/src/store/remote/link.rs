@@ -159,7 +159,7 @@ impl Link {
             Err(IoError::Closed) => Err(IoError::Closed),
             Err(error) => {
                 self.flushes_failed.set(self.flushes_failed.get() + 1);
-                self.connection_lost("it could not flush, and what it had answered is written again");
+                self.connection_lost("a flush failed, and the unflushed writes are repeated");
                 Err(error)
             }
         }
@@ -195,7 +195,7 @@ impl Link {
     /// Called when a connection breaks. Its requests wait for the next one.
     pub(super) fn connection_lost(&self, reason: &'static str) {
         let Some(others) = self.give_up_connections() else { return };
-        tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; dialling again");
+        tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; connecting again");
         if self.handle.now().saturating_sub(self.connected_at.get()) >= GOOD_SESSION {
             self.pause.set(Duration::ZERO);
         }
@@ -266,7 +266,7 @@ impl Link {
     async fn repeat_changes(&self, connection: &Rc<Connection>) -> Result<(), &'static str> {
         let changes = self.ledger.borrow().changes();
         if !changes.is_empty() {
-            tracing::info!(uri = %self.dialer.uri, changes = changes.len(), "writing again what was not flushed");
+            tracing::info!(uri = %self.dialer.uri, changes = changes.len(), "repeating the unflushed writes");
         }
         let order = RangeLock::new();
         let mut running = FuturesUnordered::new();
@@ -281,7 +281,7 @@ impl Link {
                 let _claimed = claim.await;
                 match connection.submit(&request, None, &self.zeroes).await {
                     Ok(Ok(_)) => Ok(()),
-                    Ok(Err(Failure::Refused(_))) => Err("it does not take again what it had taken"),
+                    Ok(Err(Failure::Refused(_))) => Err("it rejects a repeated write that it had accepted"),
                     Ok(Err(Failure::Lost)) | Err(_) => Err("it was lost again"),
                 }
             });
@@ -333,7 +333,7 @@ impl Link {
     /// [`Errno::AGAIN`] if the session is broken at this moment, or the export has changed: nothing has happened.
     pub(super) async fn renew(&self, lines: Lines, size: u64) -> Result<(), IoError> {
         self.check(lines.terms()).map_err(|what| {
-            tracing::warn!(uri = %self.dialer.uri, what, "a remote store is not what it was");
+            tracing::warn!(uri = %self.dialer.uri, what, "a remote store has changed");
             IoError::os("connect once more", Errno::STALE)
         })?;
         let again = IoError::os("connect once more", Errno::AGAIN);
@@ -342,7 +342,7 @@ impl Link {
         self.expect_size(size);
         drain(former, &self.handle, self.dialer.options.answer_deadline).await;
         if let Err(reason) = link.resume(lines).await {
-            tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; dialling again");
+            tracing::warn!(uri = %self.dialer.uri, reason, "lost the connection to a remote store; connecting again");
             self.handle.spawn(reconnect(Weak::clone(&self.own), Vec::new()));
         }
         Ok(())

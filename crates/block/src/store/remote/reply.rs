@@ -63,7 +63,7 @@ pub(super) fn decode_head(bytes: &[u8]) -> Result<Option<(Head, usize)>, Violati
             Ok(Some((Head { cookie, body: Body::Simple { error }, is_last: true }, SIMPLE_REPLY_LENGTH)))
         }
         Some(STRUCTURED_REPLY_MAGIC) => decode_chunk(fields, bytes.len()),
-        Some(_) => Err("a reply opens with a number that no reply has"),
+        Some(_) => Err("a reply begins with an unknown number"),
     }
 }
 
@@ -85,7 +85,7 @@ fn decode_chunk(mut fields: Fields<'_>, arrived: usize) -> Result<Option<(Head, 
             return Err("a chunk has a length that its kind does not allow");
         }
         _ if is_error => return Err("an error has a length that errors do not have"),
-        _ => return Err("a chunk is of a kind that nobody asked for"),
+        _ => return Err("a chunk is of a kind that was not requested"),
     };
     let head_length = CHUNK_HEADER_LENGTH + fixed as usize;
     if arrived < head_length {

@@ -279,14 +279,14 @@ impl<'a> Maker<'a> {
     fn file(&mut self, what: &str, path: &str) -> Result<String, Unmovable> {
         let found = self.process.resolve(Path::new(path));
         let found = found.ok_or_else(|| {
-            refuse(format!("{what} {path}"), "is a relative path, and where it begins cannot be told")
+            refuse(format!("{what} {path}"), "is a relative path, and its base folder is unknown")
         })?;
         let length = (self.limits.length)(&found, self.process).unwrap_or(0);
         if length > self.limits.file_bytes_max {
             return Err(refuse(
                 format!("{what} {path}"),
-                "is too large a file to go along: eject it if it is a CD-ROM (QMP: eject), or make a volume of it with \
-                 sterna vm adopt --disk",
+                "is too large a file to move along: eject it if it is a CD-ROM (QMP: eject), or make a volume of it with sterna \
+                 vm adopt --disk",
             ));
         }
         let known =
@@ -310,6 +310,6 @@ fn program(file: &Path) -> Result<String, Unmovable> {
     }
     Err(refuse(
         format!("the program {}", file.display()),
-        "is not called qemu-system-…, and other hosts run nothing else: start the VM by that name",
+        "is not named qemu-system-…, and other hosts run no other program: start the VM by that name",
     ))
 }

@@ -241,10 +241,10 @@ fn inet_fault(what: &str, port: &str, host: &str, error: &io::Error) -> String {
     let at = if host.is_empty() { String::new() } else { format!(" of {host}") };
     match error.kind() {
         io::ErrorKind::AddrInUse => format!(
-            "{what}: {port}{at} is in use there: end what uses it (ss -lntup), or start the VM once with another port"
+            "{what}: {port}{at} is in use there: stop the program that uses it (ss -lntup), or restart the VM with another port"
         ),
         io::ErrorKind::AddrNotAvailable => format!(
-            "{what}: {host} is no address of that host: add it there, or start the VM once with one that both have, or \
+            "{what}: {host} is no address of that host: add it there, or restart the VM with an address that both hosts have, or \
              with none"
         ),
         _ => format!("{what}: QEMU could not listen on {port}{at} there: {error}"),
@@ -254,14 +254,15 @@ fn inet_fault(what: &str, port: &str, host: &str, error: &io::Error) -> String {
 fn unix_fault(what: &str, path: &Path) -> Option<String> {
     if path.parent().is_some_and(|folder| !folder.is_dir()) {
         return Some(format!(
-            "{what}: the folder of {} is not there: make it, or let the socket be in the VM's own folder ({{path:NAME}})",
+            "{what}: the folder of {} does not exist there: create it, or put the socket into the VM's own folder \
+             ({{path:NAME}})",
             path.display()
         ));
     }
     // QEMU removes a leftover socket; it would also take away a socket that is served.
     UnixStream::connect(path).is_ok().then(|| {
         format!(
-            "{what}: somebody serves {} there: end that, or let the socket be in the VM's own folder ({{path:NAME}})",
+            "{what}: another program serves {} there: stop it, or put the socket into the VM's own folder ({{path:NAME}})",
             path.display()
         )
     })
@@ -338,7 +339,7 @@ mod tests {
             (format!("-nic user,hostfwd=tcp:127.0.0.1:{port}-:22"), "is in use there"),
             (format!("-serial udp::1@127.0.0.1:{datagram_port}"), "is in use there"),
             ("-vnc 192.0.2.1:0".to_owned(), "is no address of that host"),
-            (format!("-serial unix:{},server=on", served.display()), "somebody serves"),
+            (format!("-serial unix:{},server=on", served.display()), "another program serves"),
             ("-serial unix:/no/folder/socket,server=on".to_owned(), "the folder of"),
         ] {
             let faults = faults(words.clone());

@@ -19,7 +19,7 @@ pub struct Unmovable {
 const OPTIONS: [(&str, &str); 8] = [
     ("-incoming", "is given by Sterna when a VM arrives: leave it out"),
     ("-S", "is given by Sterna when a VM arrives: leave it out"),
-    ("-daemonize", "would take QEMU from Sterna, which lets it live on without: leave it out"),
+    ("-daemonize", "would detach QEMU from Sterna, which keeps it running anyway: leave it out"),
     ("-snapshot", "keeps writes in a temporary file, which would be left behind: leave it out"),
     ("-loadvm", "starts from a snapshot in a local image: leave it out"),
     ("-virtfs", "shares a folder of this host: put what the guest needs on a volume"),

@@ -45,8 +45,8 @@ const RESTRICT: &str = "restrict";
 pub enum NotAllowed {
     /// An option, a key or a word outside of the closed set.
     #[error(
-        "{what} is nothing that a VM from another host may name here; if it may: allow = [\"{entry}\"] below [machines] in \
-         that host's configuration"
+        "a VM from another host may not use {what} here; to allow it: allow = [\"{entry}\"] below [machines] in that host's \
+         configuration"
     )]
     Option {
         /// The words in question.
@@ -56,7 +56,7 @@ pub enum NotAllowed {
     },
     /// A path of this host.
     #[error(
-        "{option}: {path} is no file that a VM from another host may name here; if it may: folders = [\"{folder}\"] below \
+        "{option}: a VM from another host may not use the file {path} here; to allow it: folders = [\"{folder}\"] below \
          [machines] in that host's configuration"
     )]
     Path {
@@ -68,9 +68,7 @@ pub enum NotAllowed {
         folder: String,
     },
     /// An ambiguous or meaningless part.
-    #[error(
-        "{what} {reason}; a VM from another host must be written so that it is understood in one way only"
-    )]
+    #[error("{what} {reason}; the command of a VM from another host must have only one possible meaning")]
     Malformed {
         /// The words in question.
         what: String,
@@ -275,7 +273,7 @@ impl Understood {
 /// Returns a warning about the isolation of a network that QEMU makes within itself.
 fn isolated(option: &str) -> String {
     format!(
-        "{option} {USER_NETWORK}: there its guest reaches nothing but itself (restrict=on); if it may reach that host and \
+        "{option} {USER_NETWORK}: its guest reaches nothing outside of it there (restrict=on); to let it reach that host and \
          others: allow = [\"{option} {USER_NETWORK}\"] below [machines] in that host's configuration"
     )
 }

@@ -38,8 +38,8 @@ impl Qemu {
         let format = nodes.iter().find(|node| !node.is_read_only && FORMATS.contains(&node.driver.as_str()));
         Ok(format.map(|node| {
             format!(
-                "QEMU itself interprets {} on the disk \"{}\", and would read it at the target before that is its owner; give \
-                 the VM a raw disk, whose volume may be of any format",
+                "QEMU itself interprets {} on the disk \"{}\", and would read it at the target before the target owns it; give \
+                 the VM a raw disk (the volume's image may have any format)",
                 node.driver, node.name
             )
         }))

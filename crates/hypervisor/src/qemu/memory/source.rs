@@ -52,8 +52,8 @@ impl Qemu {
         Ok(is_concerned.then(|| {
             let less = (size - PAGES_AT_ONCE_BYTES / 64 * 2) >> 10;
             format!(
-                "it is emulated (-accel tcg), and QEMU {version} loses what such a VM writes to its memory while that is \
-                 copied; start it with -m {less}K, which QEMU treats otherwise, or with QEMU {EMULATION_TRACKED_FROM}"
+                "it is emulated (-accel tcg), and QEMU {version} loses writes to the memory of such a VM while it is copied; \
+                 start it with -m {less}K, which avoids the defect, or with QEMU {EMULATION_TRACKED_FROM}"
             )
         }))
     }

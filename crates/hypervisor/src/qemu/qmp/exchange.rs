@@ -191,7 +191,7 @@ async fn listen(mut lines: Lines<impl AsyncRead + Unpin>, shared: Arc<Shared>, g
 async fn speak(mut output: impl AsyncWrite + Unpin, mut lines: mpsc::Receiver<Vec<u8>>, shared: Arc<Shared>) {
     while let Some(line) = lines.recv().await {
         if let Err(error) = output.write_all(&line).await {
-            return shared.end(format!("QEMU does not listen any more: {error}"));
+            return shared.end(format!("QEMU has stopped listening: {error}"));
         }
     }
 }

@@ -114,7 +114,7 @@ impl Source {
             }
             (_, ToSource::Cancelled) => self.end_before_release(Outcome::CancelledThere),
             (_, ToSource::Unknown) => {
-                let detail = "it was ended at the other host, or is not known there".to_owned();
+                let detail = "the other host has ended it, or does not know it".to_owned();
                 self.end_before_release(Outcome::Failed { code: FailureCode::HostRefused, detail });
             }
             // The administrator of the target's host ended it: only a target that has promised nothing reports this unasked.
@@ -214,8 +214,8 @@ impl Source {
 fn promoted_elsewhere(generations: &[(VolumeId, Generation)]) -> Outcome {
     let there = generations.iter().map(|(_, generation)| generation.0).max().unwrap_or_default();
     let detail = format!(
-        "the copy at the other host was promoted by force and has generation {there}; this one goes on, and both are \
-         branches of one history: decide which is to stay"
+        "the copy at the other host was promoted by force and has generation {there}; this one is still served, and both are \
+         branches of one history: decide which to keep"
     );
     Outcome::Failed { code: FailureCode::PromotedElsewhere, detail }
 }

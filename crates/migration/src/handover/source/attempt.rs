@@ -166,8 +166,7 @@ impl Source {
     /// case 16).
     pub(super) fn close_gates(&mut self, now: Duration) {
         if self.attempt.next() == Attempt::ALL {
-            let detail =
-                "there are no more numbers for tries at the handover; begin a new migration".to_owned();
+            let detail = "no numbers are left for attempts at the handover; begin a new migration".to_owned();
             self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
             return;
         }
@@ -302,7 +301,7 @@ impl Source {
         if let Some(outcome) = self.pending_end.take() {
             self.end_before_release(outcome);
         } else if self.tries >= ATTEMPTS_MAX {
-            let detail = format!("the handover did not succeed in {ATTEMPTS_MAX} tries{}", self.because());
+            let detail = format!("the handover failed in {ATTEMPTS_MAX} attempts{}", self.because());
             self.end_before_release(Outcome::Failed { code: FailureCode::HandoverRefused, detail });
         }
     }

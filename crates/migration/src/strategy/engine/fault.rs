@@ -176,7 +176,7 @@ impl Engine {
     pub(super) fn link_lost(&mut self) {
         self.link = Link::Away;
         self.drain.interrupt();
-        self.suspend("the link to the other host is away", None);
+        self.suspend("the link to the other host is down", None);
         self.answer_waiting();
     }
 

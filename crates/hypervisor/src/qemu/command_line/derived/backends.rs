@@ -23,11 +23,11 @@ const LEFT: [(&str, &str); 12] = [
 /// Options that cannot go along, with the reason.
 const REFUSED: [(&str, &str); 3] = [
     ("-readconfig", "reads options from a file of this host: start the VM with these options instead"),
-    ("-chroot", "shuts QEMU up in a folder of this host: start the VM without"),
+    ("-chroot", "confines QEMU to a folder of this host: start the VM without it"),
     ("-add-fd", INHERITED),
 ];
 const WINDOWS: [&str; 6] = ["gtk", "sdl", "curses", "cocoa", "dbus", "spice-app"];
-const INHERITED: &str = "is an open descriptor that whoever started the VM (such as libvirt) gave it: another host \
+const INHERITED: &str = "is an open descriptor that came from the program that started the VM (such as libvirt): another host \
     has none like it";
 const HOST_DEVICE: &str = "is a device of this host: use a socket";
 

@@ -27,12 +27,12 @@ impl Names {
     pub(super) fn add(&mut self, option: &str, other: &Self) -> Result<(), NotAllowed> {
         for (class, name) in &other.made {
             if self.made.contains(&(*class, name.clone())) {
-                return Err(NotAllowed::malformed(option, name, "is a name that something else has"));
+                return Err(NotAllowed::malformed(option, name, "is a name that is already in use"));
             }
             let is_of = |begin: &str| name.strip_prefix(begin).is_some_and(is_number);
             let is_port = *class == Class::Character && PORTS.iter().any(|begin| is_of(begin));
             if is_of(MONITOR) || is_port {
-                return Err(NotAllowed::malformed(option, name, "is a name that QEMU gives itself"));
+                return Err(NotAllowed::malformed(option, name, "is a name that QEMU assigns itself"));
             }
             self.made.push((*class, name.clone()));
         }

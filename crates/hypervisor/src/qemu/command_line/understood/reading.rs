@@ -147,7 +147,7 @@ fn read_form(
         match kind(&key) {
             Some(kind) => said.read(option, &key, kind, &value, allowed)?,
             None if key == first => {
-                return Err(NotAllowed::malformed(option, &value, "names what was named before"));
+                return Err(NotAllowed::malformed(option, &value, "repeats an earlier name"));
             }
             None => return Err(NotAllowed::option(option, word, Some((&key, &value)))),
         }
