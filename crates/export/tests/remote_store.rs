@@ -65,7 +65,6 @@ impl Running {
         (self.stop, self.thread) = (Some(stop), Some(thread));
     }
 
-    /// Shuts the server down as the daemon does, and starts it again.
     fn restart(&mut self) {
         self.end();
         std::fs::remove_file(&self.socket).unwrap();
@@ -92,7 +91,6 @@ impl Drop for Running {
     }
 }
 
-/// Runs a test on each engine that this system has.
 fn on_each_engine<F: Future<Output = ()> + 'static>(body: impl Fn(Rc<dyn Engine>, Handle) -> F) {
     for choice in [EngineChoice::Ring, EngineChoice::Threads] {
         let Ok((driver, engine)) = engine::open(choice) else {

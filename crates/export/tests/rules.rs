@@ -26,7 +26,6 @@ const ENOTSUP: u32 = 95;
 const COMPACT: &[Style] = &[Simple, Structured];
 const EVERY: &[Style] = &[Simple, Structured, Extended];
 
-/// A flag that no command has.
 const UNKNOWN_FLAG: u16 = 1 << 9;
 /// A length beyond every limit on a payload, and within the disk.
 const LONG: u64 = PAYLOAD_LENGTH_MAX as u64 + 512;
@@ -35,11 +34,9 @@ const LONG: u64 = PAYLOAD_LENGTH_MAX as u64 + 512;
 enum Answer {
     Success,
     Error(u32),
-    /// There is no answer: the connection ends.
     Closed,
 }
 
-/// A rule, and a request that tests it.
 struct Rule {
     says: &'static str,
     styles: &'static [Style],
@@ -79,7 +76,6 @@ const STATUS: u16 = command::BLOCK_STATUS;
 const RULES: &[Rule] = &[
     rule("an unknown command is refused", EVERY, 99, 0, (0, 512), Error(EINVAL)),
     rule("the command RESIZE is not known", EVERY, 8, 0, (0, 512), Error(EINVAL)),
-    // Flags.
     rule("FUA is allowed with a write", EVERY, WRITE, FUA, (0, 512), Success),
     rule("FUA is allowed with zeroing", EVERY, ZEROES, FUA, (0, 512), Success),
     rule("FUA is allowed with a trim", EVERY, TRIM, FUA, (0, 512), Success),
@@ -98,12 +94,10 @@ const RULES: &[Rule] = &[
     rule("FAST_ZERO is for zeroing", EVERY, TRIM, FAST_ZERO, (0, 512), Error(EINVAL)),
     rule("REQ_ONE is for block status", EVERY, READ, REQ_ONE, (0, 512), Error(EINVAL)),
     rule("PAYLOAD_LEN takes extended headers", COMPACT, WRITE, PAYLOAD_LEN, (0, 512), Error(EINVAL)),
-    // Reads.
     rule("a read ends within the export", EVERY, READ, 0, (SIZE, 1), Error(EINVAL)),
     rule("a read does not wrap around", EVERY, READ, 0, (u64::MAX - 100, 512), Error(EINVAL)),
     rule("a read is no longer than the maximum", EVERY, READ, 0, (0, LONG), Error(EINVAL)),
     rule("a whole read is no longer than the maximum", &[Structured], READ, DF, (0, LONG), Error(EOVERFLOW)),
-    // Writes.
     rule("a write may be of nothing", COMPACT, WRITE, 0, (0, 0), Success),
     rule("a write ends within the export", EVERY, WRITE, 0, (SIZE - 100, 512), Error(ENOSPC)),
     rule("a write does not wrap around", EVERY, WRITE, 0, (u64::MAX - 100, 512), Error(ENOSPC)),
@@ -124,17 +118,14 @@ const RULES: &[Rule] = &[
     rule("a cache request ends within the export", EVERY, CACHE, 0, (SIZE - 100, 512), Error(EINVAL)),
     rule("a cache request may be longer than a payload", EVERY, CACHE, 0, (0, LONG), Success),
     frozen("a read-only export may be cached", CACHE, 0, Success),
-    // Flushes.
     rule("a flush has no length", EVERY, FLUSH, 0, (0, 512), Error(EINVAL)),
     rule("a flush has no offset", EVERY, FLUSH, 0, (512, 0), Error(EINVAL)),
-    // Allocation.
     rule("block status takes a chosen context", &[Simple], STATUS, 0, (0, 512), Error(EINVAL)),
     rule("block status is about something", EVERY, STATUS, 0, (0, 0), Error(EINVAL)),
     rule("block status ends within the export", EVERY, STATUS, 0, (SIZE - 100, 512), Error(EINVAL)),
     rule("contexts are named in twelve bytes", &[Extended], STATUS, PAYLOAD_LEN, (0, 16), Error(EINVAL)),
     rule("a context is named", &[Extended], STATUS, PAYLOAD_LEN, (0, 8), Error(EINVAL)),
     rule("a named context was chosen", &[Extended], STATUS, PAYLOAD_LEN, (0, 12), Error(EINVAL)),
-    // Extended headers.
     rule("only what has one brings a payload", &[Extended], READ, PAYLOAD_LEN, (0, 512), Error(EINVAL)),
     rule("a write says that it brings a payload", &[Extended], WRITE, PAYLOAD_LEN, (0, 512), Success),
     rule("a write is one also if it does not say so", &[Extended], WRITE, 0, (0, 512), Success),

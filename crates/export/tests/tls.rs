@@ -218,7 +218,6 @@ fn acknowledged(stream: &mut TcpStream) -> bool {
 
 fn rest(stream: &mut TcpStream) -> Vec<u8> {
     let mut bytes = Vec::new();
-    // A reset is an end, too.
     let _ = stream.read_to_end(&mut bytes);
     bytes
 }

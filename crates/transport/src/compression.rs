@@ -31,7 +31,6 @@ const RATIO_MAX: f64 = 0.9;
 /// How many times faster packing must be: the figures are means, and switching back and forth costs time.
 const GAIN_MIN: f64 = 1.15;
 
-/// Weight of a new measurement in a mean.
 const WEIGHT: f64 = 0.2;
 
 /// Undoes a peer's [`Packer`]. The caller has checked `payload_bytes` against the limits.
@@ -86,7 +85,6 @@ impl Packer {
         }
     }
 
-    /// Sets the link's usual time per byte while there is more to send.
     pub(crate) fn measured(&mut self, link_ns_per_byte: f64) {
         self.link_ns_per_byte = Some(link_ns_per_byte);
     }
@@ -157,7 +155,6 @@ fn mean(of: &mut Option<f64>, value: f64) -> f64 {
     mean
 }
 
-/// Returns whether a small piece of the payload packs at all.
 fn probe(payload: &[u8]) -> bool {
     let from = (payload.len() / 2).min(payload.len().saturating_sub(PROBE_BYTES));
     let piece = &payload[from..payload.len().min(from + PROBE_BYTES)];

@@ -42,7 +42,6 @@ pub(crate) struct Connection {
     reason: String,
 }
 
-/// State that the reader, writer and watchdog share.
 #[derive(Default)]
 pub(crate) struct Heartbeat {
     ping_due: AtomicBool,

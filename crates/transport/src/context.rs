@@ -85,7 +85,6 @@ impl Context {
         self.sessions.lock().unwrap_or_else(PoisonError::into_inner).by_peer.remove(&peer)
     }
 
-    /// Removes all sessions from the list; no others begin.
     pub(crate) fn take_all_sessions(&self) -> Vec<Arc<Shared>> {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.is_stopped = true;
@@ -96,7 +95,6 @@ impl Context {
         Incarnation(random_number())
     }
 
-    /// Notes for the status that a connection was refused.
     pub(crate) fn note_refusal(&self, text: String) {
         let mut refused = self.refused.lock().unwrap_or_else(PoisonError::into_inner);
         if refused.len() == REFUSED_MAX {

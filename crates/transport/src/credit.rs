@@ -20,7 +20,6 @@ pub const WINDOW_BYTES_MIN: u64 = 32 << 20;
 /// Sixteenths of the window for each class: control, requests of a guest, memory, and the background.
 const SIXTEENTHS: [u64; CLASSES] = [1, 3, 4, 8];
 
-/// Returns how much of its class's window a message uses.
 pub(crate) fn cost(head_bytes: usize, payload_bytes: usize) -> u64 {
     COST_OVERHEAD_BYTES + head_bytes as u64 + payload_bytes as u64
 }

@@ -159,7 +159,6 @@ pub(crate) async fn call(
     Ok((wire, version))
 }
 
-/// Returns the two ends of a connection, for the status.
 pub(crate) fn ends(wire: &Wire) -> (String, String) {
     let stream = wire.stream.get_ref().0;
     let text =

@@ -156,9 +156,7 @@ pub(crate) struct State {
     dialled: Option<Peer>,
     diallers: Vec<JoinHandle<()>>,
     reporter: Option<JoinHandle<()>>,
-    /// Pairs of links that are dialled, for the status.
     slots: Vec<Arc<Slot>>,
-    /// Time since which there is a connection, or none.
     since: Instant,
     last_error: Option<String>,
 }
@@ -225,7 +223,6 @@ impl Shared {
         self.work.notify_one();
     }
 
-    /// Returns what a connection is to send next, given what it has begun.
     pub(crate) fn next(self: &Arc<Self>, connection: ConnectionId, begun: &UnderWay) -> Option<Next> {
         let mut state = self.lock();
         if !state.may_carry(connection) {

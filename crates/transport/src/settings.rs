@@ -111,7 +111,6 @@ impl Default for Versions {
 }
 
 impl Versions {
-    /// Returns the newest version that both speak.
     pub(crate) fn agree(self, other: Self) -> Option<u16> {
         let newest = self.highest.min(other.highest);
         (newest >= self.lowest && newest >= other.lowest).then_some(newest)

@@ -87,12 +87,10 @@ pub(crate) fn server_config(
     Ok(config)
 }
 
-/// Returns the host of a certificate; `None` if it is invalid.
 pub(crate) fn host_of(certificates: Option<&[CertificateDer<'_>]>) -> Option<HostId> {
     host_of_certificate(certificates?.first()?)
 }
 
-/// Returns the host of a certificate; `None` if it is invalid.
 pub(crate) fn host_of_certificate(certificate: &CertificateDer<'_>) -> Option<HostId> {
     let parsed = ParsedCertificate::try_from(certificate).ok()?;
     Some(HostId::of_public_key(&parsed.subject_public_key_info()))

@@ -17,7 +17,6 @@ pub(super) struct Budget {
     bytes_max: usize,
     /// Bytes that each share may hold without using the budget.
     allowance: usize,
-    /// Bytes held beyond allowances.
     bytes_held: Cell<usize>,
     /// Refused shares in order of arrival; the first one is served first.
     line: RefCell<VecDeque<Waiting>>,
@@ -26,7 +25,6 @@ pub(super) struct Budget {
 
 struct Waiting {
     share: u64,
-    /// Bytes that it needs beyond its allowance.
     bytes: usize,
     waker: Waker,
 }
@@ -46,7 +44,6 @@ impl Budget {
         Rc::new(Self { bytes_max, allowance, bytes_held, line: RefCell::default(), shares_made })
     }
 
-    /// Makes a share with a limit of its own.
     pub(super) fn share(self: &Rc<Self>, bytes_max: usize) -> Share {
         let number = self.shares_made.get();
         self.shares_made.set(number + 1);

@@ -14,7 +14,6 @@ use crate::nbd::limits::Limits;
 /// Silence on a network connection after which it is probed. A client may be idle for days, but a host that has lost power must
 /// not keep a place.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
-/// Time between two probes.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// Unanswered probes after which the client is gone.
 const KEEPALIVE_COUNT: u32 = 6;

@@ -104,7 +104,6 @@ fn close(socket: &OwnedFd) {
 struct Negotiated {
     agreement: Agreement,
     stream: Stream,
-    /// Bytes of the client after the negotiation.
     first_bytes: Vec<u8>,
 }
 

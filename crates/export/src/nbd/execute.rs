@@ -96,7 +96,6 @@ async fn carry_out(
     Ok(Body::Done)
 }
 
-/// Describes a range as far as one reply can.
 async fn describe_many(
     device: &dyn BlockDevice,
     range: ByteRange,

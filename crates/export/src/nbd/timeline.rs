@@ -66,7 +66,6 @@ const STAGES: [(Stage, &str); 7] = [
 ];
 
 impl Timeline {
-    /// Makes a time line if the log shows it.
     pub(super) fn if_wanted() -> Option<Box<Self>> {
         tracing::enabled!(Level::TRACE).then(|| Box::new(Self::new(Instant::now())))
     }

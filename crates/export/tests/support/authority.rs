@@ -36,7 +36,6 @@ impl Authority {
         authority
     }
 
-    /// Signs a new certificate, and replaces the one of this role.
     pub(crate) fn issue(&self, role: Role) {
         let (name, purpose) = match role {
             Role::Server => ("server", ExtendedKeyUsagePurpose::ServerAuth),

@@ -15,7 +15,6 @@ pub(crate) struct TestDevice {
     probe: Probe,
 }
 
-/// A test's view of the device, from its own thread.
 #[derive(Clone, Default)]
 pub(crate) struct Probe {
     state: Arc<Mutex<State>>,
@@ -37,7 +36,6 @@ struct State {
 }
 
 impl Probe {
-    /// Makes reads and writes wait from now on.
     pub(crate) fn hold(&self) {
         self.state().held = true;
     }
@@ -48,7 +46,6 @@ impl Probe {
         state.wakers.drain(..).for_each(Waker::wake);
     }
 
-    /// Makes reads and writes fail from now on.
     pub(crate) fn fail_with(&self, errno: Errno) {
         self.state().failing = Some(errno);
     }
@@ -71,7 +68,6 @@ impl Probe {
         self.state().waiting
     }
 
-    /// Returns the most requests that have waited at a time.
     pub(crate) fn waiting_max(&self) -> usize {
         self.state().waiting_max
     }

@@ -128,7 +128,6 @@ impl Running {
         answered
     }
 
-    /// Waits until `reached` accepts the connections.
     pub(crate) fn wait_for(&self, what: &str, reached: impl Fn(&[ConnectionInfo]) -> bool) {
         let begun = Instant::now();
         while !reached(&self.connections()) {

@@ -17,7 +17,6 @@ pub(crate) struct RawClient {
 #[derive(Debug, PartialEq)]
 pub(crate) enum RawReply {
     Simple(u32, u64),
-    /// Flags, kind, cookie and payload.
     Chunk(u16, u16, u64, Vec<u8>),
     /// The same with an extended header, which has the offset before the payload.
     ExtendedChunk(u16, u16, u64, u64, Vec<u8>),
@@ -83,7 +82,6 @@ impl RawClient {
         client
     }
 
-    /// Sends an option and returns the kinds of the replies, up to the last.
     pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Vec<u32> {
         let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
         bytes.extend(option.to_be_bytes());
@@ -150,7 +148,6 @@ impl RawClient {
         self.stream.write_all(&bytes).unwrap();
     }
 
-    /// Receives a reply without data, or a chunk.
     pub(crate) fn reply(&mut self) -> RawReply {
         let magic = u32::from_be_bytes(self.read());
         match magic {

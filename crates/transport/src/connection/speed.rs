@@ -25,7 +25,6 @@ const MEASUREMENTS_MIN: usize = 3;
 #[derive(Debug, Default)]
 pub(super) struct Speed {
     burst: Option<Burst>,
-    /// The latest measurements, oldest first.
     measured: VecDeque<Measurement>,
 }
 
@@ -40,7 +39,6 @@ struct Burst {
 /// The speed of a link, measured once or as a median.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measurement {
-    /// Bytes that the connection carried in a second.
     pub(super) bytes_per_second: f64,
     pub(super) link_ns_per_byte: f64,
 }

@@ -30,7 +30,6 @@ const PART_BYTES_MIN: usize = 16 << 10;
 /// Time that a part may take on the link: a more urgent message waits for it.
 const PART_TIME: Duration = Duration::from_millis(2);
 
-/// Time limit for the goodbye.
 const GOODBYE_WITHIN: Duration = Duration::from_millis(500);
 
 type Stream = WriteHalf<TlsStream<TcpStream>>;
@@ -103,7 +102,6 @@ struct Writer<'a> {
 struct Unfinished {
     number: u64,
     channel: ChannelId,
-    /// Rest of the payload, as it is sent.
     left: Bytes,
 }
 
@@ -194,7 +192,6 @@ impl Writer<'_> {
         part
     }
 
-    /// Sends the gathered bytes, and a part after them.
     async fn send(&mut self, stream: &mut Stream, part: Bytes) -> std::io::Result<()> {
         let bytes = self.gathered.len() + part.len();
         let begun = Instant::now();

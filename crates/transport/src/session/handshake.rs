@@ -22,18 +22,15 @@ pub(crate) struct Offer {
     told: Vec<ConnectionId>,
 }
 
-/// A connection that is about to join the session.
 pub(crate) struct Joining {
     pub(crate) connection: ConnectionId,
     pub(crate) counters: Arc<Counters>,
     pub(crate) stop: Arc<Notify>,
     pub(crate) is_inbound: bool,
-    /// The protocol version agreed on for this connection.
     pub(crate) version: u16,
 }
 
 impl Shared {
-    /// Dialler: makes its *Hello*.
     pub(crate) fn hello(&self, connection: ConnectionId) -> (Hello, Snapshot) {
         let state = self.lock();
         let snapshot = state.pairing.snapshot();
@@ -47,7 +44,6 @@ impl Shared {
         (hello, snapshot)
     }
 
-    /// Called side: answers a *Hello*.
     pub(crate) fn welcome(&self, hello: Hello, fresh: Incarnation) -> (Welcome, Offer) {
         let mut state = self.lock();
         let at_hello = state.pairing.snapshot();

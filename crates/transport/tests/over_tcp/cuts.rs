@@ -13,11 +13,9 @@ use transport::{
 /// Messages of the long test: enough that cuts meet every state of a connection.
 const MESSAGES: usize = 100_000;
 
-/// Counts how often each message came.
 struct Counting {
     seen: Vec<AtomicU32>,
     total: AtomicUsize,
-    /// The next message of each ordered channel.
     next: [AtomicUsize; 3],
 }
 

@@ -113,7 +113,6 @@ fn thousands_of_silent_strangers_do_not_keep_a_peer_out() {
     drop(strangers);
 }
 
-/// Connects from another address than that of the hosts.
 fn stranger(runtime: &tokio::runtime::Runtime, address: std::net::SocketAddr) -> TcpStream {
     let stream = runtime.block_on(async {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
@@ -149,7 +148,6 @@ fn strangers_who_take_all_places_do_not_keep_a_known_host_out() {
 fn silent_connections_of_an_address_do_not_keep_a_known_host_out_that_comes_from_there() {
     let few = |settings: &mut Settings| {
         settings.limits.unauthenticated_per_address_max = 4;
-        // No place becomes free by itself while the test runs.
         settings.limits.handshake_max = Duration::from_secs(600);
     };
     let (source, target) = (Host::start("source", |_| {}), Host::start("target", few));

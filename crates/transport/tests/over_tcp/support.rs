@@ -49,7 +49,6 @@ impl Peers for Known {
     }
 }
 
-/// An event of a receiver.
 #[derive(Debug)]
 pub(crate) enum Event {
     Connected(Incarnation),
@@ -59,7 +58,6 @@ pub(crate) enum Event {
     Drained,
 }
 
-/// Keeps events until a test takes them.
 #[derive(Default)]
 pub(crate) struct Inbox {
     events: Mutex<Vec<Event>>,

@@ -103,7 +103,6 @@ impl fmt::Debug for Unread {
     }
 }
 
-/// A connection on which an export is being used.
 struct Exchange {
     server: Rc<Shared>,
     member: Rc<Member>,
@@ -114,13 +113,11 @@ struct Exchange {
     terms: Terms,
     intake: Intake,
     read_ahead: ReadAhead,
-    /// Ends the current receive when the connection is passed on.
     interrupt: Interrupt,
     receiving: Option<Receiving>,
     outbox: Outbox,
     sending: Option<(IoFuture<'static, ()>, Weight)>,
     share: Share,
-    /// Accepted requests whose replies have not been sent.
     requests_in_flight: usize,
     /// `None` as long as requests are accepted.
     ending: Option<Ending>,
@@ -140,7 +137,6 @@ enum Outlet {
     Broken,
 }
 
-/// Received bytes that have not been used.
 #[derive(Default)]
 struct ReadAhead {
     /// `None` before the first receive, and during one.
@@ -270,7 +266,6 @@ impl Exchange {
         self.go_on_receiving(context)
     }
 
-    /// Takes the result of the current receive, if it has ended.
     fn go_on_receiving(&mut self, context: &mut Context<'_>) -> Progress {
         let Some(Receiving { future, into }) = &mut self.receiving else { return Progress::None };
         let Poll::Ready(result) = future.as_mut().poll(context) else { return Progress::None };
@@ -413,7 +408,6 @@ impl Exchange {
         }
     }
 
-    /// Releases the reservations of answered requests.
     fn settle(&mut self, weight: Weight) {
         self.requests_in_flight -= weight.replies;
         self.stall = None;

@@ -21,7 +21,6 @@ pub(crate) enum Fate {
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
     connections: Arc<Mutex<Vec<watch::Sender<Fate>>>>,
-    /// Fate of new connections.
     new: Arc<Mutex<Fate>>,
     _runtime: Runtime,
 }
