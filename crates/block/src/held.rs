@@ -121,9 +121,6 @@ pub fn find(path: &Path) -> io::Result<Held> {
 }
 
 /// Finds the entry at a path, like [`find`], but without following a link as last component.
-///
-/// # Errors
-/// Those of [`find`].
 pub fn find_entry(path: &Path) -> io::Result<Held> {
     walk::find(path, walk::Last::Itself)
 }
@@ -209,9 +206,6 @@ impl Held {
     }
 
     /// Reads its status again: another process may have changed its owner, mode or names.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn look_again(mut self) -> io::Result<Self> {
         self.status = rustix::fs::fstat(&self.descriptor)?;
         Ok(self)
@@ -234,9 +228,6 @@ impl Held {
     }
 
     /// Opens this very file; `flags` hold an access mode and further flags.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn open(&self, flags: OFlags) -> io::Result<File> {
         // The link of the process's own descriptor leads to the file itself, not to its name.
         let opened = rustix::fs::open(self.own_link(), flags | OFlags::CLOEXEC, Mode::empty())?;
@@ -249,26 +240,17 @@ impl Held {
     }
 
     /// Changes its owner and group.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn give(&self, user: u32, group: u32) -> io::Result<()> {
         let (user, group) = (Uid::from_raw(user), Gid::from_raw(group));
         Ok(rustix::fs::chownat(&self.descriptor, "", Some(user), Some(group), AtFlags::EMPTY_PATH)?)
     }
 
     /// Changes its owner; its group stays.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn give_user(&self, user: u32) -> io::Result<()> {
         Ok(rustix::fs::chownat(&self.descriptor, "", Some(Uid::from_raw(user)), None, AtFlags::EMPTY_PATH)?)
     }
 
     /// Sets its permissions; a link has none.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn set_mode(&self, mode: u32) -> io::Result<()> {
         if self.kind() == FileType::Symlink {
             return Err(Unfit::NotRegular { path: self.path.clone() }.into());

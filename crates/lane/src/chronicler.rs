@@ -195,10 +195,8 @@ impl Chronicler {
     }
 
     /// Begins another residency of the volume, or continues this one after a restart. Forgets everything of other residencies.
-    /// The volume then has `size_bytes`, whatever its size here was before.
-    ///
-    /// # Errors
-    /// [`NotDurable`]: a restart may find records that an earlier daemon kept of this residency.
+    /// The volume then has `size_bytes`, whatever its size here was before. Fails with [`NotDurable`]: a restart may find records
+    /// that an earlier daemon kept of this residency.
     pub(crate) async fn begin_stay(&self, id: StayId, size_bytes: u64) -> Result<(), NotDurable> {
         if self.stay() == id {
             self.grow(size_bytes);
@@ -223,9 +221,7 @@ impl Chronicler {
     /// Records a change to a range, once its mark is durable as far as needed; returns the epoch.
     ///
     /// If the data folder takes no mark, the write waits at most [`Keeping::wait_max`]. Then the kept chronicle is deleted, which
-    /// works even in a full folder. If that fails too, the write keeps waiting: an unrecorded change must not happen.
-    ///
-    /// # Errors
+    /// works even in a full folder. If that fails too, the write keeps waiting: an unrecorded change must not happen. Fails with
     /// [`BeyondTheEnd`]: the range cannot be recorded, and must not be written.
     pub(crate) async fn record(&self, range: ByteRange) -> Result<Epoch, BeyondTheEnd> {
         let mut began = None;

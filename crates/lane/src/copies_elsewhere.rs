@@ -101,10 +101,7 @@ impl Learner {
         })
     }
 
-    /// Records a copy at another host.
-    ///
-    /// # Errors
-    /// [`IoError`]: the copy is not recorded here.
+    /// Records a copy at another host. Fails with [`IoError`]: the copy is not recorded here.
     pub(crate) async fn learn(
         &self,
         of: ReplicaOf,

@@ -298,7 +298,7 @@ impl std::fmt::Display for StoreRole {
 }
 
 /// The interface to a lane from any thread. A clone refers to the same lane. The lane ends abruptly with the last handle: end it
-/// by [`LaneHandle::stop`].
+/// by [`LaneHandle::stop`]. Requests fail with [`Refused::Ended`] once the lane has ended.
 #[derive(Clone)]
 pub struct LaneHandle {
     commands: mpsc::UnboundedSender<Command>,
@@ -513,25 +513,16 @@ impl LaneHandle {
 
     /// Limits how long reads of missing blocks wait for a host that does not answer, before they fail; `None`: no limit, as at
     /// first. Has no effect on complete volumes.
-    ///
-    /// # Errors
-    /// [`Refused::Ended`].
     pub async fn limit_waits(&self, to: Option<Duration>) -> Result<(), Refused> {
         self.ask(|answer| Command::LimitWaits { to, answer }).await
     }
 
     /// Forgets a copy at another host which has been deleted, with its missing set.
-    ///
-    /// # Errors
-    /// [`Refused::Ended`].
     pub async fn forget_copy(&self, of: ReplicaOf) -> Result<(), Refused> {
         self.ask(|answer| Command::ForgetCopy { of, answer }).await
     }
 
     /// Gives up the missing blocks of a volume that is being filled: reads of them fail from then on.
-    ///
-    /// # Errors
-    /// [`Refused::Ended`].
     pub async fn give_up_missing(&self) -> Result<(), Refused> {
         self.ask(|answer| Command::GiveUpMissing { answer }).await
     }
@@ -548,9 +539,6 @@ impl LaneHandle {
     }
 
     /// Returns the lane's present state.
-    ///
-    /// # Errors
-    /// [`Refused::Ended`].
     pub async fn status(&self) -> Result<LaneStatus, Refused> {
         self.ask(|answer| Command::Status { answer }).await
     }

@@ -61,9 +61,8 @@ impl Context {
         self.settings.identity.id()
     }
 
-    /// Returns the session with a peer, which begins at the first call.
-    ///
-    /// An endpoint that has been stopped returns closed sessions.
+    /// Returns the session with a peer, which begins at the first call. An endpoint that has been
+    /// stopped returns closed sessions.
     pub(crate) fn session(self: &Arc<Self>, peer: HostId) -> Session {
         let mut sessions = self.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         if sessions.is_stopped {

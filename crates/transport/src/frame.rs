@@ -153,11 +153,8 @@ pub enum Malformed {
     Packing,
 }
 
-/// Decodes the frame at the beginning of `bytes`, and returns it with its length. Returns `None` if it is not whole yet.
-///
-/// # Errors
-///
-/// The bytes can never become a frame.
+/// Decodes the frame at the beginning of `bytes`, and returns it with its length. Returns `None` if it is not whole yet. Fails if
+/// the bytes can never become a frame.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Option<(Frame<'_>, usize)>, Malformed> {
     let Ok((header, rest)) = Header::ref_from_prefix(bytes) else { return Ok(None) };
     let length = header.length.get() as usize;
@@ -312,11 +309,7 @@ fn checksum(header: &Header, body: &[&[u8]]) -> u32 {
     body.iter().fold(crc32c::crc32c(blank.as_bytes()), |sum, piece| crc32c::crc32c_append(sum, piece))
 }
 
-/// Takes whole frames out of the received bytes, one after the other.
-///
-/// # Errors
-///
-/// As [`decode`], or as `take`.
+/// Takes whole frames out of the received bytes, one after the other. Fails as [`decode`] and `take` do.
 pub(crate) fn drain<E: From<Malformed>>(
     bytes: &mut BytesMut,
     mut take: impl FnMut(Frame<'_>) -> Result<(), E>,

@@ -42,10 +42,8 @@ impl Helpers {
     }
 
     /// Begins `work` on a helper thread, after earlier work; the receiver gets its result. The sender is dropped if the pool is
-    /// dropped before the work begins, or if the work panics.
-    ///
-    /// # Errors
-    /// [`IoError::Os`] if there is no thread and none can be started; `work` is then dropped.
+    /// dropped before the work begins, or if the work panics. Fails with [`IoError::Os`] if there is no thread and none can be
+    /// started; `work` is then dropped.
     pub(super) fn submit<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,

@@ -11,10 +11,8 @@ use crate::buffer::Buffer;
 /// Pieces that are described without an allocation: enough for the few replies of one send.
 const PIECES_FEW: usize = 8;
 
-/// Sends as much of `pieces` as the socket takes without waiting; returns the number of bytes, which may be 0.
-///
-/// # Errors
-/// The system's error, unless it means "later".
+/// Sends as much of `pieces` as the socket takes without waiting; returns the number of bytes, which may be 0. Fails with the
+/// system's error, unless it means "later".
 pub(super) fn transmit(socket: &OwnedFd, pieces: &[Buffer]) -> Result<usize, Errno> {
     let mut few = [IoSlice::new(&[]); PIECES_FEW];
     let many;

@@ -64,9 +64,6 @@ impl Folder {
     }
 
     /// Holds an entry of any type; of a link the link itself.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn find(&self, name: &OsStr) -> io::Result<Held> {
         let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let descriptor = rustix::fs::openat(&self.descriptor, one_name(name)?, flags, Mode::empty())?;
@@ -88,9 +85,6 @@ impl Folder {
     }
 
     /// Makes a new file, open for reading and writing.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn create_new(&self, name: &OsStr, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let made = rustix::fs::openat(&self.descriptor, one_name(name)?, flags, Mode::from_raw_mode(mode))?;
@@ -98,9 +92,6 @@ impl Folder {
     }
 
     /// Removes an entry that is no folder; a missing entry is no error.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn remove(&self, name: &OsStr) -> io::Result<()> {
         match rustix::fs::unlinkat(&self.descriptor, one_name(name)?, AtFlags::empty()) {
             Err(Errno::NOENT) => Ok(()),
@@ -123,9 +114,6 @@ impl Folder {
     }
 
     /// Renames an entry, within this folder or into another held one; replaces an entry of that name.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn rename(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
         let (from, to) = (one_name(name)?, one_name(to)?);
         Ok(rustix::fs::renameat(&self.descriptor, from, &folder.descriptor, to)?)
@@ -142,9 +130,6 @@ impl Folder {
     }
 
     /// Returns the names of its entries.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn names(&self) -> io::Result<Vec<OsString>> {
         use std::os::unix::ffi::OsStrExt as _;
         let mut names = Vec::new();
@@ -159,9 +144,6 @@ impl Folder {
     }
 
     /// Makes its names durable.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.descriptor)?)
     }

@@ -64,11 +64,8 @@ pub(super) enum Locked {
     ByBytes,
 }
 
-/// Locks an image for `access`, without waiting. Closing the description releases all locks: on any result but `Yes`
-/// the caller drops `file`.
-///
-/// # Errors
-/// The system's error if the file system supports no locks.
+/// Locks an image for `access`, without waiting. Closing the description releases all locks: on any result but `Yes` the caller
+/// drops `file`. Fails with the system's error if the file system supports no locks.
 pub(super) fn try_lock(file: &OwnedFd, access: Access) -> Result<Locked, Errno> {
     let operation = match access {
         Access::ReadWrite => FlockOperation::NonBlockingLockExclusive,
@@ -88,10 +85,7 @@ pub(super) fn try_lock(file: &OwnedFd, access: Access) -> Result<Locked, Errno> 
     }
 }
 
-/// Locks the second description of an image that is already held.
-///
-/// # Errors
-/// The system's error; `file` is then not used.
+/// Locks the second description of an image that is already held. Fails with the system's error; `file` is then not used.
 pub(super) fn try_lock_tail(file: &OwnedFd) -> Result<Locked, Errno> {
     match control(file, libc::F_OFD_SETLK, libc::F_WRLCK, TAIL_BYTE) {
         Ok(_) => Ok(Locked::Yes),

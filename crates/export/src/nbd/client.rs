@@ -56,9 +56,8 @@ impl Client {
         (self == Self::Local) == (other == Self::Local)
     }
 
-    /// Returns whether this client may have one more connection than those that `count` finds.
-    ///
-    /// A unix socket's mode decides who may open it, so its clients have a common limit only.
+    /// Returns whether this client may have one more connection than those that `count` finds. A unix socket's mode decides who
+    /// may open it, so its clients have a common limit only.
     pub(super) fn may_have_another(self, limits: &Limits, count: impl FnOnce() -> usize) -> bool {
         match self {
             Self::Local => true,

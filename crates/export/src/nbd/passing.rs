@@ -66,10 +66,8 @@ impl PassedSession {
         Self { export: export.name.clone(), offer, allocation, unread, requests_answered }
     }
 
-    /// Repeats the agreement with the client, and returns the bytes that come first.
-    ///
-    /// # Errors
-    /// [`CannotGoOn`] if the export differs from the client's description of it.
+    /// Repeats the agreement with the client, and returns the bytes that come first. Fails with [`CannotGoOn`] if the export
+    /// differs from the client's description of it.
     pub(super) fn agree_again(self, exports: &Exports) -> Result<(Agreement, Vec<u8>), CannotGoOn> {
         let named = |export: &&Rc<Export>| export.name == self.export;
         let export = exports.iter().find(named).ok_or(CannotGoOn::NoExport)?;

@@ -49,9 +49,8 @@ impl<F: Future> RequestSet<F> {
         self.free.len() == self.slots.len()
     }
 
-    /// Adds a future and returns its slot. The next [`Self::poll`], which the caller must make, polls it first.
-    ///
-    /// The caller keeps within the capacity.
+    /// Adds a future and returns its slot. The next [`Self::poll`], which the caller must make, polls it first. The caller
+    /// keeps within the capacity.
     pub(super) fn insert(&mut self, future: F) -> usize {
         let slot = self.free.pop().unwrap_or_else(|| {
             let slot = self.slots.len();

@@ -101,9 +101,6 @@ pub enum CredentialsError {
 
 impl Credentials {
     /// Reads credentials. It may sleep.
-    ///
-    /// # Errors
-    /// [`CredentialsError`].
     pub fn load(files: &CredentialFiles) -> Result<Self, CredentialsError> {
         Ok(Self { current: Arc::new(Mutex::new(read(files)?)) })
     }

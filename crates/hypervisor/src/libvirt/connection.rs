@@ -41,10 +41,7 @@ struct Open {
 }
 
 impl Connection {
-    /// Connects to libvirt's socket, without authentication.
-    ///
-    /// # Errors
-    /// [`LibvirtError::Unreachable`].
+    /// Connects to libvirt's socket, without authentication. Fails with [`LibvirtError::Unreachable`].
     pub(super) async fn connect(socket: &Path) -> Result<Self, LibvirtError> {
         let unreachable = |source| LibvirtError::Unreachable { socket: socket.to_owned(), source };
         let stream = UnixStream::connect(socket).await.map_err(unreachable)?;

@@ -96,9 +96,6 @@ pub enum Definition {
 
 impl Libvirt {
     /// Connects to libvirt; without a `socket`, to an existing one of the usual ones.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn connect(socket: Option<&Path>) -> Result<Self, LibvirtError> {
         let usual = || SOCKETS.iter().map(PathBuf::from).find(|socket| socket.exists());
         let fallback = || PathBuf::from(SOCKETS[1]);
@@ -137,9 +134,6 @@ impl Libvirt {
     }
 
     /// Returns the domain of that identity.
-    ///
-    /// # Errors
-    /// Those of [`Self::domain`].
     pub async fn domain_of(&self, uuid: &[u8; 16]) -> Result<Domain, LibvirtError> {
         self.look_up(procedure::DOMAIN_LOOKUP_BY_UUID, Encoder::default().fixed(uuid)).await
     }
@@ -151,9 +145,6 @@ impl Libvirt {
     }
 
     /// Returns whether a domain has a QEMU, and its state.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn presence(&self, domain: &Domain) -> Result<Presence, LibvirtError> {
         let answer = self.call(procedure::DOMAIN_GET_STATE, about(domain).unsigned(0)).await?;
         let mut decoder = Decoder::new(&answer);
@@ -171,9 +162,6 @@ impl Libvirt {
     }
 
     /// Returns a domain's definition, as XML.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn definition(&self, domain: &Domain, which: Definition) -> Result<String, LibvirtError> {
         let flags = match which {
             Definition::Current => 0,
@@ -184,9 +172,6 @@ impl Libvirt {
     }
 
     /// Returns whether a domain outlives its QEMU.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn is_persistent(&self, domain: &Domain) -> Result<bool, LibvirtError> {
         self.is_true(procedure::DOMAIN_IS_PERSISTENT, about(domain)).await
     }
@@ -205,35 +190,23 @@ impl Libvirt {
     }
 
     /// Lets a domain's processors run.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn resume(&self, domain: &Domain) -> Result<(), LibvirtError> {
         self.call(procedure::DOMAIN_RESUME, about(domain)).await.map(drop)
     }
 
     /// Returns whether a job works on the domain as a whole: a migration, a save, a dump, a snapshot, a backup.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn has_job(&self, domain: &Domain) -> Result<bool, LibvirtError> {
         let answer = self.call(procedure::DOMAIN_GET_JOB_INFO, about(domain)).await?;
         Ok(Decoder::new(&answer).int()? != 0)
     }
 
     /// Returns how many snapshots libvirt knows of a domain.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn snapshots(&self, domain: &Domain) -> Result<u32, LibvirtError> {
         let answer = self.call(procedure::DOMAIN_SNAPSHOT_NUM, about(domain).unsigned(0)).await?;
         Decoder::new(&answer).unsigned()
     }
 
     /// Returns how many checkpoints, which are bitmaps for backups, libvirt knows of a domain; none before version 5.6.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn checkpoints(&self, domain: &Domain) -> Result<u32, LibvirtError> {
         let arguments = about(domain).int(0).unsigned(0);
         match self.call(procedure::DOMAIN_LIST_ALL_CHECKPOINTS, arguments).await {
@@ -248,9 +221,6 @@ impl Libvirt {
     }
 
     /// Returns the size of a disk.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn disk_size(&self, domain: &Domain, target: &str) -> Result<DiskSize, LibvirtError> {
         let arguments = about(domain).string(target).unsigned(0);
         let answer = self.call(procedure::DOMAIN_GET_BLOCK_INFO, arguments).await?;
@@ -259,9 +229,6 @@ impl Libvirt {
     }
 
     /// Returns the job that works on a disk.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn block_job(&self, domain: &Domain, target: &str) -> Result<Option<BlockJob>, LibvirtError> {
         let arguments = about(domain).string(target).unsigned(0);
         let answer = self.call(procedure::DOMAIN_GET_BLOCK_JOB_INFO, arguments).await?;
@@ -289,9 +256,6 @@ impl Libvirt {
     }
 
     /// Copies a disk like [`Self::copy_disk`], onto an existing target of the right size.
-    ///
-    /// # Errors
-    /// Those of [`Self::copy_disk`].
     pub async fn copy_disk_onto(&self, domain: &Domain, target: &str, to: &str) -> Result<(), LibvirtError> {
         const REUSE_EXTERNAL: u32 = 2;
         let flags = COPY_TRANSIENT_JOB | REUSE_EXTERNAL;
@@ -309,9 +273,6 @@ impl Libvirt {
     }
 
     /// Ends the job on a disk, which is then as before.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn cancel_block_job(&self, domain: &Domain, target: &str) -> Result<(), LibvirtError> {
         let arguments = about(domain).string(target).unsigned(0);
         self.call(procedure::DOMAIN_BLOCK_JOB_ABORT, arguments).await.map(drop)

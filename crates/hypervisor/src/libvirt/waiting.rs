@@ -17,9 +17,6 @@ const NODE: &str = "sterna-waits-";
 
 impl Libvirt {
     /// Returns whether [`Self::have_disk_wait`] was done for the disk over an export. Removes remains of an earlier one.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn has_disk_wait(&self, domain: &Domain, export: &NbdSource) -> Result<bool, LibvirtError> {
         self.drop_waiting_nodes(domain).await?;
         let socket = export.socket.to_string_lossy();
@@ -64,9 +61,6 @@ impl Libvirt {
     }
 
     /// Removes the unused nodes that [`Self::have_disk_wait`] has made.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn drop_waiting_nodes(&self, domain: &Domain) -> Result<(), LibvirtError> {
         for node in self.nodes(domain).await? {
             if let Some(name) = node["node-name"].as_str().filter(|name| name.starts_with(NODE)) {
@@ -79,9 +73,6 @@ impl Libvirt {
 
     /// Returns what in the domain's QEMU uses the export at a socket. libvirt's own definition does not
     /// include foreign monitor commands.
-    ///
-    /// # Errors
-    /// [`LibvirtError`].
     pub async fn export_use(&self, domain: &Domain, socket: &Path) -> Result<ExportUse, LibvirtError> {
         let devices = self.execute(domain, "query-block", &json!({})).await?;
         let Value::Array(devices) = devices else {

@@ -49,9 +49,6 @@ impl BlockNode {
 
 impl Qemu {
     /// Returns the devices, in QEMU's order.
-    ///
-    /// # Errors
-    /// If QEMU does not report them.
     pub async fn query_block(&self) -> Result<Vec<BlockDevice>, HypervisorError> {
         const COMMAND: &str = "query-block";
         let answer = self.ask(COMMAND).await?;
@@ -61,9 +58,6 @@ impl Qemu {
     }
 
     /// Returns all named nodes, in QEMU's order.
-    ///
-    /// # Errors
-    /// If QEMU does not report them.
     pub async fn named_nodes(&self) -> Result<Vec<BlockNode>, HypervisorError> {
         const COMMAND: &str = "query-named-block-nodes";
         let answer = self.ask(COMMAND).await?;

@@ -78,9 +78,6 @@ impl ExportUse {
 
 impl Qemu {
     /// Returns the users of the export at a socket.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn export_use(&self, socket: &Path) -> Result<ExportUse, HypervisorError> {
         const COMMANDS: [&str; 2] = ["query-block", "query-named-block-nodes"];
         let [devices, nodes] = [self.ask(COMMANDS[0]).await?, self.ask(COMMANDS[1]).await?];

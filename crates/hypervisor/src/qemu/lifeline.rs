@@ -56,9 +56,6 @@ impl Lifeline {
     }
 
     /// Gives the pipes to the user of the QEMU that is to be started.
-    ///
-    /// # Errors
-    /// The system's.
     pub fn give(path: &Path, user: u32) -> io::Result<()> {
         pipes(path).into_iter().try_for_each(|pipe| lchown(pipe, Some(user), None))
     }

@@ -89,9 +89,6 @@ impl SeenDrive {
 
 impl Qemu {
     /// Reads the state of the VM. `settings`: the queried settings, by the names of devices.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn look(&self, settings: &[(String, String)]) -> Result<Look, HypervisorError> {
         let state = self.status().await?;
         let mut devices = self.devices_below(NAMED).await?;

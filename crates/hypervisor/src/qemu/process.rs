@@ -23,8 +23,8 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 
 /// One running QEMU, by its monitor.
 ///
-/// Dropping it leaves the VM as it is; the monitor then serves the next client. Several tasks may call the methods
-/// at the same time.
+/// Dropping it leaves the VM as it is; the monitor then serves the next client. Several tasks may call the methods at the same
+/// time. Every method fails if QEMU has ended, or does not answer in time.
 #[derive(Debug)]
 pub struct Qemu {
     qmp: Qmp,
@@ -41,9 +41,6 @@ impl Qemu {
     }
 
     /// Uses an existing connection to the monitor at `socket`.
-    ///
-    /// # Errors
-    /// Those of [`Self::connect`].
     pub async fn over(stream: UnixStream, socket: &Path) -> Result<Self, HypervisorError> {
         let qmp = Qmp::over(stream, socket, GREETING_DEADLINE).await?;
         Ok(Self { qmp, socket: socket.to_owned() })
@@ -95,9 +92,6 @@ impl Qemu {
     }
 
     /// Returns the VM's run state.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn status(&self) -> Result<RunState, HypervisorError> {
         let status = self.ask("query-status").await?;
         let name = status["status"].as_str();
@@ -137,9 +131,6 @@ impl Qemu {
     }
 
     /// Presses the guest's power button; the guest may shut down.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn power_down(&self) -> Result<(), HypervisorError> {
         self.tell("system_powerdown", json!({}), ANSWER_DEADLINE).await
     }

@@ -28,9 +28,6 @@ pub struct ProcessorModel {
 
 impl Qemu {
     /// Returns the full name of the VM's machine type, whatever its name at the start.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn machine_type(&self) -> Result<String, HypervisorError> {
         let arguments = json!({ "path": "/machine", "property": "type" });
         let answer = self.qmp().execute("qom-get", arguments, ANSWER_DEADLINE).await?;
@@ -39,9 +36,6 @@ impl Qemu {
     }
 
     /// Returns the present size of the guest's memory in bytes.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn memory_bytes(&self) -> Result<u64, HypervisorError> {
         const COMMAND: &str = "query-memory-size-summary";
         let answer = self.ask(COMMAND).await?;
@@ -50,33 +44,21 @@ impl Qemu {
     }
 
     /// Returns the devices with names, present from the start or added later.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn named_devices(&self) -> Result<Vec<String>, HypervisorError> {
         self.children("/machine/peripheral").await
     }
 
     /// Returns the devices that were made without a name.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn unnamed_devices(&self) -> Result<Vec<String>, HypervisorError> {
         self.children("/machine/peripheral-anon").await
     }
 
     /// Returns whether the kernel runs the guest (KVM), rather than QEMU alone.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn uses_kvm(&self) -> Result<bool, HypervisorError> {
         Ok(self.ask("query-kvm").await?["enabled"] == true)
     }
 
     /// Returns the machine types that this QEMU supports.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn machine_types(&self) -> Result<Vec<MachineType>, HypervisorError> {
         const COMMAND: &str = "query-machines";
         let answer = self.ask(COMMAND).await?;

@@ -210,9 +210,6 @@ impl Head {
     }
 
     /// Decodes a head from a peer's message.
-    ///
-    /// # Errors
-    /// [`Malformed`].
     pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         let malformed = Malformed { bytes: bytes.len() };
         let (head, rest) = postcard::take_from_bytes::<Self>(bytes).map_err(|_| malformed)?;

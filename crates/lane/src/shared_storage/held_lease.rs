@@ -109,10 +109,8 @@ impl HeldLease {
         self.lost.replace(Some(lost));
     }
 
-    /// Makes all writes durable, and closes the image, so that the target's host may open it. No request may be in flight.
-    ///
-    /// # Errors
-    /// The error of the flush; the image is closed all the same.
+    /// Makes all writes durable, and closes the image, so that the target's host may open it. No request may be in flight. Fails
+    /// with the error of the flush; the image is closed all the same.
     pub(crate) async fn give_back(&self) -> Result<(), IoError> {
         let here = self.here();
         let Some(device) = here else { return Ok(()) };

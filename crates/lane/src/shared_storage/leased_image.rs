@@ -78,10 +78,7 @@ enum State {
 }
 
 impl ArrivingStore {
-    /// Makes a device of the store, with the lease if it can be leased.
-    ///
-    /// # Errors
-    /// The errors of [`Opened::into_device`].
+    /// Makes a device of the store, with the lease if it can be leased. Fails with the errors of [`Opened::into_device`].
     pub(crate) async fn into_device(
         self,
         handle: &Handle,
@@ -117,10 +114,7 @@ impl LeasedImage {
     }
 
     /// Returns the image, open and locked here. The source cannot lease it again before [`LeasedImage::promise_nothing`]. Waits
-    /// until the other host has closed it.
-    ///
-    /// # Errors
-    /// [`IoError`]: the other host does not close it, or it cannot be opened.
+    /// until the other host has closed it. Fails with [`IoError`]: the other host does not close it, or it cannot be opened.
     pub(crate) async fn promise(&self) -> Result<Rc<dyn BlockDevice>, IoError> {
         self.promise.set(Promise::Given);
         // After the end of the attempt nothing is taken: the source may be about to lease the image again.
@@ -131,9 +125,7 @@ impl LeasedImage {
         self.promise.set(Promise::None);
     }
 
-    /// Leases the image to the host that has put `answer` beside it; resolves when it is closed here.
-    ///
-    /// # Errors
+    /// Leases the image to the host that has put `answer` beside it; resolves when it is closed here. Fails with
     /// [`Errno::AGAIN`]: not at this moment. [`IoError::Unsupported`]: that host does not have the same folder.
     pub(crate) async fn grant_lease(&self, answer: Secret) -> Result<(), IoError> {
         let shared = self.shared.clone();
@@ -150,10 +142,8 @@ impl LeasedImage {
         self.open_while(|| true).await.map(drop)
     }
 
-    /// Verifies that the host which leases the image has locked it.
-    ///
-    /// # Errors
-    /// [`IoError::Unsupported`]: that host's locks do not count here, or it has another file.
+    /// Verifies that the host which leases the image has locked it. Fails with [`IoError::Unsupported`]: that host's locks do not
+    /// count here, or it has another file.
     pub(crate) async fn is_locked(&self) -> Result<(), IoError> {
         let path = self.shared.path.clone();
         let opened =

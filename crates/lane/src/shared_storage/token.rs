@@ -37,9 +37,6 @@ pub struct SharedImage {
 
 impl Secret {
     /// Makes a new random secret.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn new() -> io::Result<Self> {
         let mut bytes = [0; 32];
         File::open("/dev/urandom")?.read_exact(&mut bytes)?;
@@ -70,9 +67,6 @@ impl SharedImage {
     }
 
     /// Returns the token that was put beside an image before a restart; `None` if there is none.
-    ///
-    /// # Errors
-    /// The system's error.
     pub fn find(path: &Path) -> io::Result<Option<Self>> {
         for found in beside(path, &[TOKEN])? {
             if let Ok(token) = read(&found) {

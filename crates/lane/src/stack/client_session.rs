@@ -135,10 +135,7 @@ impl Volume {
     }
 
     /// Announces a client. Resolves when none of its earlier changes, at any host, can land, with the owner's new fencing token.
-    /// `None`: the owner does not know fencing tokens.
-    ///
-    /// # Errors
-    /// The owner, on another host, cannot be reached.
+    /// `None`: the owner does not know fencing tokens. Fails if the owner, on another host, cannot be reached.
     pub(crate) async fn attach(&self, route: Route<'_>) -> Result<Option<FencingToken>, IoError> {
         loop {
             // N.B. above the gate, because those changes may be waiting there.

@@ -29,9 +29,8 @@ pub(crate) enum Begun {
 }
 
 impl Assembly {
-    /// Takes a message's first frame, and returns the message if it is complete.
-    ///
-    /// The caller has checked that there is credit for it: room for the whole payload is made here.
+    /// Takes a message's first frame, and returns the message if it is complete. The caller has checked that there is credit for
+    /// it: room for the whole payload is made here.
     pub(crate) fn first(
         &mut self,
         start: Start,

@@ -57,11 +57,8 @@ impl Shared {
         (welcome, Offer { at_hello, offered, hello, told })
     }
 
-    /// Dialler: joins the connection to the session, if the pair is still the agreed one.
-    ///
-    /// # Errors
-    ///
-    /// `Ok(false)`: another connection was faster; dial again. A fault: the peer breaks the rules.
+    /// Dialler: joins the connection to the session, if the pair is still the agreed one. Returns `false` if another connection
+    /// was faster: dial again. Fails if the peer breaks the rules.
     pub(crate) fn accept(
         self: &Arc<Self>,
         hello: &Hello,
@@ -75,11 +72,7 @@ impl Shared {
         self.join(agree, &hello.fenced, &welcome.fenced, Some(&welcome.acknowledgement), joining)
     }
 
-    /// Called side: joins the connection to the session, once the dialler is ready.
-    ///
-    /// # Errors
-    ///
-    /// The same as those of [`Shared::accept`].
+    /// Called side: joins the connection to the session, once the dialler is ready. Returns and fails like [`Shared::accept`].
     pub(crate) fn settle(self: &Arc<Self>, offer: &Offer, joining: Joining) -> Result<bool, Fault> {
         let dialler = Incarnation(offer.hello.incarnation);
         let agree = |state: &mut State| state.pairing.settle(offer.at_hello, offer.offered, dialler);

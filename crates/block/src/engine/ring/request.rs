@@ -123,10 +123,8 @@ impl Request {
         Outcome::of_cancelled(self.kind)
     }
 
-    /// Makes the submission entry of the remaining work.
-    ///
-    /// # Errors
-    /// [`IoError::Os`] with EINVAL if a buffer that is to be filled is shared.
+    /// Makes the submission entry of the remaining work. Fails with [`IoError::Os`] with EINVAL if a buffer that is to
+    /// be filled is shared.
     pub(super) fn entry(
         &mut self,
         reference: FileReference,

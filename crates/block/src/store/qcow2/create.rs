@@ -73,9 +73,6 @@ impl Qcow2Options {
 }
 
 /// Durably writes the tables of an empty image into an empty file; returns its length in bytes. The options are already checked.
-///
-/// # Errors
-/// The system's error.
 pub(super) fn write_new(file: &File, size: u64, options: &Qcow2Options) -> io::Result<u64> {
     let layout = Layout::of(size, options.cluster_size);
     let cluster = options.cluster_size;

@@ -181,10 +181,8 @@ impl LaneFile {
         Ok(())
     }
 
-    /// Writes a part of a table, after everything that must be durable before.
-    ///
-    /// # Errors
-    /// EIO as well for a table that overlaps the header or the first-level table.
+    /// Writes a part of a table, after everything that must be durable before. Fails with EIO as well for a table that overlaps
+    /// the header or the first-level table.
     pub(super) async fn write_table(&self, offset: u64, mut data: Buffer) -> Result<(), IoError> {
         let growing = self.written()?;
         growing.check_place(offset, &data)?;

@@ -18,10 +18,8 @@ pub(super) fn finish<T: 'static>(handle: &Handle, request: impl Future<Output = 
     Finish { request: Some(Box::pin(request)), handle: handle.clone(), has_begun: false }
 }
 
-/// Runs a request as a task of its own and waits for it.
-///
-/// # Errors
-/// Its own, and [`IoError::Closed`] if the executor ends before it.
+/// Runs a request as a task of its own and waits for it. Fails with the request's error, or with [`IoError::Closed`] if the
+/// executor ends before it.
 pub(super) async fn as_task<T: 'static>(
     handle: &Handle,
     request: impl Future<Output = Result<T, IoError>> + 'static,

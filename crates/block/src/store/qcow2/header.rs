@@ -134,9 +134,6 @@ impl Table {
 
 impl Header {
     /// Parses a header from the first bytes of a file of `file_length` bytes: at most [`HEADER_MAX`], all if it is shorter.
-    ///
-    /// # Errors
-    /// [`HeaderError`].
     pub(super) fn parse(bytes: &[u8], file_length: u64) -> Result<Self, HeaderError> {
         let fields = Fields { bytes };
         if bytes.get(..4) != Some(&MAGIC) {
@@ -226,10 +223,7 @@ pub(super) fn bytes_per_l2(cluster_bits: u32) -> u64 {
 }
 
 /// Checks the entries of a table as they are in the file: each is 0 or points to a whole cluster within it. `cluster_end` is the
-/// end of the file, rounded up to whole clusters.
-///
-/// # Errors
-/// [`HeaderError::Field`] or [`HeaderError::Outside`].
+/// end of the file, rounded up to whole clusters. Fails with [`HeaderError::Field`] or [`HeaderError::Outside`].
 pub(super) fn check_entries(
     table: &'static str,
     entries: &[u8],

@@ -182,9 +182,6 @@ impl Qcow2Image {
     }
 
     /// Opens an image, waiting while another process holds its top; as [`Image::open_waiting`].
-    ///
-    /// # Errors
-    /// Those of [`Qcow2Image::open`].
     pub fn open_waiting(
         path: &Path,
         access: Access,

@@ -52,10 +52,8 @@ pub(super) enum TopSays {
 }
 
 impl Tables {
-    /// Opens a chain on the lane's thread.
-    ///
-    /// # Errors
-    /// The errors of the first reads of tables; EINVAL if imago refuses an image that passed the checks.
+    /// Opens a chain on the lane's thread. Fails with the errors of the first reads of tables; EINVAL if imago refuses an image
+    /// that passed the checks.
     pub(super) async fn open(image: Qcow2Image, engine: &Rc<dyn Engine>) -> Result<Rc<Self>, IoError> {
         let mut below = None;
         for layer in image.backing.into_iter().rev() {

@@ -49,9 +49,6 @@ pub fn probe_format(path: &Path) -> Result<Format, ImageError> {
 }
 
 /// Detects the format of a held image; as [`probe_format`].
-///
-/// # Errors
-/// Those of [`probe_format`].
 pub fn probe_held(held: &Held) -> Result<Format, ImageError> {
     Ok(beginning_of(held)?.map_or(Format::Raw, |bytes| format_of(&bytes)))
 }

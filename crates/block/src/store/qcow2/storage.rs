@@ -53,10 +53,7 @@ impl LaneStorage {
         Self { key, thread, path, alignment, helper: CommonStorageHelper::default() }
     }
 
-    /// Returns the file behind it.
-    ///
-    /// # Errors
-    /// [`IoError::Closed`] on another thread.
+    /// Returns the file behind it. Fails with [`IoError::Closed`] on another thread.
     pub(super) fn file(&self) -> Result<Rc<LaneFile>, IoError> {
         self.entry(|entry| Rc::clone(&entry.file))
     }

@@ -43,17 +43,11 @@ impl RemoteImage {
     /// Connects to an export. Blocks: for a control thread.
     ///
     /// An export cannot be locked. Its server decides whether others may use it at the same time.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub fn connect(uri: &NbdUri, access: Access) -> Result<Self, RemoteError> {
         Self::connect_with(uri, access, RemoteOptions::STANDARD)
     }
 
     /// Connects like [`RemoteImage::connect`], with other limits.
-    ///
-    /// # Errors
-    /// [`RemoteError`].
     pub fn connect_with(uri: &NbdUri, access: Access, options: RemoteOptions) -> Result<Self, RemoteError> {
         let dialer = Box::new(Dialer { uri: uri.clone(), access, options });
         let lines = Box::new(dialer.dial()?);

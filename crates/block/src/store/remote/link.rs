@@ -110,10 +110,8 @@ impl Link {
         &self.terms
     }
 
-    /// Sends a request, on as many connections as needed, and returns the answer. A read brings its `buffer`.
-    ///
-    /// # Errors
-    /// The server's error, or [`IoError::Closed`]. Waits while there is no server.
+    /// Sends a request, on as many connections as needed, and returns the answer. A read brings its `buffer`. Waits while there
+    /// is no server. Fails with the server's error, or with [`IoError::Closed`].
     pub(super) async fn perform(
         &self,
         request: &Request,
@@ -308,10 +306,7 @@ impl Link {
 }
 
 impl Link {
-    /// Opens further connections to the server.
-    ///
-    /// # Errors
-    /// The system's error; the log says more.
+    /// Opens further connections to the server. Fails with the system's error; the log says more.
     pub(super) async fn dial(&self) -> Result<Lines, IoError> {
         let dialer = self.dialer.clone();
         run_blocking(&self.engine, move || dialer.dial()).await?.map_err(|error| {
@@ -327,10 +322,8 @@ impl Link {
     }
 
     /// Continues over `lines`, with an export of at least `size` bytes. Requests wait until the former connections have
-    /// answered the last ones.
-    ///
-    /// # Errors
-    /// [`Errno::AGAIN`] if the session is broken at this moment, or the export has changed: nothing has happened.
+    /// answered the last ones. Fails with [`Errno::AGAIN`] if the session is broken at this moment, or the export has
+    /// changed: nothing has happened.
     pub(super) async fn renew(&self, lines: Lines, size: u64) -> Result<(), IoError> {
         self.check(lines.terms()).map_err(|what| {
             tracing::warn!(uri = %self.dialer.uri, what, "a remote store has changed");

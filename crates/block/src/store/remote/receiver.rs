@@ -49,10 +49,8 @@ impl Receiver {
         Self { state: State::Head, structured }
     }
 
-    /// Takes all of `bytes` but the start of an incomplete head; returns how many were taken.
-    ///
-    /// # Errors
-    /// [`Violation`]: the connection has become unusable.
+    /// Takes all of `bytes` but the start of an incomplete head; returns how many were taken. Fails with [`Violation`]: the
+    /// connection has become unusable.
     pub(super) fn take(
         &mut self,
         bytes: &[u8],

@@ -89,9 +89,6 @@ pub struct Derived {
 
 impl Running {
     /// Asks a running QEMU for the report.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn of(qemu: &Qemu) -> Result<Self, HypervisorError> {
         let nodes = qemu.named_nodes().await?;
         Ok(Self {

@@ -16,9 +16,6 @@ const WRITES: &str = "werror";
 impl Qemu {
     /// Returns whether QEMU stops the guest at each error of a disk, and repeats the request when the guest is resumed
     /// (`rerror=stop,werror=stop`). `command`: QEMU's own, with its program. False for a device without such a setting.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn stops_at_errors(
         &self,
         disk: &LocalDisk,

@@ -16,9 +16,6 @@ const FILES: [&str; 2] = ["file", "host_device"];
 
 impl Qemu {
     /// Returns the disks of the VM; for those that cannot be switched, the reason. Leaves out drives without a medium.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn local_disks(&self) -> Result<Vec<Result<LocalDisk, StayingDisk>>, HypervisorError> {
         let devices = self.ask("query-block").await?;
         let nodes = self.ask("query-named-block-nodes").await?;
@@ -31,9 +28,6 @@ impl Qemu {
     }
 
     /// Returns the disk over an export, without its file; `None` if there is none.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn disk_over(&self, export: &ExportAddress) -> Result<Option<LocalDisk>, HypervisorError> {
         let devices = self.ask("query-block").await?;
         let nodes = self.ask("query-named-block-nodes").await?;

@@ -29,9 +29,6 @@ const FORMATS: [&str; 9] = ["qcow2", "qcow", "qed", "vdi", "vhdx", "vmdk", "vpc"
 impl Qemu {
     /// Returns why this VM cannot run at a target before all of its memory has arrived, as far as its source can
     /// tell; `None`: it can.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn post_copy_hazard(&self) -> Result<Option<String>, HypervisorError> {
         let nodes = self.named_nodes().await?;
         // A target activates its disks before it is ordered to run, and such a node would read a foreign disk.

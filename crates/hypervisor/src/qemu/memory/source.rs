@@ -24,9 +24,6 @@ const EVENT: &str = "MIGRATION";
 
 impl Qemu {
     /// Returns why QEMU cannot migrate this VM at all, in its words; empty if it can.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn migration_blockers(&self) -> Result<Vec<String>, HypervisorError> {
         let answer = self.ask("query-migrate").await?;
         let reasons = answer["blocked-reasons"].as_array().map(Vec::as_slice).unwrap_or_default();
@@ -38,9 +35,6 @@ impl Qemu {
     /// Before 9.0 QEMU clears its record of written pages in words of 64 without informing the emulator: an emulated processor's
     /// next write beside such a page is not sent again. Memory that is no multiple of 64 pages takes another path through the
     /// records. Real processors are not affected.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn memory_hazard(&self) -> Result<Option<String>, HypervisorError> {
         let version = self.version();
         if version.major >= EMULATION_TRACKED_FROM {
@@ -177,9 +171,6 @@ impl Qemu {
     ///
     /// **N.B.** In status *device* QEMU does not answer while the stream is stalled. The caller must break the stream instead:
     /// the status becomes *failed*, and the VM continues by itself.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn abandon(&self) -> Result<(), HypervisorError> {
         self.tell("migrate_cancel", json!({}), ANSWER_DEADLINE).await
     }

@@ -19,9 +19,6 @@ pub(super) fn capabilities(transfer: MemoryTransfer) -> impl Iterator<Item = (&'
 
 impl Qemu {
     /// Returns whether this QEMU supports further streams beside the main one.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn knows_side_streams(&self) -> Result<bool, HypervisorError> {
         self.knows_capability(CHANNELS).await
     }
@@ -29,9 +26,6 @@ impl Qemu {
     /// Returns why this QEMU, or its kernel, cannot run a VM before its memory has arrived; `None`: it can.
     ///
     /// A QEMU that waits for memory (`-incoming defer`) checks the kernel as well. Nothing else is changed.
-    ///
-    /// # Errors
-    /// If QEMU does not answer.
     pub async fn post_copy_obstacle(&self) -> Result<Option<String>, HypervisorError> {
         if !self.knows_capability(POST_COPY).await? {
             return Ok(Some(format!("QEMU {} has no post-copy", self.version())));

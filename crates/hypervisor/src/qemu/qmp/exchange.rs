@@ -65,10 +65,7 @@ impl Exchange {
         Self { shared, lines, next_identity: AtomicU64::new(first_identity), tasks: [reader, writer] }
     }
 
-    /// Runs a command, and returns its result.
-    ///
-    /// # Errors
-    /// If QEMU refuses it, does not answer until `deadline` is over, or is gone.
+    /// Runs a command, and returns its result. Fails if QEMU refuses it, does not answer until `deadline` is over, or is gone.
     pub(in crate::qemu) async fn execute(
         &self,
         band: Band,

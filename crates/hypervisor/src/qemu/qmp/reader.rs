@@ -18,10 +18,8 @@ impl<R: AsyncRead + Unpin> Lines<R> {
         Self { input: BufReader::new(input) }
     }
 
-    /// Returns the next line, without its end. Do not call it again after an error, or after its future was dropped.
-    ///
-    /// # Errors
-    /// If the connection ends or a line is too long.
+    /// Returns the next line, without its end. Do not call it again after an error, or after its future was dropped. Fails if the
+    /// connection ends or a line is too long.
     pub(super) async fn next(&mut self) -> io::Result<Vec<u8>> {
         let mut line = Vec::new();
         let limit = LINE_BYTES_MAX as u64;

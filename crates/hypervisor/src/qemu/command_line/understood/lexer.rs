@@ -21,10 +21,7 @@ pub(super) enum Part {
     Bare(String),
 }
 
-/// Splits a value into its parts.
-///
-/// # Errors
-/// The reason why it is ambiguous.
+/// Splits a value into its parts. Fails with the reason why it is ambiguous.
 pub(super) fn cut(text: &str) -> Result<Vec<Part>, String> {
     check_text(text)?;
     if is_json(text) {
@@ -42,10 +39,7 @@ pub(super) fn cut(text: &str) -> Result<Vec<Part>, String> {
     Ok(parts)
 }
 
-/// Checks that a text has only characters without meaning to a parser.
-///
-/// # Errors
-/// The reason why not.
+/// Checks that a text has only characters without meaning to a parser. Fails with the reason if not.
 pub(super) fn check_text(text: &str) -> Result<(), String> {
     if text.len() > VALUE_BYTES_MAX {
         return Err(format!("has more than {VALUE_BYTES_MAX} bytes"));
