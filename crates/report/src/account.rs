@@ -1,4 +1,4 @@
-//! What the migration cost its guest, what was decided and why, and where the bytes went.
+//! The cost of the migration for its guest, the decisions with reasons, and the account of bytes.
 
 use api::{Decisions, GuestFigures, HistorySample, Migration, Recording};
 
@@ -6,11 +6,11 @@ use crate::course::requests;
 use crate::figures::{bytes as show, change, grouped, latency, seconds};
 use crate::markup::escape;
 
-/// A guest is taken for disrupted while it does less than this part of what it did before (\[TPM\] §III-A), unless it
-/// did as little before.
+/// A guest counts as disrupted while its requests are below this part of its requests before (\[TPM\] §III-A), unless
+/// they were as low before.
 const DISRUPTED_BELOW: f64 = 0.9;
 
-/// What the guest got before, while and after.
+/// Returns the guest's figures before, during and after the migration.
 pub(crate) fn guest(recording: &Recording) -> String {
     let before = recording.before.as_ref();
     let rows = [
@@ -28,7 +28,7 @@ pub(crate) fn guest(recording: &Recording) -> String {
     )
 }
 
-/// What was decided, and why.
+/// Returns the decisions with their reasons.
 pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String {
     let decided = &recording.decisions;
     let mut rows = vec![
@@ -79,7 +79,7 @@ pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String 
     )
 }
 
-/// Where the bytes went.
+/// Returns the account of bytes.
 pub(crate) fn volume(migration: &Migration, recording: Option<&Recording>) -> String {
     let (copied, zero) = (migration.bytes_copied as f64, migration.bytes_zero as f64);
     let mut text = format!(
@@ -156,7 +156,7 @@ fn row(name: &str, figures: Option<&GuestFigures>, before: Option<&GuestFigures>
     format!("<tr><th scope=\"row\">{name} <small>{length}</small></th>{}</tr>", cells.concat())
 }
 
-/// Loss and disruption, where there is something to compare with.
+/// Returns loss and disruption, if there are figures to compare with.
 fn cost(recording: &Recording) -> String {
     let (Some(before), Some(during)) = (&recording.before, &recording.during) else {
         return "<p class=\"quiet\">There is nothing to compare with.</p>".to_owned();
@@ -176,7 +176,7 @@ fn cost(recording: &Recording) -> String {
     )
 }
 
-/// How long the guest did clearly less than before, from the start of the migration on.
+/// Returns how long the guest was disrupted, from the start of the migration on.
 fn disrupted_seconds(recording: &Recording, iops_before: f64) -> f64 {
     let (before, since): (Vec<_>, Vec<_>) = recording.samples.iter().partition(|sample| sample.at_ms < 0.0);
     let slowest = before.into_iter().map(iops).fold(f64::INFINITY, f64::min);

@@ -1,4 +1,4 @@
-//! One plot over time as SVG: bands behind it, an axis at the left, lines and areas.
+//! A plot over time as SVG, with bands, an axis at the left, lines and areas.
 //!
 //! ```text
 //!   8,000 ┤      ░░░░░░░░░░░│
@@ -11,34 +11,34 @@ use crate::scale::{Scale, steps};
 
 /// Width of every plot, in its own units; the page stretches it.
 pub(crate) const WIDTH: f64 = 1040.0;
-/// Where the values begin and end, from the left.
+/// Begin and end of the values, from the left.
 pub(crate) const LEFT: f64 = 72.0;
 pub(crate) const RIGHT: f64 = WIDTH - 8.0;
 
 pub(crate) struct Chart<'a> {
-    /// What it is called, also for those who cannot see it.
+    /// The title, also for screen readers.
     pub(crate) title: &'a str,
     /// First and last instant, in milliseconds.
     pub(crate) time: (f64, f64),
-    /// From values to heights.
+    /// The scale of the values.
     pub(crate) scale: Scale,
-    /// How a value is written at the axis.
+    /// Formats a value at the axis.
     pub(crate) format: fn(f64) -> String,
     /// Height of the part that holds the values.
     pub(crate) height: f64,
-    /// What is above that.
+    /// The part above the values.
     pub(crate) above: Above,
-    /// What is below that.
+    /// The part below the values.
     pub(crate) below: Below,
-    /// Times that are shaded.
+    /// The shaded times.
     pub(crate) bands: &'a [Band],
-    /// Instants that are marked.
+    /// The marked instants.
     pub(crate) marks: &'a [Mark],
-    /// What is plotted, the last on top.
+    /// The series, the last on top.
     pub(crate) series: Vec<Series>,
 }
 
-/// What is above a plot.
+/// The part above a plot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Above {
     Nothing,
@@ -46,7 +46,7 @@ pub(crate) enum Above {
     Names,
 }
 
-/// What is below a plot.
+/// The part below a plot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Below {
     Nothing,
@@ -54,27 +54,27 @@ pub(crate) enum Below {
     Time,
 }
 
-/// A time that is shaded.
+/// A shaded time.
 pub(crate) struct Band {
     pub(crate) class: &'static str,
     pub(crate) name: String,
-    /// What is shown of it when pointed at.
+    /// The text that is shown when the pointer is over it.
     pub(crate) detail: String,
     pub(crate) time: (f64, f64),
 }
 
-/// An instant that is marked.
+/// A marked instant.
 pub(crate) struct Mark {
     pub(crate) class: &'static str,
     pub(crate) name: String,
     pub(crate) at: f64,
 }
 
-/// One line, or area above the base.
+/// A line, or an area above the base.
 pub(crate) struct Series {
     pub(crate) class: &'static str,
     pub(crate) form: Form,
-    /// Time, lower and upper value; `None`: nothing is known there, and the line is broken.
+    /// Time, lower and upper value; `None`: the value is unknown, and the line is interrupted.
     pub(crate) points: Vec<Option<(f64, f64, f64)>>,
 }
 
@@ -83,12 +83,12 @@ pub(crate) struct Series {
 pub(crate) enum Form {
     /// A line along the upper values.
     Line,
-    /// The same, and the space down to the lower values filled.
+    /// The same, with the space down to the lower values filled.
     Area,
 }
 
 impl Chart<'_> {
-    /// The plot as SVG.
+    /// Returns the plot as SVG.
     pub(crate) fn svg(&self) -> String {
         let above = if self.above == Above::Names { 24.0 } else { 10.0 };
         let below = if self.below == Below::Time { 34.0 } else { 8.0 };
@@ -135,7 +135,7 @@ impl Chart<'_> {
                 band.class,
                 escape(&band.detail)
             );
-            // A name that does not fit would cover its neighbour's.
+            // A name that does not fit would cover its neighbour.
             if self.above == Above::Names && width > 7.0 * band.name.chars().count() as f64 {
                 let (middle, baseline) = (f64::midpoint(left, right), top - 8.0);
                 svg += &format!(
@@ -170,7 +170,7 @@ impl Chart<'_> {
         let mut svg = String::new();
         for tick in steps(first / unit_ms, last / unit_ms, 10.0) {
             let x = self.x(tick * unit_ms);
-            // Steps below a whole unit need digits behind the point.
+            // Steps below a whole unit need digits after the point.
             let label =
                 if (tick - tick.round()).abs() < 1e-6 { format!("{tick:.0}") } else { format!("{tick:.1}") };
             let label = label.replace('-', "−");

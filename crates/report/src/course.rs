@@ -1,5 +1,5 @@
-//! The course of a migration over time, in the manner of \[ESX\] Figure 11: what guests got and felt, and what was
-//! copied, one plot below the other on the same time, with the phases shaded and the switch-over marked.
+//! The course of a migration over time, as in \[ESX\] Figure 11: guests' requests and latencies, and copied bytes, in plots with
+//! the same time axis. Phases are shaded, and the switch-over is marked.
 
 use api::{HistorySample, Migration, Phase, Recording};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::scale::Scale;
 
 /// Least time that is shown before and after a migration, in milliseconds; more if it took longer itself.
 const MARGIN_MS: f64 = 1500.0;
-/// Bands are at least so wide, in parts of the whole: what is shorter could not be seen.
+/// Smallest width of a band, as a part of the whole, so that it is visible.
 const BAND_PART_MIN: f64 = 0.002;
 
 pub(crate) fn section(migration: &Migration, recording: &Recording) -> String {
@@ -34,9 +34,9 @@ pub(crate) fn section(migration: &Migration, recording: &Recording) -> String {
     )
 }
 
-/// What the plots have in common.
+/// The common data of the plots.
 struct Course<'a> {
-    /// What is shown, in milliseconds.
+    /// The visible time, in milliseconds.
     time: (f64, f64),
     samples: Vec<&'a HistorySample>,
     /// When the migration ended.
@@ -72,7 +72,7 @@ impl Course<'_> {
     }
 
     fn copying(&self) -> String {
-        // In MiB, so that the values at the axis are round.
+        // MiB give round values at the axis.
         let copied = |sample: &HistorySample| rate(sample, sample.bytes_copied as f64 / MIB);
         let both = |sample: &HistorySample| copied(sample) + rate(sample, sample.bytes_mirrored as f64 / MIB);
         let runs = |sample: &HistorySample| sample.at_ms >= 0.0 && sample.at_ms < self.ended;
@@ -131,7 +131,7 @@ impl Course<'_> {
     }
 }
 
-/// For each sample that is shown: begin, end, requests a second, latencies, bytes copied and mirrored a second.
+/// Returns for each visible sample: begin, end, requests a second, latencies, bytes copied and mirrored a second.
 pub(crate) fn hover_data(recording: Option<&Recording>) -> Value {
     let shown = recording.and_then(|recording| Some(shown_samples(recording, shown_time(recording)?)));
     let rows = shown.unwrap_or_default().into_iter().map(|sample| {
@@ -149,7 +149,7 @@ pub(crate) fn hover_data(recording: Option<&Recording>) -> Value {
     Value::Array(rows.collect())
 }
 
-/// The number of requests of a sample.
+/// Returns the number of requests in a sample.
 pub(crate) fn requests(sample: &HistorySample) -> u64 {
     sample.reads + sample.writes + sample.flushes
 }
@@ -160,12 +160,12 @@ fn rate(sample: &HistorySample, count: f64) -> f64 {
     if sample.length_ms > 0.0 { count / sample.length_ms * 1000.0 } else { 0.0 }
 }
 
-/// MiB a second at an axis.
+/// Formats MiB a second for an axis.
 fn byte_rate(value: f64) -> String {
     if value == 0.0 { "0".to_owned() } else { format!("{}/s", bytes(value * MIB)) }
 }
 
-/// Microseconds at an axis that has only powers of ten.
+/// Formats microseconds for an axis of powers of ten.
 fn decade(micros: f64) -> String {
     match micros {
         below if below < 1000.0 => format!("{below:.0} µs"),
@@ -174,7 +174,7 @@ fn decade(micros: f64) -> String {
     }
 }
 
-/// From when to when is plotted; `None` if there is nothing.
+/// Returns the time to plot; `None` if there are no samples.
 fn shown_time(recording: &Recording) -> Option<(f64, f64)> {
     let (first, last) = (recording.samples.first()?, recording.samples.last()?);
     let recorded = (first.at_ms, last.at_ms + last.length_ms);
@@ -205,7 +205,7 @@ fn legend(marks: &[Mark]) -> String {
     if names.is_empty() { String::new() } else { format!("<p class=\"legend\">{}</p>", names.concat()) }
 }
 
-/// The phases that last, each to the next; those of the switch-over are too short to be seen, and are a mark.
+/// Returns bands for the long phases. The phases of the switch-over are too short, and are a mark.
 fn bands(migration: &Migration, recording: &Recording, time: (f64, f64)) -> Vec<Band> {
     let ended = recording.ended_ms.unwrap_or(time.1);
     let mut bands = Vec::new();
@@ -243,13 +243,13 @@ fn bands(migration: &Migration, recording: &Recording, time: (f64, f64)) -> Vec<
     bands
 }
 
-/// When the last try at the handover, or the giving up, began.
+/// Returns the begin of the last attempt at the handover, or of the failure.
 fn end_of_copying(recording: &Recording) -> Option<f64> {
     let ends = |phase| matches!(phase, Phase::Closing | Phase::Discarding);
     recording.phases.iter().rev().find(|entered| ends(entered.phase)).map(|entered| entered.at_ms)
 }
 
-/// Each try at the handover; the last one is the switch-over if the volume moved.
+/// Returns a mark for each attempt at the handover. The last one is the switch-over if the volume moved.
 fn marks(migration: &Migration, recording: &Recording) -> Vec<Mark> {
     let tries: Vec<f64> = recording
         .phases

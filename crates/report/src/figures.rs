@@ -1,6 +1,6 @@
-//! Figures as people read them.
+//! Formats figures.
 
-/// Bytes: `1.5 GiB`.
+/// Formats bytes: `1.5 GiB`.
 pub(crate) fn bytes(count: f64) -> String {
     const NAMES: [&str; 7] = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
     let mut value = count.max(0.0);
@@ -13,7 +13,7 @@ pub(crate) fn bytes(count: f64) -> String {
     format!("{value:.digits$} {}", NAMES[name])
 }
 
-/// A time in seconds: `0.85 s`, `3 min 20 s`, `1 h 5 min`.
+/// Formats seconds: `0.85 s`, `3 min 20 s`, `1 h 5 min`.
 pub(crate) fn seconds(seconds: f64) -> String {
     let seconds = seconds.max(0.0);
     if seconds < 9.995 {
@@ -29,7 +29,7 @@ pub(crate) fn seconds(seconds: f64) -> String {
     format!("{} h {} min", whole / 3600, whole % 3600 / 60)
 }
 
-/// A time in microseconds, with three digits: `87 µs`, `1.43 ms`, `2.10 s`.
+/// Formats microseconds with three digits: `87 µs`, `1.43 ms`, `2.10 s`.
 pub(crate) fn latency(micros: f64) -> String {
     let three = |value: f64, unit: &str| {
         let digits = if value < 9.995 { 2 } else { usize::from(value < 99.95) };
@@ -42,7 +42,7 @@ pub(crate) fn latency(micros: f64) -> String {
     }
 }
 
-/// A number with its thousands set apart: `12,345`.
+/// Formats a number with separated thousands: `12,345`.
 pub(crate) fn grouped(value: f64) -> String {
     let digits = format!("{:.0}", value.max(0.0));
     let mut grouped = String::new();
@@ -55,7 +55,7 @@ pub(crate) fn grouped(value: f64) -> String {
     grouped
 }
 
-/// A change against what was before: `−23 %`.
+/// Formats the change from `before` to `now`: `−23 %`.
 pub(crate) fn change(before: f64, now: f64) -> Option<String> {
     if before <= 0.0 {
         return None;
@@ -68,7 +68,7 @@ pub(crate) fn change(before: f64, now: f64) -> Option<String> {
     })
 }
 
-/// A moment in milliseconds since 1970, in UTC: `2026-11-21 23:49:00 UTC`.
+/// Formats an instant in milliseconds since 1970: `2026-11-21 23:49:00 UTC`.
 pub(crate) fn moment(unix_ms: u64) -> String {
     let (days, second) = (unix_ms / 86_400_000, unix_ms / 1000 % 86_400);
     let (year, month, day) = date(days);
@@ -76,11 +76,11 @@ pub(crate) fn moment(unix_ms: u64) -> String {
     format!("{year}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02} UTC")
 }
 
-/// The date so many days after the first of 1970, in the Gregorian calendar: year, month, day.
+/// Returns the Gregorian date `days` after 1970-01-01: year, month, day.
 fn date(days: u64) -> (u64, u64, u64) {
     let is_leap =
         |year: u64| year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400));
-    // Whole cycles of 400 years first, so that the loop is short whatever the number.
+    // Whole cycles of 400 years are taken first, so that the loop is short.
     const CYCLE_DAYS: u64 = 146_097;
     let (mut year, mut rest) = (1970 + days / CYCLE_DAYS * 400, days % CYCLE_DAYS);
     loop {

@@ -1,4 +1,4 @@
-//! The switch-over: how long guests were held, in parts that add up.
+//! The section about the switch-over: the time that guests were held, in parts that add up.
 
 use api::{Migration, SwitchOver};
 
@@ -13,7 +13,7 @@ const PARTS: [(&str, &str); 5] = [
     ("start", "the target's store is tried, and the gate opens"),
 ];
 
-/// The section; empty if there was no switch-over.
+/// Returns the section; empty if there was no switch-over.
 pub(crate) fn section(migration: &Migration) -> String {
     let Some(switch_over) = migration.switch_over else { return String::new() };
     let (whole, parts) = shown_parts(&switch_over);
@@ -52,8 +52,8 @@ pub(crate) fn section(migration: &Migration) -> String {
     )
 }
 
-/// The whole and its parts in hundredths of a millisecond, rounded so that the parts add up to the whole: the largest
-/// remainders are rounded up.
+/// Returns the total and its parts in hundredths of a millisecond. The largest remainders are rounded up, so that the parts add
+/// up to the total.
 fn shown_parts(switch_over: &SwitchOver) -> (u64, [u64; 5]) {
     let SwitchOver { gate_closed_ms, drain_ms, prepare_ms, release_ms, own_ms, start_ms } = *switch_over;
     let exact = [drain_ms, prepare_ms, release_ms, own_ms, start_ms].map(|part| part.max(0.0) * 100.0);
@@ -62,7 +62,7 @@ fn shown_parts(switch_over: &SwitchOver) -> (u64, [u64; 5]) {
     let mut order: Vec<usize> = (0..parts.len()).collect();
     order.sort_by(|one, other| exact[*other].fract().total_cmp(&exact[*one].fract()));
     let missing = whole.saturating_sub(parts.iter().sum());
-    // More than one for each part can only be missing if the daemon's own figures do not add up.
+    // More than one for each part is missing only if the daemon's figures do not add up.
     for index in order.into_iter().take(usize::try_from(missing).unwrap_or(0)) {
         parts[index] += 1;
     }

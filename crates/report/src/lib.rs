@@ -1,4 +1,4 @@
-//! The report of a migration: one HTML page, for people, made of what the API says.
+//! Renders the report of a migration as one HTML page, from the API's answer.
 //!
 //! ```text
 //!   api::MigrationHistory ──► page() ──┬─ story      what happened, in words and figures
@@ -8,9 +8,8 @@
 //!                                      └─ account    before, while, after; what was decided; bytes
 //! ```
 //!
-//! The page is whole in itself: it asks nobody for anything, follows the reader's choice of light or dark, and can be
-//! printed. What comes from users (names, paths, messages) is escaped. Nothing is decided here, and nothing is read or
-//! written: a history goes in, a text comes out.
+//! The page loads nothing, follows the reader's light or dark colours, and can be printed. Texts of users (names, paths,
+//! messages) are escaped. This crate only converts a history to a text; it has no I/O.
 
 mod account;
 mod chart;
@@ -30,7 +29,7 @@ use crate::markup::in_script;
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// Makes the page.
+/// Returns the HTML page of a migration.
 pub fn page(history: &MigrationHistory) -> String {
     let migration = &history.migration;
     let title = escape(&format!("{}: {}", migration.id, story::headline(migration)));
@@ -54,7 +53,7 @@ pub fn page(history: &MigrationHistory) -> String {
     }
     body += &story::facts(migration);
     let samples = in_script(&course::hover_data(history.recording.as_ref()));
-    // Nothing may be loaded from anywhere, whatever the texts in the page hold.
+    // The page may load nothing, whatever its texts contain.
     let policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'";
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\

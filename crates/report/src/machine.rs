@@ -1,10 +1,10 @@
-//! A VM that went along: how long it stood still, in parts that add up, and what its memory took.
+//! The section about a VM that moved: its downtime in parts that add up, and the copying of its memory.
 
 use api::{MachineDowntime, MemoryMove, Migration};
 
 use crate::figures::{bytes, latency};
 
-/// The section; empty if no VM went along.
+/// Returns the section; empty if no VM moved.
 pub(crate) fn section(migration: &Migration) -> String {
     let Some(machine) = &migration.machine else { return String::new() };
     let stood = machine.downtime.as_ref().map(|downtime| stood_still(downtime, migration));

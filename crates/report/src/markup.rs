@@ -1,6 +1,6 @@
-//! Texts of others in a page: they must not become a part of it.
+//! Escapes foreign texts, so that they cannot become markup.
 
-/// A text as the content of an element or of a quoted attribute.
+/// Escapes a text for the content of an element or of a quoted attribute.
 pub fn escape(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {
@@ -10,7 +10,7 @@ pub fn escape(text: &str) -> String {
             '>' => escaped.push_str("&gt;"),
             '"' => escaped.push_str("&quot;"),
             '\'' => escaped.push_str("&#39;"),
-            // What browsers take for a change of the writing direction, or do not show, is shown as what it is.
+            // Characters that change the writing direction, or are invisible, are shown as codes.
             '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' | '\0' => {
                 escaped.push('\u{fffd}');
             }
@@ -20,7 +20,7 @@ pub fn escape(text: &str) -> String {
     escaped
 }
 
-/// JSON as the content of a script element, which ends at the first `</script`, wherever that stands.
+/// Escapes JSON for the content of a script element, which ends at the first `</script`.
 pub(crate) fn in_script(json: &serde_json::Value) -> String {
     json.to_string().replace('<', "\\u003c")
 }

@@ -1,16 +1,16 @@
-//! From values to places on a plot, and the values that are written at an axis.
+//! Converts values to places on a plot, and chooses the values at an axis.
 
-/// How values become places.
+/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scale {
-    /// Equal differences, equal distances.
+    /// Equal differences have equal distances.
     Linear {
         /// The value at the low end.
         low: f64,
         /// The value at the high end.
         high: f64,
     },
-    /// Equal ratios, equal distances.
+    /// Equal ratios have equal distances.
     Logarithmic {
         /// The value at the low end; more than zero.
         low: f64,
@@ -20,20 +20,20 @@ pub(crate) enum Scale {
 }
 
 impl Scale {
-    /// From zero to a round value at or above `highest`.
+    /// Returns a linear scale from zero to a round value at or above `highest`.
     pub(crate) fn from_zero(highest: f64) -> Self {
         let step = round_step(highest.max(f64::MIN_POSITIVE), 4.0);
         Self::Linear { low: 0.0, high: (highest / step).ceil().max(1.0) * step }
     }
 
-    /// Whole decades around the values, at least two.
+    /// Returns a logarithmic scale of whole decades around the values, at least two.
     pub(crate) fn decades(lowest: f64, highest: f64) -> Self {
         let low = 10f64.powf(lowest.max(1.0).log10().floor());
         let high = 10f64.powf(highest.max(1.0).log10().ceil());
         Self::Logarithmic { low, high: high.max(low * 100.0) }
     }
 
-    /// The place of a value, 0 to 1; values outside are at the ends.
+    /// Returns the place of a value, 0 to 1. Values outside are at the ends.
     pub(crate) fn place(self, value: f64) -> f64 {
         let place = match self {
             Self::Linear { low, high } => (value - low) / (high - low),
@@ -42,7 +42,7 @@ impl Scale {
         if place.is_finite() { place.clamp(0.0, 1.0) } else { 0.0 }
     }
 
-    /// Values for the axis, from low to high.
+    /// Returns the values for the axis, from low to high.
     pub(crate) fn ticks(self) -> Vec<f64> {
         match self {
             Self::Linear { low, high } => steps(low, high, 4.0),
@@ -54,19 +54,19 @@ impl Scale {
     }
 }
 
-/// Round values between `low` and `high`, both included if they are round; about `count` of them.
+/// Returns about `count` round values from `low` to `high`.
 pub(crate) fn steps(low: f64, high: f64, count: f64) -> Vec<f64> {
     let step = round_step(high - low, count);
     let first = (low / step).ceil() as i64;
-    // Sums of steps would drift; a little more than the end, so that rounding does not lose it.
+    // Products do not drift as sums do. The limit is a little above the end, so that rounding does not lose it.
     let values = (first..).map(|index| index as f64 * step);
     values.take_while(|value| *value <= high + step * 1e-6).take(TICKS_MAX).collect()
 }
 
-/// Ticks on one axis, whatever the values: more cannot be read.
+/// Largest number of readable ticks on one axis.
 const TICKS_MAX: usize = 24;
 
-/// 1, 2 or 5 times a power of ten, so that about `count` of them make `length`.
+/// Returns 1, 2 or 5 times a power of ten, so that about `count` steps make `length`.
 fn round_step(length: f64, count: f64) -> f64 {
     let rough = (length / count).max(1e-9);
     let power = 10f64.powf(rough.log10().floor());

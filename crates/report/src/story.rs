@@ -1,11 +1,11 @@
-//! What happened, in words: headline, figures at a glance, the facts.
+//! The headline, the main figures and the facts.
 
 use api::{GuestLocation, ImageLocation, Migration, MigrationState, Recording};
 
 use crate::figures::{bytes, change, grouped, latency, moment, seconds};
 use crate::markup::escape;
 
-/// What happened, in one sentence; not escaped.
+/// Returns the outcome in one sentence, not escaped.
 pub(crate) fn headline(migration: &Migration) -> String {
     let volume = &migration.volume;
     let (source, target) = (place(&migration.source), place(&migration.target));
@@ -26,7 +26,7 @@ pub(crate) fn headline(migration: &Migration) -> String {
     }
 }
 
-/// The top of the page.
+/// Returns the top of the page.
 pub(crate) fn header(migration: &Migration, recording: Option<&Recording>) -> String {
     let (class, word) = match migration.state {
         MigrationState::Queued => ("running", "waits for its turn".to_owned()),
@@ -54,7 +54,7 @@ pub(crate) fn header(migration: &Migration, recording: Option<&Recording>) -> St
     )
 }
 
-/// The facts that are in no figure.
+/// Returns the facts that are in no figure.
 pub(crate) fn facts(migration: &Migration) -> String {
     let image = |location: &ImageLocation| format!("{}: {}", place(location), location.image);
     let kept = if migration.keep_source { "kept, renamed" } else { "deleted once the target had taken over" };
@@ -86,7 +86,7 @@ pub(crate) fn facts(migration: &Migration) -> String {
     format!("<section><h2>Facts</h2><table class=\"facts\">{}</table></section>", rows.concat())
 }
 
-/// How the figures came about.
+/// Returns the explanation of the figures.
 pub(crate) fn footer() -> String {
     format!(
         "<footer><p>Made by sterna {} from what the daemon recorded. Requests are counted, and their latency is taken, where \
@@ -96,7 +96,7 @@ pub(crate) fn footer() -> String {
     )
 }
 
-/// The store, or that there is none.
+/// Returns the store, or a text if there is none.
 pub(crate) fn place(location: &ImageLocation) -> String {
     location.store.clone().unwrap_or_else(|| "its own place".to_owned())
 }

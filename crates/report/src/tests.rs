@@ -1,4 +1,4 @@
-//! The page as a reader sees it: its text, and that whatever users may name cannot become a part of it.
+//! Tests of the page's text, and that foreign texts cannot become markup.
 
 use api::{
     Decisions, GuestFigures, GuestLocation, HistorySample, ImageFormat, ImageKind, ImageLocation, Migration,
@@ -145,7 +145,7 @@ fn recording() -> Recording {
     }
 }
 
-/// The text of a page without its styles and scripts: one line for each row, paragraph or word of a plot.
+/// Returns the text of a page without styles and scripts, with one line for each row, paragraph or word of a plot.
 fn text(page: &str) -> String {
     let body = page.split("<main>").nth(1).unwrap().split("</main>").next().unwrap();
     let mut text = String::new();
@@ -156,7 +156,7 @@ fn text(page: &str) -> String {
             text.truncate(text.trim_end().len());
             text.push('\n');
         }
-        // The values at the axes are tested with the scales.
+        // The tests of scales cover the values at the axes.
         let is_shown = !tag.starts_with("text") && !tag.starts_with("title");
         if is_shown && !content.trim().is_empty() {
             text.push_str(content.trim());
@@ -246,7 +246,7 @@ fn hostile_names_stay_text() {
         migration.state = state;
         for recording in [None, Some(recording.clone())] {
             let page = page(&history(migration.clone(), recording));
-            // The two scripts that are ours, and nothing else that could run.
+            // There are only the page's own two scripts.
             assert_eq!(page.matches("<script").count(), 2, "{page}");
             assert_eq!(page.matches("</script").count(), 2);
             assert!(!page.contains("<img") && !page.contains("onerror='") && !page.contains("\"quoted\""));
@@ -258,7 +258,7 @@ fn hostile_names_stay_text() {
 fn a_page_asks_nobody_for_anything() {
     let page = page(&history(migration(), Some(recording())));
     for word in ["http:", "https:", "//", "url(", "@import", "<link", "<iframe", "src=", "href="] {
-        // Comments of the script begin with two slashes; nothing else may.
+        // Only comments of the script may begin with two slashes.
         let found = page.lines().filter(|line| line.contains(word) && !line.trim_start().starts_with("// "));
         assert_eq!(found.count(), 0, "{word}");
     }

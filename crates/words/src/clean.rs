@@ -1,24 +1,24 @@
-//! Makes one visible line of a text that somebody else has chosen.
+//! Makes one visible line of a foreign text.
 
 use std::fmt;
 
-/// Longest message of others that is kept, in characters. What follows is cut.
+/// Largest length of a foreign message, in characters. The rest is cut.
 pub const MESSAGE_CHARS_MAX: usize = 4096;
 
 /// Marks the place where a text was cut.
 const CUT: char = '…';
 
-/// A text that [`clean`] has gone over.
+/// A text that was cleaned by [`clean`].
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Cleaned(String);
 
 impl Cleaned {
-    /// Cleans a text.
+    /// Returns the cleaned text.
     pub fn of(text: &str) -> Self {
         Self(clean(text))
     }
 
-    /// The text.
+    /// Returns the text as a string.
     pub fn into_string(self) -> String {
         self.0
     }
@@ -32,13 +32,13 @@ impl fmt::Display for Cleaned {
 
 /// Returns the text as one line of visible characters, at most [`MESSAGE_CHARS_MAX`] of them.
 ///
-/// Control characters, ends of lines, overrides of the writing direction and invisible characters are written as escapes. A text
-/// that has none of them, and is short enough, is returned as it is; so cleaning twice is cleaning once.
+/// Control characters, ends of lines, overrides of the writing direction and invisible characters become escapes. Other short
+/// texts are unchanged, so cleaning twice equals cleaning once.
 pub fn clean(text: &str) -> String {
     cut(text, MESSAGE_CHARS_MAX)
 }
 
-/// Cleans each of the texts.
+/// Returns each of the texts cleaned.
 pub fn clean_all(texts: Vec<String>) -> Vec<String> {
     texts.into_iter().map(|text| clean(&text)).collect()
 }
@@ -50,7 +50,7 @@ pub fn clean_lines(text: &str, lines_max: usize) -> String {
     clean(&lines[lines.len().saturating_sub(lines_max)..].join(" | "))
 }
 
-/// Returns the text as a terminal may print it: whole, with its lines and tabs, and nothing that a terminal obeys.
+/// Returns the whole text for a terminal, with its lines and tabs, but without control characters.
 pub fn printable(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for character in text.chars() {
@@ -69,7 +69,7 @@ fn cut(text: &str, chars_max: usize) -> String {
         text.chars().for_each(|character| push(&mut shown, character));
         return shown;
     }
-    // The mark takes one place.
+    // The mark is one character.
     let mut left = chars_max - 1;
     for character in text.chars() {
         match left.checked_sub(width(character)) {
@@ -82,7 +82,7 @@ fn cut(text: &str, chars_max: usize) -> String {
     shown
 }
 
-/// Characters that are shown for this one.
+/// Returns the number of characters that are shown for this one.
 fn width(character: char) -> usize {
     if is_unseen(character) { character.escape_default().count() } else { 1 }
 }
@@ -95,11 +95,11 @@ fn push(shown: &mut String, character: char) {
     }
 }
 
-/// Whether a character does something else than to be seen where it stands.
+/// Returns whether a character is invisible or changes the display.
 fn is_unseen(character: char) -> bool {
     character.is_control()
         || matches!(character,
-            // Soft hyphen, marks and overrides of direction, what has no width, separators of lines.
+            // Soft hyphen, marks and overrides of direction, characters without width, separators of lines.
             '\u{ad}' | '\u{61c}' | '\u{115f}' | '\u{1160}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}'
             | '\u{2060}'..='\u{206f}' | '\u{3164}' | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{fff0}'..='\u{fffb}'
             | '\u{e0000}'..='\u{e0fff}')

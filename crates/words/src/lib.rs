@@ -1,12 +1,12 @@
-//! What others say, as this program stores, logs and prints it. Pure functions and one machine: no I/O and no clock.
+//! Cleans and limits foreign texts for storing, logging and printing. It has no I/O and no clock.
 //!
 //! ```text
 //!   peers, QEMU, libvirt, hooks, file names ──► clean() ──► journal, API, audit log, log
 //!                                                             └──► printable() ──► a terminal
 //!   lines of the log ──► Limiter ──► written, or counted: "12 more suppressed"
 //! ```
-//! Text is cleaned where it comes in, so that nothing behind that place has to think of it. It is cleaned once more where it is
-//! printed, because a path that was forgotten must not reach a terminal.
+//! Text is cleaned where it arrives, so that later code need not do it. It is cleaned again where it is printed, in
+//! case one place was forgotten.
 
 mod clean;
 mod limiter;

@@ -1,74 +1,74 @@
-//! How many lines of one kind are let through in a time; the others are counted.
+//! Limits lines of each kind by a token bucket, and counts the suppressed ones.
 //!
 //! ```text
 //!   a line of a kind ──► its bucket has one left ──yes──► Pass
 //!                                  │ no                      the bucket fills again, `per_s` a second
-//!                                  └────────────────────► Suppress, and counted until `drain` tells of it
+//!                                  └────────────────────► Suppress, and counted until `drain` returns it
 //! ```
-//! There is a bucket for each kind, and one for all kinds for which there is no room.
+//! There is a bucket for each kind, and a common one for kinds beyond the limit.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// How much is let through.
+/// The allowed number of lines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// Lines at once.
+    /// Lines that may be written at once.
     pub burst: u32,
-    /// Lines a second after these; at least one.
+    /// Lines a second after these, at least one.
     pub per_s: u32,
 }
 
-/// What becomes of a line.
+/// The decision for a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It is written.
+    /// The line is written.
     Pass,
-    /// It is counted instead.
+    /// The line is only counted.
     Suppress,
 }
 
-/// Lines that were not written.
+/// A number of suppressed lines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Suppressed<K> {
-    /// Of which kind; `None`: of kinds that had no bucket of their own.
+    /// Their kind; `None`: kinds without a bucket of their own.
     pub kind: Option<K>,
-    /// How many since they were told of last.
+    /// Their number since the last report.
     pub count: u64,
 }
 
-/// Lets lines through, or counts them.
+/// Decides on lines, and counts the suppressed ones.
 #[derive(Debug)]
 pub struct Limiter<K> {
     budget: Budget,
-    /// Kinds that are remembered at most.
+    /// Largest number of kinds with a bucket.
     kinds_max: usize,
     buckets: BTreeMap<K, Bucket>,
-    /// That of all other kinds.
+    /// The common bucket of all other kinds.
     others: Bucket,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Bucket {
-    /// In thousandths of a line.
+    /// Remaining budget, in thousandths of a line.
     left_milli: u64,
     filled_at: Duration,
     suppressed: u64,
 }
 
 impl<K: Ord + Clone> Limiter<K> {
-    /// A limiter that has seen nothing.
+    /// Returns a limiter with full buckets.
     pub fn new(budget: Budget, kinds_max: usize) -> Self {
         let others = Bucket::full(budget, Duration::ZERO);
         Self { budget, kinds_max, buckets: BTreeMap::new(), others }
     }
 
-    /// Decides on a line of a kind.
+    /// Decides on a line of this kind.
     pub fn ask(&mut self, now: Duration, kind: &K) -> Verdict {
         let budget = self.budget;
         if !self.buckets.contains_key(kind) {
             if self.buckets.len() >= self.kinds_max {
-                // What is full again, and owes no count, is as one that was never seen.
+                // A full bucket without a count equals a new one.
                 self.buckets.retain(|_, bucket| !bucket.is_idle(budget, now));
             }
             if self.buckets.len() < self.kinds_max {
@@ -78,12 +78,12 @@ impl<K: Ord + Clone> Limiter<K> {
         self.buckets.get_mut(kind).unwrap_or(&mut self.others).take(budget, now)
     }
 
-    /// Whether lines were suppressed of which nobody was told.
+    /// Returns whether suppressed lines were not yet reported.
     pub fn owes(&self) -> bool {
         self.others.suppressed > 0 || self.buckets.values().any(|bucket| bucket.suppressed > 0)
     }
 
-    /// Takes what was suppressed since the last time.
+    /// Returns the suppressed lines since the last call, and resets their counts.
     pub fn drain(&mut self) -> Vec<Suppressed<K>> {
         let mut told = Vec::new();
         let all = self.buckets.iter_mut().map(|(kind, bucket)| (Some(kind.clone()), bucket));
