@@ -124,7 +124,7 @@ fn who_would_move_what_has_gone_is_told_where_it_is() {
         })?;
         for more in [&[][..], &["--dry-run"]] {
             let refused = pair.alpha.sterna([&["migrate", "v", "--to", "beta:b"][..], more].concat())?;
-            let told = refused.stderr.contains("has gone to host \"beta\" (m0): do it there");
+            let told = refused.stderr.contains("has moved to host \"beta\" (m0): do it there");
             ensure!(refused.code == 3 && told, "{refused:?}");
         }
         Ok(())

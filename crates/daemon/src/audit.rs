@@ -114,7 +114,7 @@ impl Audit {
         let (path, state) = (data_dir.join(FILE), Arc::clone(&audit.state));
         let thread = std::thread::Builder::new().name("audit".to_owned());
         if let Err(error) = thread.spawn(move || writer::run(&path, &lines, &state)) {
-            tracing::warn!(%error, "there is no thread for the audit log: nothing will be written there");
+            tracing::warn!(%error, "cannot start the thread of the audit log: no entries will be written");
         }
         audit
     }
@@ -128,7 +128,7 @@ impl Audit {
         line.push(b'\n');
         match self.queue.try_send(Message::Line(line)) {
             Ok(()) => {}
-            Err(TrySendError::Full(_)) => self.state.lose(1, "its disk does not keep up"),
+            Err(TrySendError::Full(_)) => self.state.lose(1, "its disk is too slow"),
             Err(TrySendError::Disconnected(_)) => self.state.lose(1, "it has no thread"),
         }
     }
@@ -153,14 +153,14 @@ impl State {
         self.written.fetch_add(lines, Ordering::Relaxed);
         if self.is_losing.swap(false, Ordering::Relaxed) {
             let lost = self.lost.load(Ordering::Relaxed);
-            tracing::warn!(lost, "the audit log is written again; entries are missing from it");
+            tracing::warn!(lost, "the audit log can be written again; it lacks entries");
         }
     }
 
     fn lose(&self, lines: u64, reason: &str) {
         self.lost.fetch_add(lines, Ordering::Relaxed);
         if !self.is_losing.swap(true, Ordering::Relaxed) {
-            tracing::warn!(reason, "the audit log cannot be written: orders are carried out all the same");
+            tracing::warn!(reason, "cannot write the audit log; orders are carried out without entries");
         }
     }
 }

@@ -61,28 +61,29 @@ impl ConfigCheck {
 fn advice(fault: &ConfigError) -> String {
     let words = match fault {
         ConfigError::Read { .. } => "name a file that this user can read: sterna config check FILE",
-        ConfigError::TooLarge { .. } => "name a configuration; this is something else",
+        ConfigError::TooLarge { .. } => "name a configuration file; this file is not one",
         ConfigError::Syntax { .. } => "correct the line; docs/configuration.md shows a complete file",
         ConfigError::UnknownKey { .. } => "correct the key, or remove it",
         ConfigError::RelativePath { .. } | ConfigError::SharedFolder { .. } => "write the path from / on",
         ConfigError::OutOfRange { key, .. } => {
-            return format!("write a number that is allowed, or leave {key} out: its default suits most");
+            return format!("write a number in this range, or leave {key} out: the default suits most hosts");
         }
         ConfigError::Hook { .. } => "correct the path or the program, or remove the key: then no hook runs",
         ConfigError::Allowed { .. } => "write the option as QEMU knows it",
         ConfigError::QemuUser { .. } | ConfigError::Socket { .. } => {
-            "make the user or the group, or name one that there is"
+            "create the user or the group, or name an existing one"
         }
-        ConfigError::Link { .. } => "name an address of this host by which others reach it",
+        ConfigError::Link { .. } => "name an address by which others reach this host",
         ConfigError::Web { .. } => {
-            "write \"127.0.0.1:7424\", or remove the key: the page is on the API's socket then"
+            "write \"127.0.0.1:7424\", or remove the key: without it, the page is on the API's socket"
         }
         ConfigError::ApiTls { .. } => {
-            "write an address of this host, or 0.0.0.0 or [::] for all, and a port; or remove the key: the API is on its socket then"
+            "write an address of this host, or 0.0.0.0 or [::] for all, and a port; or remove the key: without it, the API is \
+             only on its socket"
         }
         ConfigError::StoreName { .. } => "choose another name",
         ConfigError::Store { .. } => "correct the store, or remove it",
-        ConfigError::Address(_) => "correct the key api; without it the API is where clients look for it",
+        ConfigError::Address(_) => "correct the key api, or remove it: clients find the default address",
         ConfigError::NoDataDir => "set the key data_dir",
     };
     words.to_owned()
@@ -115,7 +116,7 @@ fn look(config: &Config) -> Vec<ConfigProblem> {
     // A shared folder may be mounted at any time. A folder for VMs' files must exist when a VM comes.
     problems.extend(config.machines.folders.iter().filter(|folder| !folder.is_dir()).map(|folder| {
         let problem = format!("machines.folders: there is no folder {}", folder.display());
-        ConfigProblem::new(problem, "create it, mount what is to be there, or remove it from the list")
+        ConfigProblem::new(problem, "create it, mount its file system, or remove it from the list")
     }));
     if let RunsAs::Other(user) = &config.machines.runs_as
         && !PROGRAM_FOLDERS.iter().any(|folder| Path::new(folder).join("setpriv").exists())
@@ -146,7 +147,9 @@ fn can_be_made(key: &str, folder: &Path) -> Option<ConfigProblem> {
     let (problem, nearest) = (format!("{at} cannot be written by this user: {error}"), nearest.display());
     Some(ConfigProblem::new(
         problem,
-        format!("let the daemon's user write to {nearest}, check as that user, or name another place"),
+        format!(
+            "let the daemon's user write to {nearest}, run the check as that user, or name another folder"
+        ),
     ))
 }
 
@@ -168,8 +171,9 @@ fn store_problem(name: &str, store: &StoreConfig) -> Option<ConfigProblem> {
             return Some(ConfigProblem::new(format!("{at} does not exist"), advice));
         }
         Err(error) => {
-            let advice = "let the daemon's user pass through the folders above it, or check as that user";
-            return Some(ConfigProblem::new(format!("{at} cannot be looked at: {error}"), advice));
+            let advice =
+                "let the daemon's user pass through the folders above it, or run the check as that user";
+            return Some(ConfigProblem::new(format!("{at} cannot be examined: {error}"), advice));
         }
     };
     if !kind(&found) {
@@ -185,7 +189,7 @@ fn store_problem(name: &str, store: &StoreConfig) -> Option<ConfigProblem> {
         });
     }
     let error = may(path, Access::READ_OK | Access::WRITE_OK).err()?;
-    let advice = "let the daemon's user write there, mount it for writing, or check as that user";
+    let advice = "let the daemon's user write there, mount it for writing, or run the check as that user";
     Some(ConfigProblem::new(format!("{at} cannot be written by this user: {error}"), advice))
 }
 
@@ -256,7 +260,7 @@ mod tests {
             ("[stores.a]\npath = 'DIR/file'", "stores.a.path: DIR/file is no folder", "sterna volume add"),
             (
                 "[stores.a]\npath = 'DIR/file/x'",
-                "stores.a.path: DIR/file/x cannot be looked at",
+                "stores.a.path: DIR/file/x cannot be examined",
                 "daemon's user",
             ),
             ("[stores.a]\ndevice = 'DIR/store'", "stores.a.device: DIR/store is no block device", "path = "),

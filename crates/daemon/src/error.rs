@@ -53,7 +53,7 @@ pub(crate) enum RequestError {
     DestinationNotFound { name: String, stores: String, hosts: String },
     /// The volume has no copy here that waits for a promotion.
     #[error(
-        "volume \"{0}\" does not wait here for another host's word, so there is nothing to promote; see: sterna volume show {0}"
+        "cannot promote volume \"{0}\": it does not wait here for another host; see: sterna volume show {0}"
     )]
     NotPrepared(String),
     /// Too few descriptors are left for another volume.
@@ -67,8 +67,8 @@ pub(crate) enum RequestError {
     NotPromotable { volume: String, migration: MigrationId, reason: NotPromotable },
     /// A promotion has neither a ticket nor `--force`.
     #[error(
-        "give the ticket that the other host prints (sterna migration show), or --force: if that host goes on with the \
-         volume, there are two of it from then on"
+        "give the ticket that the other host prints (sterna migration show), or --force; if that host continues with the volume, \
+         two branches of it exist from then on"
     )]
     NoTicket,
     #[error(transparent)]
@@ -85,8 +85,8 @@ pub(crate) enum RequestError {
     VmUnmovable { vm: String, reason: String },
     /// A VM's downtime limit cannot be met.
     #[error(
-        "the VM \"{vm}\" cannot be moved within --max-downtime {}: the way to the other host is so long that an idle \
-         one stands still for {:.0} ms at least; allow {} ms, or more",
+        "the VM \"{vm}\" cannot be moved within --max-downtime {}: because of the distance to the other host, even an idle VM \
+         pauses for {:.0} ms at least; allow {} ms or more",
         wanted.as_millis(), least.as_secs_f64() * 1000.0, crate::host::roomy(*least).as_millis()
     )]
     DowntimeUnreachable {
@@ -95,18 +95,18 @@ pub(crate) enum RequestError {
         least: std::time::Duration,
         wanted: std::time::Duration,
     },
-    #[error("host \"{host}\" does not take the volume: {}", refusal.detail)]
+    #[error("host \"{host}\" refuses the volume: {}", refusal.detail)]
     HostRefused { host: String, refusal: Refusal },
     #[error(
-        "volume \"{volume}\" is at host \"{host}\" ({migration}), and only forwarded here: do it there, or end the forwarding \
-         with: sterna volume remove {volume}"
+        "volume \"{volume}\" is at host \"{host}\" ({migration}), and clients are only forwarded from here: do it there, or end \
+         the forwarding with: sterna volume remove {volume}"
     )]
     VolumeElsewhere { volume: String, host: String, migration: MigrationId },
     /// The volume is at another host, and nothing of it is left here.
-    #[error("volume \"{volume}\" has gone to host \"{host}\" ({migration}): do it there")]
+    #[error("volume \"{volume}\" has moved to host \"{host}\" ({migration}): do it there")]
     VolumeGone { volume: String, host: String, migration: MigrationId },
     /// A host that is to be forgotten is still needed.
-    #[error("host \"{host}\" is needed: {needed}; to forget it all the same: --force")]
+    #[error("cannot remove host \"{host}\": {needed}; to remove it anyway: --force")]
     HostNeeded {
         host: String,
         /// What needs it, and what to do about that.
@@ -121,8 +121,8 @@ pub(crate) enum RequestError {
     /// An offered volume is another branch of the history of one that is here. Sent to the host that offers it.
     #[error(
         "it has volume \"{volume}\" already, as another branch of the same history, with generation {here} (this one has \
-         {offered}): a promotion was forced, and both may have been written to since. Decide which is to stay, and remove the \
-         other at its host: sterna volume remove {volume}"
+         {offered}): a promotion was forced, and both may have been written to since. Decide which to keep, and remove the other \
+         at its host: sterna volume remove {volume}"
     )]
     BranchPresent {
         /// The name of the other branch here.
@@ -132,9 +132,9 @@ pub(crate) enum RequestError {
     },
     /// Clients here use another branch of an offered volume's history. Sent to the host that offers it.
     #[error(
-        "its clients of volume \"{volume}\" are led to host \"{host}\", to another branch of the same history, with generation \
-         {there} (this one has {offered}), and must not find another content; end that there with: sterna volume remove \
-         {volume}, and try again"
+        "its clients of volume \"{volume}\" are forwarded to host \"{host}\", to another branch of the same history, with \
+         generation {there} (this one has {offered}), and must not see other content; end the forwarding there with: sterna \
+         volume remove {volume}, and try again"
     )]
     BranchLedTo {
         volume: String,
@@ -152,7 +152,7 @@ pub(crate) enum RequestError {
     #[error("the request is larger than {} bytes", api::REQUEST_BYTES_MAX)]
     TooLarge,
     /// There are several stores, and the request names none.
-    #[error("say in which store: --store with one of {known}")]
+    #[error("name the store: --store with one of {known}")]
     StoreNotChosen { known: String },
     #[error("store \"{name}\" cannot be used: {problem}")]
     StoreUnusable { name: String, problem: StoreProblem },
@@ -162,13 +162,15 @@ pub(crate) enum RequestError {
     #[error("{place} is the volume \"{volume}\" already; see: sterna volume show {volume}")]
     PlaceTaken { place: Place, volume: String },
     /// The place holds what a migration left there.
-    #[error("{place} holds {}; to serve that all the same: --fenced", fenced(.fence))]
+    #[error("{place} holds {}; to serve that anyway: --fenced", fenced(.fence))]
     Fenced { place: Place, fence: Reservation },
     #[error(transparent)]
     StoreFile(#[from] StoreFileError),
     #[error(transparent)]
     Fill(#[from] FillError),
-    #[error("{path} exists already; move it away if nothing uses it, or take another name or another store")]
+    #[error(
+        "{path} exists already; move it away if nothing uses it, or choose another name or another store"
+    )]
     TargetExists { path: PathBuf },
     #[error("{needed} bytes do not fit into {place}: {detail}")]
     TargetTooSmall { place: String, needed: u64, detail: String },
@@ -202,38 +204,38 @@ pub(crate) enum RequestError {
     #[error("{0}; try again later")]
     ShareUsedUp(UsedUp),
     /// The migration cannot be repeated.
-    #[error("migration {migration} cannot be done once more: {reason}")]
+    #[error("cannot retry migration {migration}: {reason}")]
     CannotRetry {
         migration: MigrationId,
         /// The reason, and what to do.
         reason: RetryObstacle,
     },
-    #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or cut it off with --force")]
+    #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or disconnect it with --force")]
     VolumeInUse { volume: String, clients: crate::volumes::registry::Users },
     /// The volume's former host may forward clients here.
     #[error(
-        "the host that volume \"{0}\" came from has not said yet whether it leads clients here; try again in a minute, or cut \
-         them off with --force"
+        "the host that volume \"{0}\" came from has not reported yet whether it forwards clients here; try again in a minute, or \
+         disconnect them with --force"
     )]
     ClientsUnknown(String),
     #[error(
-        "volume \"{0}\" is being created, removed, resized or begins to migrate; try again when that is done"
+        "volume \"{0}\" is being created, removed or resized, or a migration of it begins; try again when that is done"
     )]
     VolumeBusy(String),
     #[error(
-        "volume \"{volume}\" is on its way here ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
+        "volume \"{volume}\" is arriving here ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
     )]
     VolumeArriving { volume: String, migration: MigrationId },
     #[error("volume \"{volume}\" is not being served: {reason}")]
     VolumeUnavailable { volume: String, reason: String },
     /// No image of the volume was kept, or none by this migration.
-    #[error("no such image of \"{volume}\" was kept{}", if_others(.known))]
+    #[error("there is no such kept image of volume \"{volume}\"{}", if_others(.known))]
     ReplicaNotFound {
         volume: String,
         /// The migrations that left one; empty: none did.
         known: String,
     },
-    #[error("the image that was kept of \"{volume}\" is in use: {user}")]
+    #[error("the kept image of volume \"{volume}\" is in use: {user}")]
     ReplicaInUse {
         /// The volume, or the file.
         volume: String,
@@ -255,7 +257,7 @@ pub(crate) enum RequestError {
         reason: String,
     },
     /// An interrupted resize could not be completed.
-    #[error("a resize that was interrupted cannot be ended")]
+    #[error("cannot complete an interrupted resize")]
     Grow(#[from] GrowError),
     #[error(transparent)]
     Image(#[from] ImageError),

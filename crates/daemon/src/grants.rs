@@ -78,9 +78,9 @@ pub(crate) enum GrantsError {
          \"0.0.0.0:7425\", and restart it, which breaks no connection"
     )]
     NotListening,
-    #[error("nobody is let in over TLS: {0}")]
+    #[error("no user may use the API over TLS: {0}")]
     Unusable(String),
-    #[error("nobody called \"{0}\" may use the API over TLS; see: sterna access list")]
+    #[error("no user \"{0}\" may use the API over TLS; see: sterna access list")]
     NotFound(String),
     /// Another grant has the name, or the key.
     #[error(
@@ -88,7 +88,7 @@ pub(crate) enum GrantsError {
     )]
     Exists(String),
     #[error(
-        "{GRANTS_MAX} may use the API over TLS, and there can be no more: sterna access revoke those that are not needed"
+        "{GRANTS_MAX} users, the most allowed, may use the API over TLS: sterna access revoke those that are not needed"
     )]
     TooMany,
     #[error(transparent)]
@@ -101,9 +101,7 @@ pub(crate) enum GrantsError {
     #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
     Lifetime(u64),
     /// The access token is not valid.
-    #[error(
-        "the invitation is redeemed, revoked, or its time is over; have another one made: sterna access grant"
-    )]
+    #[error("the invitation is redeemed, revoked or expired; ask for a new one: sterna access grant")]
     NotInvited,
     /// The system has no randomness for a secret, or no key can be made of it.
     #[error("a key for the invitation cannot be made; the daemon's log says more")]
@@ -122,7 +120,7 @@ impl Grants {
         let identity = identity.map_err(|error| with_causes(&error));
         let grants = Self { data_dir, listen, identity, listing: RwLock::new(listing) };
         if let Some(problem) = grants.problem() {
-            tracing::error!(%problem, "nobody is let in over TLS");
+            tracing::error!(%problem, "no user may use the API over TLS");
         }
         Arc::new(grants)
     }
@@ -135,7 +133,7 @@ impl Grants {
             }
             Err(error) => {
                 let reason = with_causes(&error);
-                tracing::error!(%reason, "the list of who may use the API cannot be read again; that of before holds");
+                tracing::error!(%reason, "cannot reload the list of the API's users; the previous list stays in effect");
             }
         }
     }
@@ -294,7 +292,7 @@ impl Listed for Entry {
     const VERSION: u32 = 1;
     const KEY: &'static str = "grants";
     const OTHERWISE: &'static str =
-        "no list of who may use the API: restore it, or remove it and grant access anew";
+        "no list of the API's users: restore it, or remove it and grant access again";
 
     fn name(&self) -> &str {
         &self.name

@@ -253,7 +253,7 @@ impl Host {
         self.volumes.give_up_all();
         let ended = tokio::time::timeout(deadline, self.operations.acquire_many(OPERATIONS_MAX)).await;
         if ended.is_err() {
-            tracing::warn!("an operation is still under way; it is left to the next start");
+            tracing::warn!("an operation is still under way; the next start completes it");
         }
         self.operations.close();
         if clients == Clients::PassedOn {
@@ -268,7 +268,7 @@ impl Host {
         self.note_interrupted().await;
         // The lanes of these migrations are gone, so the work of a restart can be done at once.
         if let Err(error) = recovery::run(&self.journal, &self.custody).await {
-            tracing::warn!(%error, "an interrupted migration is left to the next start");
+            tracing::warn!(%error, "an interrupted migration waits for the next start");
         }
         if clients == Clients::PassedOn {
             let mut left = self.sockets.listening().leave();
@@ -348,12 +348,12 @@ impl Host {
         if closed > 0 {
             tracing::warn!(
                 clients = closed,
-                "clients of the daemon before used volumes that are not here any more"
+                "clients of the previous daemon used volumes that have left this host"
             );
         }
         let is_known = |name: &String| by_name.contains(name) || self.volumes.service(name).is_some();
         for name in listening.unclaimed().into_iter().filter(|name| !is_known(name)) {
-            tracing::info!(volume = %name, "a socket of the daemon before is of no volume here; it is closed");
+            tracing::info!(volume = %name, "closed a socket of the previous daemon, because its volume is not here");
             if let Err(error) = self.sockets.forget_volume(&name) {
                 tracing::warn!(volume = %name, %error, "a socket is left over");
             }

@@ -73,8 +73,8 @@ pub(crate) enum HostsError {
     #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
     Lifetime(u64),
     #[error(
-        "this host does not listen for others: set hosts.listen in the configuration, for example listen = \
-         [\"0.0.0.0:7423\"], and hosts.links if others reach it elsewhere; then start the daemon again"
+        "this host does not listen for others: set hosts.listen in the configuration, for example listen = [\"0.0.0.0:7423\"], \
+         and hosts.links if others reach it at other addresses; then restart the daemon"
     )]
     NotListening,
     #[error(transparent)]
@@ -174,7 +174,7 @@ impl Hosts {
         if let Some(endpoint) = endpoint {
             endpoint.close(removed.id);
         }
-        tracing::info!(host = %removed.name, id = %removed.id, "a host is no longer known");
+        tracing::info!(host = %removed.name, id = %removed.id, "a host was removed");
         Ok(removed)
     }
 
@@ -211,7 +211,7 @@ impl Hosts {
         };
         let seconds = status.since.as_secs();
         (!status.is_connected)
-            .then(|| format!("the host that has it, which has not been connected for {seconds} s"))
+            .then(|| format!("the host that has it, which has been disconnected for {seconds} s"))
     }
 
     /// Returns this host's identity; `None`: it has none.

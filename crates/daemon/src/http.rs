@@ -324,9 +324,8 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Segment
 
     async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, RequestError> {
         let path = Path::from_request_parts(parts, state).await;
-        path.map(|Path(segment)| Self(segment)).map_err(|error| {
-            RequestError::Invalid(format!("the path is not as expected: {}", error.body_text()))
-        })
+        path.map(|Path(segment)| Self(segment))
+            .map_err(|error| RequestError::Invalid(format!("the path is not valid: {}", error.body_text())))
     }
 }
 
@@ -337,9 +336,8 @@ async fn body<T: DeserializeOwned>(request: Request) -> Result<T, RequestError> 
         RequestError::Invalid(format!("the request was not sent within {} s", BODY_WAIT_MAX.as_secs()))
     })??;
     details.take(&bytes);
-    serde_json::from_slice(&bytes).map_err(|error| {
-        RequestError::Invalid(format!("the body of the request is not as expected: {error}"))
-    })
+    serde_json::from_slice(&bytes)
+        .map_err(|error| RequestError::Invalid(format!("the body of the request is not valid: {error}")))
 }
 
 async fn read(mut body: Body) -> Result<Vec<u8>, RequestError> {
@@ -364,9 +362,9 @@ async fn read(mut body: Body) -> Result<Vec<u8>, RequestError> {
 
 fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, RequestError> {
     let query = Query::try_from_uri(uri);
-    query.map(|Query(query)| query).map_err(|error| {
-        RequestError::Invalid(format!("the query is not as expected: {}", error.body_text()))
-    })
+    query
+        .map(|Query(query)| query)
+        .map_err(|error| RequestError::Invalid(format!("the query is not valid: {}", error.body_text())))
 }
 
 impl IntoResponse for RequestError {

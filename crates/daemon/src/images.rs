@@ -65,13 +65,13 @@ pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {
 pub(crate) fn dress(to: &File, from: &Path) {
     let dressed = std::fs::metadata(from).and_then(|found| {
         if let Err(error) = std::os::unix::fs::fchown(to, Some(found.uid()), Some(found.gid())) {
-            tracing::debug!(path = %from.display(), %error, "the owner of an image does not go along");
+            tracing::debug!(path = %from.display(), %error, "cannot copy the owner of an image");
             return Ok(());
         }
         to.set_permissions(std::fs::Permissions::from_mode(found.permissions().mode() & 0o777))
     });
     if let Err(error) = dressed {
-        tracing::warn!(path = %from.display(), %error, "the mode of an image does not go along");
+        tracing::warn!(path = %from.display(), %error, "cannot copy the mode of an image");
     }
 }
 

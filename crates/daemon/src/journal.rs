@@ -64,7 +64,7 @@ pub enum JournalError {
         source: io::Error,
     },
     /// The file is too large for a journal.
-    #[error("the journal {path} has {bytes} bytes, more than a journal ever has: it is something else")]
+    #[error("the journal {path} has {bytes} bytes, more than any journal: it is another file")]
     TooLarge {
         /// The path of the file.
         path: PathBuf,
@@ -92,8 +92,8 @@ pub enum JournalError {
     },
     /// Acknowledged records are behind a damaged part.
     #[error(
-        "the journal {path} is damaged at byte {position}, with more records behind it: do not go on with it, \
-         but put a backup back: sterna journal restore"
+        "the journal {path} is damaged at byte {position}, with more records behind it: do not use it; restore a backup: sterna \
+         journal restore"
     )]
     Damaged {
         /// The path of the file.
@@ -102,9 +102,7 @@ pub enum JournalError {
         position: usize,
     },
     /// The records contradict each other.
-    #[error(
-        "the journal {path} contradicts itself: do not go on with it, but put a backup back: sterna journal restore"
-    )]
+    #[error("the journal {path} contradicts itself: do not use it; restore a backup: sterna journal restore")]
     Inconsistent {
         /// The path of the file.
         path: PathBuf,
@@ -133,7 +131,7 @@ impl Journal {
             (Ok(file), _) => file,
             // A full disk must not keep guests from their volumes; the old file still has room.
             (Err(ReplaceFault::Kept(error)), Some(found)) => {
-                tracing::warn!(%error, "the journal cannot be compacted; it goes on as it is");
+                tracing::warn!(%error, "cannot compact the journal; it remains in use");
                 JournalFile::reopen(&path, &found).map_err(failed)?
             }
             (Err(ReplaceFault::Kept(error) | ReplaceFault::Unknown(error)), _) => return Err(failed(error)),
@@ -188,7 +186,7 @@ impl Journal {
 fn advice(error: &CodecError) -> &'static str {
     match error {
         CodecError::Version { .. } => "start the program that wrote it",
-        _ => "is this the right data folder? If so, put a backup back: sterna journal restore",
+        _ => "is this the right data folder? If so, restore a backup: sterna journal restore",
     }
 }
 

@@ -345,8 +345,8 @@ impl Peers {
             }
             Ok(Message::Program { version }) => self.programs.said(peer, version),
             Ok(Message::Probed { question, seen }) => self.questions.probed(peer, question, seen),
-            Ok(_) => tracing::warn!(%peer, "a host sent a message on the wrong channel; it is left out"),
-            Err(error) => tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out"),
+            Ok(_) => tracing::warn!(%peer, "ignored a host's message on the wrong channel"),
+            Err(error) => tracing::warn!(%peer, %error, "ignored an invalid message of a host"),
         }
     }
 
@@ -460,7 +460,7 @@ impl Peers {
             }
             Ok(_) => Vec::new(),
             Err(error) => {
-                tracing::warn!(%peer, %error, "a host sent what is not understood; it is left out");
+                tracing::warn!(%peer, %error, "ignored an invalid message of a host");
                 Vec::new()
             }
         };
@@ -557,7 +557,7 @@ fn send(session: &Session, channel: ChannelId, priority: Priority, head: Bytes, 
     match transport::Message::new(channel, priority, head, payload) {
         Ok(message) => session.send(message),
         // Payloads are made within the limit; a handover's messages are far below it.
-        Err(error) => tracing::error!(%error, "something for another host is left out"),
+        Err(error) => tracing::error!(%error, "dropped a message for another host"),
     }
 }
 

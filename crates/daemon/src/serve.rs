@@ -88,7 +88,7 @@ pub enum ServeError {
     #[error("cannot take over")]
     TakeOver(#[source] TakeOverError),
     /// A second signal ended the process at once.
-    #[error("stopped at once; what was under way is left to the next start")]
+    #[error("stopped at once; the next start completes interrupted operations")]
     StoppedAtOnce,
 }
 
@@ -191,7 +191,7 @@ impl Daemon {
         let successors = Successors::listen(&config.data_dir);
         if config.machines.runs_as == RunsAs::Root && config.hosts.machines {
             tracing::warn!(
-                "QEMU runs as root: make a user for it, which then is used: useradd --system --gid kvm sterna-qemu"
+                "QEMU runs as root: create a user for it, which the daemon then uses: useradd --system --gid kvm sterna-qemu"
             );
         }
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
@@ -218,7 +218,12 @@ impl Daemon {
             let waited_ms = now_unix_ms().saturating_sub(since_unix_ms);
             fail_point::after(fail_point::Step::TakeUp);
             let still_waiting = host.sockets.listening().waiting();
-            tracing::info!(clients = passed, still_waiting, waited_ms, "clients of the daemon before go on");
+            tracing::info!(
+                clients = passed,
+                still_waiting,
+                waited_ms,
+                "adopted clients of the previous daemon"
+            );
         }
         host.vms.find_running();
         host.resume_interrupted().await;
@@ -320,11 +325,11 @@ async fn deliver(successors: &mut Successors, heir: Heir, estate: Estate) -> Eve
     match delivered {
         Ok(()) => {
             fail_point::after(fail_point::Step::PassOn);
-            tracing::info!(clients, sockets, ?heir, "clients are passed on");
+            tracing::info!(clients, sockets, ?heir, "clients are handed over");
             Event::Delivered
         }
         Err(error) => {
-            tracing::warn!(clients, ?heir, %error, "clients cannot be passed on: they connect again");
+            tracing::warn!(clients, ?heir, %error, "cannot hand over clients: they connect again");
             Event::Failed
         }
     }
@@ -371,7 +376,7 @@ async fn run(
     let remote_end = remote.abort_handle();
     let answered = tokio::time::timeout(answers_wait_max, async { (server.await, remote.await) }).await;
     if answered.is_err() {
-        tracing::warn!("a client of the API does not take its answer");
+        tracing::warn!("a client of the API does not read its response");
     }
     // The next daemon needs the port.
     remote_end.abort();
@@ -441,7 +446,7 @@ fn keep_to_owner(data_dir: &Path) -> Result<(), ServeError> {
     let closed = std::fs::set_permissions(data_dir, std::fs::Permissions::from_mode(mode & 0o7700));
     // Another user owns the folder, and decides.
     if let Err(error) = closed {
-        tracing::warn!(path = %data_dir.display(), %error, "others may look into the data folder");
+        tracing::warn!(path = %data_dir.display(), %error, "other users may read the data folder");
     }
     Ok(())
 }
@@ -462,7 +467,7 @@ fn open_stores(config: &Config) -> Result<Stores, ServeError> {
             tracing::warn!(store = store.name(), %impairment, "the store is for tests and demonstrations only");
         }
         if let Err(problem) = store.check() {
-            tracing::warn!(store = store.name(), %problem, "the store cannot be used for the time being");
+            tracing::warn!(store = store.name(), %problem, "cannot use the store at the moment");
         }
     }
     Ok(stores)
@@ -471,7 +476,7 @@ fn open_stores(config: &Config) -> Result<Stores, ServeError> {
 fn settle(stores: &Stores, custody: &Custody, state: &State) {
     for store in stores.iter().filter(|store| store.check().is_ok()) {
         if let Err(error) = store.settle(custody, state) {
-            tracing::warn!(store = store.name(), %error, "the store cannot be looked through");
+            tracing::warn!(store = store.name(), %error, "cannot scan the store");
         }
     }
 }

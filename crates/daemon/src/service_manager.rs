@@ -34,7 +34,7 @@ pub(crate) fn tell_reloading() {
     // Current service managers match the reload by its time.
     match NotifyState::monotonic_usec_now() {
         Ok(now) => tell(&[NotifyState::Reloading, now]),
-        Err(error) => tracing::debug!(%error, "a reload is not told"),
+        Err(error) => tracing::debug!(%error, "cannot notify the service manager of a reload"),
     }
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn kept() -> Vec<(String, OwnedFd)> {
     let listed = match sd_notify::listen_fds_with_names() {
         Ok(listed) => listed,
         Err(error) => {
-            tracing::warn!(%error, "what the service manager has kept cannot be told apart");
+            tracing::warn!(%error, "cannot identify the descriptors that the service manager kept");
             return Vec::new();
         }
     };
@@ -102,6 +102,6 @@ pub(crate) fn kept() -> Vec<(String, OwnedFd)> {
 
 fn tell(states: &[NotifyState<'_>]) {
     if let Err(error) = sd_notify::notify(states) {
-        tracing::warn!(?states, %error, "the service manager cannot be told");
+        tracing::warn!(?states, %error, "cannot notify the service manager");
     }
 }

@@ -66,7 +66,7 @@ fn sort(kept: Vec<(String, OwnedFd)>, keep_no_longer: impl Fn(&str)) -> Estate {
         } else if let Some(number) = name.strip_prefix(CLIENT).and_then(|number| number.parse::<u64>().ok()) {
             clients.insert(number, descriptor);
         } else {
-            tracing::warn!(%name, "the service manager has kept a descriptor that nobody here knows");
+            tracing::warn!(%name, "the service manager has kept an unknown descriptor");
         }
     }
     let mut estate = Estate { listeners, ..Estate::default() };
@@ -76,7 +76,7 @@ fn sort(kept: Vec<(String, OwnedFd)>, keep_no_longer: impl Fn(&str)) -> Estate {
                 estate.clients = left.clients;
                 estate.since_unix_ms = left.since_unix_ms;
             }
-            Err(reason) => tracing::warn!(%reason, "connections of a daemon before are closed"),
+            Err(reason) => tracing::warn!(%reason, "closed connections of an earlier daemon"),
         }
     }
     estate

@@ -187,7 +187,7 @@ impl Vms {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
                 // An older version had other rules. The VM stays in the file and is not shown.
                 Err(error) => {
-                    tracing::warn!(vm = %record.name, %error, "a VM's definition is no longer one");
+                    tracing::warn!(vm = %record.name, %error, "the definition of a VM is not valid");
                 }
             }
         }
@@ -406,7 +406,7 @@ impl Vms {
     pub(crate) fn turn(&self, name: &str) -> Result<Turn, VmError> {
         let mut turns = self.turns.lock().unwrap_or_else(PoisonError::into_inner);
         if !turns.insert(name.to_owned()) {
-            return Err(VmError::Busy { vm: name.to_owned(), why: "is being adopted, released or let run" });
+            return Err(VmError::Busy { vm: name.to_owned(), why: "is being adopted, released or resumed" });
         }
         Ok(Turn { turns: Arc::clone(&self.turns), name: name.to_owned() })
     }

@@ -32,7 +32,7 @@ const OTHERS_WRITE: u32 = 0o022;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HookProblem {
     /// It does not exist, or cannot be examined.
-    #[error("it cannot be looked at: {0}")]
+    #[error("it cannot be examined: {0}")]
     Unreadable(String),
     /// It is not a file.
     #[error("it is no file")]
@@ -42,7 +42,7 @@ pub enum HookProblem {
     NotExecutable,
     /// Others than root and the daemon's user may write it, or replace it.
     #[error(
-        "others than root may change it, or what is in its place; it and the folders above it must be root's alone (chown, chmod go-w)"
+        "users other than root may change or replace it; only root may write to it and the folders above it (chown, chmod go-w)"
     )]
     OfOthers,
 }

@@ -82,7 +82,7 @@ pub enum ImpairmentFault {
     },
     /// The table of delays is empty.
     #[error(
-        "delay is empty; say one of read_us, write_us, flush_us, bytes_per_second, operations_per_second, or remove it"
+        "delay is empty; set one of read_us, write_us, flush_us, bytes_per_second, operations_per_second, or remove it"
     )]
     NoDelay,
     /// No operation is named that fails.

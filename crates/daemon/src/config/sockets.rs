@@ -57,12 +57,12 @@ pub enum SocketFault {
     #[error("there is no group \"{0}\"; see: getent group")]
     Group(String),
     /// QEMU's user has no group.
-    #[error("\"{0}\" is nobody's number, so nobody says its group; write \"USER:GROUP\"")]
+    #[error("\"{0}\" is the number of no user, so its group is unknown; write \"USER:GROUP\"")]
     NoGroup(String),
     /// The text is not a range of user IDs, or some of them are taken.
     #[error(
-        "\"{0}\" is no range of users' numbers that nobody has; write \"FIRST-LAST\", such as \"2100000000-2100065535\", or \
-         \"shared\" for one user for all VMs"
+        "\"{0}\" is no range of unused user numbers; write \"FIRST-LAST\", such as \"2100000000-2100065535\", or \"shared\" for \
+         one user for all VMs"
     )]
     Numbers(String),
     /// QEMU cannot run as another user.

@@ -41,11 +41,11 @@ pub enum StoreConfig {
 pub enum StoreFault {
     /// The store has no place.
     #[error(
-        "it is nowhere; say one of: path = \"/FOLDER\", device = \"/dev/NAME\", nbd = \"nbd://HOST/EXPORT\""
+        "it has no place; set one of: path = \"/FOLDER\", device = \"/dev/NAME\", nbd = \"nbd://HOST/EXPORT\""
     )]
     Nowhere,
     /// The store has several places.
-    #[error("it has both {first} and {second}, and a store is one place; make two stores of it")]
+    #[error("it has both {first} and {second}, and a store has one place; make two stores of it")]
     SeveralPlaces {
         /// The first of the keys.
         first: &'static str,

@@ -101,7 +101,7 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("[hooks]\ntimeout_s = 0", "hooks.timeout_s = 0 must be between 1 and 300"),
         (
             "[hooks]\nafter = '/nonexistent'",
-            "hooks.after = \"/nonexistent\": it cannot be looked at: No such file",
+            "hooks.after = \"/nonexistent\": it cannot be examined: No such file",
         ),
         ("[hooks]\nbefore = '/'", "hooks.before = \"/\": it is no file"),
         (
@@ -119,7 +119,7 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("[stores.a]\ndevice = '/dev/a'\nformat = 'qcow2'", "stores.a: format is for folders"),
         ("[stores.a]\npath = '/a'\nformat = 'vmdk'", "unknown variant `vmdk`"),
         ("[stores.a]\nnbd = 'http://a/b'", "stores.a: \"http://a/b\" is no address of an NBD export"),
-        ("[stores.a]\npath = '/a'\n[stores.a.delay]", "stores.a: delay is empty; say one of read_us"),
+        ("[stores.a]\npath = '/a'\n[stores.a.delay]", "stores.a: delay is empty; set one of read_us"),
         ("[stores.a]\npath = '/a'\ndelay.read_us = 10000001", "stores.a: delay.read_us = 10000001 must be"),
         (
             "[stores.a]\npath = '/a'\ndelay.bytes_per_second = 0",
@@ -155,7 +155,7 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
         ("[volume_sockets]\nowner = 'no-such-user'", "volume_sockets: there is no user \"no-such-user\""),
         ("api = 'tcp:1'", "the API cannot be served there"),
         ("engine = 'fast'", "unknown variant `fast`"),
-        ("[stores.a]", "stores.a: it is nowhere; say one of: path"),
+        ("[stores.a]", "stores.a: it has no place; set one of: path"),
         ("stores = 3", "invalid type"),
         ("data_dir = ", "line 1"),
     ];

@@ -22,8 +22,8 @@ pub enum WebFault {
     Address,
     /// Other hosts could reach the address.
     #[error(
-        "the page asks for no password, so it is served to this host alone: write 127.0.0.1 or [::1]; others come by \
-         ssh -L, or by a web server that asks who they are (docs/observe.md)"
+        "the page asks for no password, so it is served to this host alone: write 127.0.0.1 or [::1]; other users come by ssh \
+         -L, or by a web server that authenticates them (docs/observe.md)"
     )]
     BeyondThisHost,
 }

@@ -119,7 +119,7 @@ fn add_chain(book: &mut Book, top: &Top, mut image: PathBuf) {
             Ok(layer) => layer.backing,
             Err(error) => {
                 if is_unknown(top, &error) {
-                    let why = format!("what {} stands on cannot be read: {error}", image.display());
+                    let why = format!("the backing file of {} cannot be read: {error}", image.display());
                     book.add(unknown(&image, why));
                 }
                 return;

@@ -65,7 +65,7 @@ pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result
     let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     let is_reserved = opened.look_at(name) == Found::There(identity_of(reserved)?);
     if !is_reserved || reserved.metadata()?.len() != 0 {
-        return Err(io::Error::other("another file has come into its place"));
+        return Err(io::Error::other("another file has taken its place"));
     }
     opened.rename_over(name)?;
     if let Found::There(identity) = opened.found() {

@@ -138,7 +138,7 @@ impl Custody {
             let name = name_of(path)?;
             let is_reserved = opened.look_at(name) == Found::There(identity_of(reserved)?);
             if !is_reserved || reserved.metadata()?.len() != 0 {
-                return Err(io::Error::other("another file has come into its target's place"));
+                return Err(io::Error::other("another file has taken its target's place"));
             }
             opened.rename_over(name)?;
             if let Found::There(identity) = opened.found() {

@@ -7,8 +7,8 @@ use api::ErrorCode;
 pub(crate) enum LackingError {
     /// Another host still has the missing blocks.
     #[error(
-        "volume \"{volume}\" is still being filled from host \"{host}\": it can be moved, resized and removed when nothing is missing any \
-         more (sterna volume show {volume})"
+        "volume \"{volume}\" is still being filled from host \"{host}\": it can be moved, resized and removed when it is \
+         complete (sterna volume show {volume})"
     )]
     BeingFilled {
         volume: String,
@@ -16,8 +16,9 @@ pub(crate) enum LackingError {
         host: String,
     },
     #[error(
-        "volume \"{volume}\" lacks what was given up of it when host \"{host}\" was lost: it can be moved and resized when all of that was \
-         overwritten or discarded, by fstrim in the guest for example (where it is: sterna volume show {volume} --json)"
+        "volume \"{volume}\" lacks blocks that were given up when host \"{host}\" was lost: it can be moved and resized when all \
+         of them were overwritten or discarded, for example by fstrim in the guest (where they are: sterna volume show {volume} \
+         --json)"
     )]
     ForGood {
         volume: String,
@@ -25,7 +26,7 @@ pub(crate) enum LackingError {
         host: String,
     },
     /// Nothing is missing, or the missing blocks are still coming.
-    #[error("volume \"{volume}\" is not taken without what is missing of it: {reason}")]
+    #[error("cannot promote volume \"{volume}\" without its missing blocks: {reason}")]
     NotGivenUp { volume: String, reason: String },
 }
 

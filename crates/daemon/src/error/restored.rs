@@ -7,18 +7,16 @@ use migration::restoration::{Refused, SizeUnknown};
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RestoredError {
     /// The volume is not waiting.
-    #[error(
-        "volume \"{0}\" does not wait for that: only one that is unconfirmed is taken so (sterna volume list)"
-    )]
+    #[error("cannot promote volume \"{0}\" with --restored: it is not unconfirmed (sterna volume list)")]
     NotWaiting(String),
     /// The volume waits, and something else was ordered.
     #[error("volume \"{volume}\" is not served: {standing}")]
     Unconfirmed { volume: String, standing: String },
     /// A host or the image contradicts the order.
-    #[error("volume \"{volume}\" is not taken: {reason}; {standing}")]
+    #[error("cannot promote volume \"{volume}\": {reason}; {standing}")]
     Refused { volume: String, reason: Refused, standing: String },
     #[error(
-        "volume \"{volume}\" is not taken: {reason}; say how large it is: sterna volume promote {volume} --restored --size SIZE"
+        "cannot promote volume \"{volume}\": {reason}; give its size: sterna volume promote {volume} --restored --size SIZE"
     )]
     Size { volume: String, reason: SizeUnknown },
 }

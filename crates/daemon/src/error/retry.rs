@@ -11,17 +11,17 @@ pub(crate) enum RetryObstacle {
         "it is under way; wait for it (sterna migration watch {0}) or cancel it (sterna migration cancel {0})"
     )]
     UnderWay(MigrationId),
-    #[error("it has ended well; see: sterna migration show {0}")]
+    #[error("it has succeeded; see: sterna migration show {0}")]
     EndedWell(MigrationId),
-    #[error("it came from the host \"{peer}\": retry it there")]
+    #[error("it came from host \"{peer}\": retry it there")]
     Incoming { peer: String },
     /// Its volume or VM has moved to another host since.
-    #[error("\"{name}\" is at the host \"{host}\" by now")]
+    #[error("\"{name}\" is now at host \"{host}\"")]
     Away { name: String, host: String },
     /// Its volume or VM has been removed here.
     #[error("\"{0}\" is no longer here; see: sterna volume list")]
     Gone(String),
     /// Its order is not recorded.
-    #[error("what was ordered is not recorded; order it anew: sterna migrate {volume} --to {target}")]
+    #[error("its order is not recorded; order it again: sterna migrate {volume} --to {target}")]
     Unrecorded { volume: String, target: String },
 }

@@ -8,20 +8,20 @@ pub(crate) enum RouteError {
     #[error("the API has no {path}: is the client newer than the daemon?")]
     NotFound { path: String },
     /// The path exists, but not for this method.
-    #[error("the API has {path}, and not for {method}: see the header Allow, and /v1/openapi.json")]
+    #[error("the API has no {method} for {path}: see the header Allow, and /v1/openapi.json")]
     Method { method: String, path: String },
     /// The client uses a host name that may be an attacker's.
-    #[error("this host is not called that here: write localhost or 127.0.0.1 in the address")]
+    #[error("this host does not have that name here: write localhost or 127.0.0.1 in the address")]
     Elsewhere,
     /// The client's role is too low.
     #[error(
-        "this takes the role {needed}, and \"{name}\" has the role {role}; an administrator of this host grants it: \
-         sterna access set {name} --role {needed}"
+        "this needs the role {needed}, and \"{name}\" has the role {role}; an administrator of this host can change it: sterna \
+         access set {name} --role {needed}"
     )]
     Role { name: String, role: Role, needed: Role },
     /// The client has the key of an access token.
     #[error(
-        "this key is that of the invitation of \"{0}\", which can be redeemed and nothing else: sterna remote add https://HOST:PORT"
+        "this key belongs to the access token of \"{0}\", which can only be redeemed: sterna remote add https://HOST:PORT"
     )]
     Invited(String),
     /// A client without an access token tries to redeem one.
@@ -31,12 +31,12 @@ pub(crate) enum RouteError {
     NotInvited,
     /// The client's key was revoked while it was connected.
     #[error(
-        "this key is not known any more; an administrator of this host grants access: sterna access grant NAME --role ROLE"
+        "this key is not known; an administrator of this host can grant access: sterna access grant NAME --role ROLE"
     )]
     Revoked,
     /// A web page makes a browser give orders.
     #[error(
-        "a web page asks for this, and pages may only read: use the sterna commands, or a client that is no browser"
+        "a web page asks for this, and web pages may only read: use the sterna commands, or a client other than a browser"
     )]
     FromPage,
 }

@@ -25,16 +25,14 @@ pub(crate) enum StoreFileObstacle {
     OfVolume(String),
     #[error("is being filled by {0}; see: sterna migration show {0}")]
     OfMigration(String),
-    #[error("is what another image stands on: {0}; a guest that wrote there would break that")]
+    #[error("is the backing file of another image: {0}; writes of a guest would damage that image")]
     Backing(String),
     /// It is a part of a disk.
     #[error("is a half-made target: parts of the disk are missing")]
     HalfMade,
-    #[error("is what {migration} left of the volume \"{volume}\", as old as that")]
+    #[error("is the old copy of volume \"{volume}\" that {migration} left")]
     Replica { volume: String, migration: String },
-    #[error(
-        "is being made or deleted; if nothing does that any more, the next start of the daemon settles it"
-    )]
+    #[error("is being made or deleted; if that was interrupted, the next start of the daemon completes it")]
     Unsettled,
     #[error("is no image that can be served: {0}")]
     NoImage(String),
@@ -71,16 +69,17 @@ fn advice(store: &str, file: &str, obstacle: &StoreFileObstacle) -> String {
         }
         StoreFileObstacle::NoFolder => {
             format!(
-                "; make a volume there with: sterna volume create NAME --store {store}; give up what a migration left with: sterna store release {store}"
+                "; to make a volume there: sterna volume create NAME --store {store}; to give up the image that a migration \
+                 left: sterna store release {store}"
             )
         }
         StoreFileObstacle::HalfMade => format!(
-            "; if nobody needs it: sterna store drop {store}/{}; if you know better: sterna volume add NAME --image PATH --fenced",
+            "; if it is not needed: sterna store drop {store}/{}; if it is the right image: sterna volume add NAME --image PATH \
+             --fenced",
             spelled(file)
         ),
         StoreFileObstacle::Replica { .. } => {
-            "; see: sterna replica list; to serve it all the same: sterna volume add NAME --image PATH"
-                .to_owned()
+            "; see: sterna replica list; to serve it anyway: sterna volume add NAME --image PATH".to_owned()
         }
         _ => String::new(),
     }

@@ -7,7 +7,7 @@ use crate::stores::Occupant;
 /// Returns what to do about the kept content of a store.
 pub(super) fn if_kept(store: &str, occupant: &Occupant) -> String {
     match occupant {
-        Occupant::Kept { .. } => format!("; if nobody needs that: sterna store release {store}"),
+        Occupant::Kept { .. } => format!("; if it is not needed: sterna store release {store}"),
         _ => String::new(),
     }
 }
@@ -26,7 +26,7 @@ pub(crate) fn fenced(fence: &Reservation) -> String {
         ReservedContent::Left => {
             format!("the old copy of the volume \"{volume}\", which {migration} moved away")
         }
-        ReservedContent::Kept => format!("what {migration} kept of the volume \"{volume}\""),
+        ReservedContent::Kept => format!("the image of volume \"{volume}\" that {migration} kept"),
         ReservedContent::HalfMade => {
             format!("a part of the volume \"{volume}\", which {migration} did not move")
         }

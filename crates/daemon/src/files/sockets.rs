@@ -86,8 +86,8 @@ pub enum SocketError {
     },
     /// Another user could replace the folder.
     #[error(
-        "others than root can put another folder in the place of {folder}: a folder above it belongs to them, or they may write there; \
-         choose another folder with --api unix:PATH"
+        "users other than root can replace {folder}: a folder above it belongs to them, or they may write there; choose another \
+         folder with --api unix:PATH"
     )]
     Exchangeable {
         /// The path of the folder.
@@ -98,7 +98,7 @@ pub enum SocketError {
     Locked(#[from] LockError),
     /// The socket cannot be given to its configured owner.
     #[error(
-        "{path} cannot be given to {owner}: a daemon that is not root can give sockets to its own groups only"
+        "{path} cannot be given to {owner}: a daemon that is not root can give sockets only to its own groups"
     )]
     Owner {
         /// The path of the socket.
@@ -200,7 +200,7 @@ impl SocketFolder {
         if let Some(left) = self.listening.claim_path(volume, &path) {
             match self.give_access(&path, &path, access, user) {
                 Ok(()) => return Ok(left),
-                Err(error) => tracing::warn!(%volume, %error, "its socket is made anew"),
+                Err(error) => tracing::warn!(%volume, %error, "made its socket again"),
             }
         }
         let listener = self.bind(&path, access, user)?;

@@ -57,7 +57,7 @@ impl Hooks {
         let (writes, to_write) = mpsc::unbounded_channel();
         let (mut book, mut contexts) = (HookBook::new(config.timeout), BTreeMap::new());
         for (migration, context, record) in record::read_all(&folder) {
-            tracing::info!(%migration, vm = %context.vm, "hooks of this migration are known from a daemon before");
+            tracing::info!(%migration, vm = %context.vm, "found hooks of this migration from an earlier daemon");
             book.load(Duration::ZERO, migration, record);
             contexts.insert(migration, context);
         }
@@ -135,7 +135,8 @@ impl Hooks {
             tokio::time::sleep(STOP_POLL).await;
         }
         for (migration, moment) in running() {
-            tracing::warn!(%migration, hook = moment_name(moment), "a hook still runs; it goes on, and the next daemon waits for it");
+            tracing::warn!(%migration, hook = moment_name(moment), "a hook still runs; it continues, and the next daemon waits \
+                for it");
         }
     }
 
@@ -319,7 +320,7 @@ async fn write(hooks: Arc<Hooks>, mut writes: mpsc::UnboundedReceiver<Write>) {
                 });
                 let written = written.await.unwrap_or_else(|error| Err(std::io::Error::other(error)));
                 if let Err(error) = &written {
-                    tracing::warn!(%migration, %error, "that a hook is begun cannot be recorded: it waits");
+                    tracing::warn!(%migration, %error, "cannot record the start of a hook; it waits");
                 }
                 hooks.tell(migration, HookEvent::Recorded { record: number, is_durable: written.is_ok() });
             }
@@ -330,7 +331,7 @@ async fn write(hooks: Arc<Hooks>, mut writes: mpsc::UnboundedReceiver<Write>) {
                     record::forget(&folder, migration)
                 });
                 if let Ok(Err(error)) = forgotten.await {
-                    tracing::warn!(%migration, %error, "what was recorded of hooks that are over is left");
+                    tracing::warn!(%migration, %error, "cannot delete the record of ended hooks");
                 }
             }
         }

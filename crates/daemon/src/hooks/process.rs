@@ -124,7 +124,7 @@ pub(super) async fn find(process: HookProcess, base: &Path) -> Found {
     match status {
         Some(status) => Found::Ended(end(Some(status), &said)),
         None if boot().is_ok_and(|boot| boot != process.boot) => {
-            Found::Ended(HookEnd::Bad("ran when this host went down: how it ended is not known".to_owned()))
+            Found::Ended(HookEnd::Bad("ran when this host went down: its result is unknown".to_owned()))
         }
         None if !with(base, "begun").exists() => Found::NeverBegan,
         None => Found::Ended(end(None, &said)),
@@ -171,7 +171,7 @@ fn end(status: Option<i32>, said: &str) -> HookEnd {
             format!("ended with signal {}", status - SIGNALS)
         }
         Some(status) => format!("ended with exit status {status}"),
-        None => "was ended by somebody else: how is not known".to_owned(),
+        None => "was ended by another program: its result is unknown".to_owned(),
     };
     HookEnd::Bad(ended + &after_its_words(said))
 }

@@ -66,7 +66,8 @@ pub(super) fn read_all(folder: &Path) -> Vec<(MigrationId, HookContext, HookReco
                 Some((MigrationId(form.migration), form.context, record))
             }
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "what was recorded of hooks cannot be read: look whether one still runs, then delete the file");
+                tracing::warn!(path = %path.display(), %error, "cannot read the record of hooks: check whether a hook still \
+                    runs, then delete the file");
                 None
             }
         })

@@ -155,11 +155,11 @@ impl Host {
             }
             match store.check() {
                 Err(problem) => {
-                    tracing::warn!(store = store.name(), %problem, "the store cannot be used for the time being");
+                    tracing::warn!(store = store.name(), %problem, "cannot use the store at the moment");
                 }
                 Ok(()) => {
                     if let Err(error) = store.settle(&self.custody, &state) {
-                        tracing::warn!(store = store.name(), %error, "the store cannot be looked through");
+                        tracing::warn!(store = store.name(), %error, "cannot scan the store");
                     }
                 }
             }

@@ -105,7 +105,8 @@ impl History {
             })
         });
         if let Err(error) = written {
-            tracing::warn!(path = %self.path.display(), %error, "what has happened to the list of hosts is not recorded: after a return of the journal it will count as unknown");
+            tracing::warn!(path = %self.path.display(), %error, "cannot record a change of the list of hosts: after a \
+                restoration of the journal the list will count as unknown");
         }
     }
 }

@@ -171,7 +171,8 @@ impl Peers for Known {
         }
         tracing::info!(host = %peer.name, id = %peer.id, machines = trust.machines, "a host has joined by an invitation");
         if calls_itself.is_some() {
-            tracing::warn!(host = %peer.name, calls_itself = calls, "another host, or this one, is called as the host that has joined; it has another name here");
+            tracing::warn!(host = %peer.name, calls_itself = calls, "another host, or this one, has the name of the host that \
+                joined; it gets another name here");
         }
         Ok(())
     }

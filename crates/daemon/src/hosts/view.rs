@@ -99,9 +99,10 @@ impl Hosts {
 
 /// Returns at which addresses others cannot reach this host yet, and why.
 fn unheard(endpoint: &transport::Endpoint) -> Option<String> {
-    let addresses = endpoint.unheard().into_iter().map(|(address, problem)| {
-        format!("{address} cannot be listened on yet, and is tried every second: {problem}")
-    });
+    let addresses = endpoint
+        .unheard()
+        .into_iter()
+        .map(|(address, problem)| format!("cannot listen on {address} yet, trying every second: {problem}"));
     let addresses: Vec<String> = addresses.collect();
     (!addresses.is_empty()).then(|| addresses.join("; "))
 }

@@ -275,7 +275,7 @@ fn kind_of(metadata: &Metadata) -> &'static str {
     if kind.is_dir() {
         "a folder"
     } else if kind.is_symlink() {
-        "a symbolic link; what it leads to is served by: sterna volume add NAME --image PATH"
+        "a symbolic link; to serve its target: sterna volume add NAME --image PATH"
     } else if kind.is_fifo() {
         "a pipe"
     } else if kind.is_socket() {

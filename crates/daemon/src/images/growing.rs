@@ -14,7 +14,7 @@ pub(crate) enum GrowError {
     /// No I/O engine can be started.
     #[error("open an I/O engine")]
     Engine(#[source] block::engine::EngineError),
-    #[error("the image cannot be brought to its size: {0}")]
+    #[error("the image cannot be grown to its size: {0}")]
     Image(IoError),
 }
 

@@ -82,7 +82,7 @@ pub(crate) fn unmark_completed(journal: &Journal, records: &[Record]) {
     for place in journal.read(|state| custody::completed_by(records, state)) {
         let Some(path) = place.file().map(Path::new) else { continue };
         if let Err(error) = unmark(path) {
-            tracing::warn!(path = %path.display(), %error, "the mark of an image that is complete stays for now");
+            tracing::warn!(path = %path.display(), %error, "cannot delete the mark of a complete image yet");
         }
     }
 }

@@ -76,11 +76,13 @@ fn size_advice(record: &VolumeRecord, found: u64) -> String {
     match remedy_for_size(&image.place, image.format, found, wanted) {
         Remedy::Lengthen => {
             format!(
-                "its end is missing: bring it back from a backup, or put zeroes there: truncate -s {wanted} FILE"
+                "its end is missing: restore it from a backup, or append zeroes: truncate -s {wanted} FILE"
             )
         }
         // N.B. no advice may ever cut bytes off.
-        Remedy::KeepLonger => format!("what lies behind may be the guest's: do not cut it off; {again}"),
+        Remedy::KeepLonger => {
+            format!("the bytes behind that may be the guest's: do not cut them off; {again}")
+        }
         Remedy::ByItsProgram => {
             format!("do not change the file's own size: that destroys a qcow2 image; {again}")
         }
@@ -240,7 +242,8 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
         Some(Errno::FBIG | Errno::INVAL) => RequestError::TargetTooSmall {
             place: path.display().to_string(),
             needed: size,
-            detail: "no file can be as large there; choose a store on another file system".to_owned(),
+            detail: "its file system has a lower limit for files; choose a store on another file system"
+                .to_owned(),
         },
         Some(Errno::NOSPC | Errno::DQUOT) => ImageError::NoSpace { path: path.to_owned() }.into(),
         _ => RequestError::storage("set the size of", path, &error),

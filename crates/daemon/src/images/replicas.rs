@@ -100,7 +100,7 @@ pub(crate) fn take(
     match Look::at(&image) {
         Ok(found) if found == look => {}
         Ok(_) => {
-            tracing::warn!(image = %image.display(), "somebody has touched the image that was kept; it is not used");
+            tracing::warn!(image = %image.display(), "the kept image was changed; it is not used");
             return Ok(None);
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -110,7 +110,8 @@ pub(crate) fn take(
         Ok(Ending::Taken) => Ok(Some(facts)),
         Ok(Ending::Gone) => Ok(None),
         Err(CustodyError::Refused { refused, .. }) => {
-            tracing::warn!(image = %image.display(), %refused, "the image that was kept stays as it is, and the volume is copied whole");
+            tracing::warn!(image = %image.display(), %refused, "the kept image is left as it is; the volume is copied \
+                completely");
             // It is unchanged, and may be used another time.
             whole_file::replace(&record, &bytes)?;
             Ok(None)

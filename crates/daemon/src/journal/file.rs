@@ -82,7 +82,7 @@ impl JournalFile {
     /// because later frames would be read as that version.
     pub(super) fn reopen(path: &Path, found: &Found) -> io::Result<Self> {
         if found.version != VERSION {
-            let why = "it was written by an older version, and there is no room to write it anew; make room";
+            let why = "an older version wrote it, and there is no room to rewrite it; make room";
             return Err(io::Error::new(io::ErrorKind::StorageFull, why));
         }
         let file = OpenOptions::new().write(true).custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;

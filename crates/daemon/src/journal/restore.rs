@@ -88,7 +88,7 @@ pub enum RestoreError {
     Journal(#[from] JournalError),
     /// The document does not contain a journal.
     #[error(
-        "{path} has no journal in it to put back: a document of `sterna journal export` from version 0.2 on has, and a journal file"
+        "{path} holds no journal: give a document of `sterna journal export` of version 0.2 or later, or a journal file"
     )]
     Document {
         /// The path of the document.
@@ -96,8 +96,7 @@ pub enum RestoreError {
     },
     /// An intact journal would be replaced.
     #[error(
-        "{path} is a journal that a daemon would go on with, and what it says later than the backup would be lost: if that is what you \
-         want, say --replace"
+        "{path} is a usable journal, and its records after the backup would be lost; to replace it anyway: --replace"
     )]
     Intact {
         /// The path of the journal.

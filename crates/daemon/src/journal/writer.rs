@@ -103,7 +103,7 @@ impl<S: Storage> Writer<S> {
                 }
                 // The opposite order was committed first.
                 Err(Inconsistent::Overtaken(migration)) => {
-                    tracing::info!(%migration, "the journal takes a handover, or that it is cancelled, and not both");
+                    tracing::info!(%migration, "the journal takes either a handover or its cancellation");
                     answer(request.reply, Err(CommitFault::NotWritten));
                 }
                 Err(error) => {
@@ -221,7 +221,7 @@ impl<S: Storage> Writer<S> {
             }
             Err(ReplaceFault::Kept(error)) => {
                 if !self.compaction_failed {
-                    tracing::warn!(%error, "the journal cannot be compacted; it goes on as it is");
+                    tracing::warn!(%error, "cannot compact the journal; it remains in use");
                 }
                 self.compaction_failed = true;
             }

@@ -186,7 +186,7 @@ impl MetadataFolder {
     pub(crate) fn open(data_dir: &Path, state: &State) -> Self {
         let folder = data_dir.join(FOLDER);
         let found = read_all(&folder).unwrap_or_else(|error| {
-            tracing::warn!(folder = %folder.display(), %error, "what was ordered cannot be read");
+            tracing::warn!(folder = %folder.display(), %error, "cannot read the order of a migration");
             BTreeMap::new()
         });
         let mut known = BTreeMap::new();
@@ -283,7 +283,7 @@ impl MetadataFolder {
         change(&mut metadata);
         self.lock().insert(id, metadata.clone());
         if let Err(error) = self.write(id, metadata).await {
-            tracing::warn!(migration = %id, %error, "what goes with a migration cannot be kept");
+            tracing::warn!(migration = %id, %error, "cannot store the data of a migration");
         }
         self.prune().await;
     }
@@ -332,7 +332,7 @@ fn remove(folder: &Path, id: MigrationId) {
     if let Err(error) = std::fs::remove_file(path_of(folder, id))
         && error.kind() != io::ErrorKind::NotFound
     {
-        tracing::warn!(migration = %id, %error, "what went with a migration is left over");
+        tracing::warn!(migration = %id, %error, "the data of a migration is left over");
     }
 }
 
@@ -353,7 +353,7 @@ fn read_all(folder: &Path) -> io::Result<BTreeMap<MigrationId, Metadata>> {
         match metadata {
             Ok(metadata) => drop(metadata.map(|metadata| found.insert(id, metadata))),
             Err(error) => {
-                tracing::warn!(path = %path.display(), %error, "what went with a migration cannot be read");
+                tracing::warn!(path = %path.display(), %error, "cannot read the data of a migration");
             }
         }
     }

@@ -54,7 +54,7 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
 }
 
 /// The note on a migration whose volumes returned while they were incomplete.
-const TAKEN_BACK: &str = "its volumes came back before all of them had followed";
+const TAKEN_BACK: &str = "its volumes returned before all of their blocks had followed";
 
 /// Describes a waiting migration; its identity is added when it has one.
 pub(crate) fn queued(
@@ -171,9 +171,9 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
 fn cancelled_there(state: &journal::MigrationState) -> String {
     match &state.side {
         Side::Outgoing { peer_name, .. } => {
-            format!("somebody cancelled it at the other host, \"{peer_name}\"")
+            format!("an administrator cancelled it at the other host, \"{peer_name}\"")
         }
-        Side::OneHost | Side::Incoming { .. } => "somebody cancelled it at the other host".to_owned(),
+        Side::OneHost | Side::Incoming { .. } => "an administrator cancelled it at the other host".to_owned(),
     }
 }
 
@@ -280,7 +280,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
 /// Adds that the VM runs at the target, and that the rest of its memory is still coming.
 pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     if account.post_copy == Some(PostCopyState::OnItsWay) && shown.phase == api::Phase::Retiring {
-        let reason = "the rest of the VM's memory, without which it can come to a stand at the target";
+        let reason = "the rest of the VM's memory, without which the VM can stall at the target";
         shown.waiting_for = Some(WaitingFor { reason: reason.to_owned(), remaining_ms: None });
     }
 }

@@ -107,7 +107,7 @@ impl VolumeHooks {
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeHooksFault {
     /// The migration is not registered.
-    #[error("nothing is known of what is to be run before")]
+    #[error("it is unknown which hook must run before")]
     NotKnown,
     #[error("it was given up")]
     GivenUp,
@@ -189,7 +189,7 @@ fn word(arrival: &ChannelEvent) -> Option<VmMessage> {
     match VmMessage::decode(head) {
         Ok(message) => Some(message),
         Err(error) => {
-            tracing::warn!(%error, "what the other host says of its hooks is not understood");
+            tracing::warn!(%error, "the other host sent an invalid message about its hooks");
             None
         }
     }

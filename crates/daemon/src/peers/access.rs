@@ -101,7 +101,8 @@ impl Access {
         let refused = refused.entry(peer).or_default();
         refused.count += 1;
         if refused.said.insert((channel.0 & super::channel::KIND_MASK, denied)) {
-            tracing::warn!(%peer, channel = channel.0, reason = %denied, "a host asked for what it may not have; it is counted from now on");
+            tracing::warn!(%peer, channel = channel.0, reason = %denied, "refused a request of a host that had no right to it; \
+                further ones are only counted");
         }
     }
 

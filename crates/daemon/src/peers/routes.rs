@@ -177,7 +177,7 @@ impl moving::channel::Send for SessionChannel {
         match transport::Message::new(self.channel(), priority, head, payload) {
             // Pieces of a stream must arrive in order.
             Ok(message) => self.session().send(message.ordered()),
-            Err(error) => tracing::error!(%error, "a piece of a VM's memory is left out"),
+            Err(error) => tracing::error!(%error, "dropped a part of a VM's memory"),
         }
     }
 }

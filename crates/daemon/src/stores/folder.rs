@@ -93,7 +93,7 @@ impl Folder {
             }
         }
         if let Err(error) = half_made::settle(&self.path, |image| half_made::is_complete(image, state)) {
-            tracing::warn!(store, %error, "what marks half-made targets cannot be settled");
+            tracing::warn!(store, %error, "cannot settle the marks of half-made targets");
         }
         let unknown = if *state == State::default() { self.unknown_images(state)? } else { Vec::new() };
         if !unknown.is_empty() {
@@ -101,8 +101,8 @@ impl Folder {
             tracing::warn!(
                 store,
                 images,
-                "the journal is new and does not know the images of this store; if the data folder was lost, bring it back from a \
-                 backup, or see what they are, and make volumes of them: sterna store scan, sterna store import STORE/FILE"
+                "the journal is new and does not know the images of this store; if the data folder was lost, restore it from a \
+                 backup, or list the images and make volumes of them: sterna store scan, sterna store import STORE/FILE"
             );
         }
         Ok(())
@@ -163,7 +163,7 @@ fn settle_secret(path: &Path, awaited: &BTreeSet<&Path>) -> std::io::Result<()> 
     if awaited.contains(path.with_file_name(image).as_path()) {
         return Ok(());
     }
-    tracing::info!(path = %path.display(), "what a migration left beside its image is deleted");
+    tracing::info!(path = %path.display(), "deleted the file that a migration left beside its image");
     std::fs::remove_file(path)
 }
 
@@ -178,18 +178,18 @@ fn settle_file(custody: &Custody, path: &Path, known: &BTreeSet<&Path>) -> std::
     match (staged, known.contains(image.as_path())) {
         // The journal has the volume: it was made, or its removal was not recorded.
         (Some(_), true) => {
-            tracing::info!(image = %image.display(), "an interrupted change of an image is completed");
+            tracing::info!(image = %image.display(), "completed an interrupted change of an image");
             custody.rename(path, &image, &Owner::Housekeeping)?;
         }
         (Some(_), false) => {
-            tracing::info!(path = %path.display(), "a left-over of an interrupted change is deleted");
+            tracing::info!(path = %path.display(), "deleted a left-over of an interrupted change");
             custody.delete(path, &Owner::Housekeeping)?;
         }
         // The target of a migration that did not reach the journal. It is empty, so nothing is lost.
         (None, false)
             if std::fs::symlink_metadata(path)?.is_file() && std::fs::metadata(path)?.len() == 0 =>
         {
-            tracing::info!(path = %path.display(), "an empty image that belongs to no volume is deleted");
+            tracing::info!(path = %path.display(), "deleted an empty image that belongs to no volume");
             custody.delete(path, &Owner::Housekeeping)?;
         }
         (None, _) => {}

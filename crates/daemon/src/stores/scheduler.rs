@@ -56,8 +56,9 @@ impl fmt::Display for LateDisk {
         let Self { name, wait_ms } = self;
         write!(
             f,
-            "guests' requests to the disk {name} may wait for {wait_ms} ms each behind a copy at full speed, for its scheduler is \
-             mq-deadline: give migrations a --bandwidth or, if the disk does not rotate, echo none > /sys/block/{name}/queue/scheduler"
+            "guests' requests to the disk {name} may wait for {wait_ms} ms each behind a copy at full speed, because its \
+             scheduler is mq-deadline: limit migrations with --bandwidth or, if the disk does not rotate, echo none > \
+             /sys/block/{name}/queue/scheduler"
         )
     }
 }

@@ -167,12 +167,12 @@ pub(crate) fn take_over(folder: &Path) -> Result<Option<Estate>, TakeOverError> 
     match receive(&mut stream) {
         Ok(Some(estate)) => Ok(Some(estate)),
         Ok(None) => {
-            tracing::warn!("the daemon has ended without leaving its clients: they connect again");
+            tracing::warn!("the daemon has ended without handing over its clients: they connect again");
             Ok(None)
         }
         Err(Fault::Refused(reason)) => Err(TakeOverError::Refused(reason)),
         Err(Fault::Document(reason)) => {
-            tracing::warn!(%reason, "what the daemon has left cannot be used: its clients connect again");
+            tracing::warn!(%reason, "cannot use the restart state of the daemon; its clients connect again");
             Ok(None)
         }
         Err(Fault::Io(error)) => Err(failed(error)),

@@ -66,7 +66,7 @@ pub(crate) enum Heir {
 /// Why another daemon is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Refusal {
-    #[error("the daemon is being taken over by another one already")]
+    #[error("another daemon is already taking over from this one")]
     Taken,
     /// The service manager would take this daemon's end for that of the service.
     #[error(

@@ -62,9 +62,9 @@ pub(crate) enum DocumentFault {
     Used,
     #[error("it is of another version of the daemon")]
     Version,
-    #[error("it is not whole")]
+    #[error("it is incomplete")]
     Truncated,
-    #[error("it tells of {listed} descriptors, and {found} are there")]
+    #[error("it lists {listed} descriptors, and {found} are there")]
     Descriptors { listed: usize, found: usize },
     #[error("its list cannot be read")]
     List(#[from] serde_json::Error),

@@ -169,11 +169,9 @@ impl Vms {
         // A file that QEMU's user cannot reach counts as missing, so that the answer reveals no more of this host.
         let user = self.allowed.runs_as.user();
         let is_there = |path: &Path| held::find(path).is_ok_and(|found| found.is_reached_by(&user));
-        faults.extend(
-            files::missing(&command, is_there).into_iter().map(|file| {
-                format!("{file}: that file is not there; put it there, or leave it out of the VM")
-            }),
-        );
+        faults.extend(files::missing(&command, is_there).into_iter().map(|file| {
+            format!("{file}: that file does not exist there; put it there, or leave it out of the VM")
+        }));
         let listens = blocking(move || Ok(listening::taken(&command)));
         faults.extend(listens.await?);
         match found.agree(Terms { post_copy: wished.post_copy || needs.post_copy, ..wished }) {
@@ -293,7 +291,7 @@ impl Vms {
             let definition = Definition::parse(&vms.get(&name)?.definition)?;
             let is_its = of == name && files.iter().all(|(file, _)| definition.files().contains_key(file));
             if !is_its {
-                return Err(VmError::Unusable("files came that are not the VM's".to_owned()));
+                return Err(VmError::Unusable("files arrived that are not the VM's".to_owned()));
             }
             let folder = vms.vm_folder(&name);
             let renewed = manifest::renew_files(&folder, &files);

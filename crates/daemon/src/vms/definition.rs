@@ -54,8 +54,8 @@ pub(crate) enum DefinitionError {
     #[error("{0}")]
     Bounds(String),
     #[error(
-        "there is no place {place}; there are {{qmp}}, {{name}}, {{tpm}}, {{path:NAME}}, and {{disk:NAME}}, {{export:NAME}} and \
-         {{file:NAME}} with the names in [disks] and [files]"
+        "there is no placeholder {place}; there are {{qmp}}, {{name}}, {{tpm}}, {{path:NAME}}, and {{disk:NAME}}, \
+         {{export:NAME}} and {{file:NAME}} with the names in [disks] and [files]"
     )]
     UnknownPlace { place: String },
     #[error("[{section}] has {name}, but no word of the command has {{{kind}:{name}}}")]
@@ -70,7 +70,8 @@ pub(crate) enum DefinitionError {
     NoMonitor,
     /// The guest would see errors when the daemon is restarted.
     #[error(
-        "the disk {name} has no reconnect-delay: add reconnect-delay=60 to its word, so that a restart of the daemon is a pause"
+        "the disk {name} has no reconnect-delay: add reconnect-delay=60 to its word, so that a restart of the daemon only pauses \
+         the VM"
     )]
     NoReconnect { name: String },
     #[error("the file {name} must have an absolute path")]
@@ -147,7 +148,7 @@ impl Definition {
         let (disks, files) = (received.disks, received.files);
         let written = Written { command: understood.write(), disks, files, tpm: None };
         let text = toml::to_string(&written)
-            .map_err(|error| DefinitionError::Bounds(format!("it cannot be written anew: {error}")))?;
+            .map_err(|error| DefinitionError::Bounds(format!("it cannot be rewritten: {error}")))?;
         Ok((Self::parse(&text)?, understood.warnings().to_vec()))
     }
 
@@ -319,11 +320,11 @@ mod tests {
     #[test]
     fn what_cannot_be_meant_is_refused_by_name() {
         for (from, to, expected) in [
-            ("{disk:root}", "{disk:rot}", "there is no place {disk:rot}"),
-            ("{name}", "{nmae}", "there is no place {nmae}"),
-            ("{path:serial}", "{path:.}", "there is no place {path:.}"),
+            ("{disk:root}", "{disk:rot}", "there is no placeholder {disk:rot}"),
+            ("{name}", "{nmae}", "there is no placeholder {nmae}"),
+            ("{path:serial}", "{path:.}", "there is no placeholder {path:.}"),
             ("unix:{qmp}", "unix:/q", "no word of the command has {qmp}"),
-            ("{file:vars}", "{file:vars},readonly=on\", \"{nothing}", "there is no place {nothing}"),
+            ("{file:vars}", "{file:vars},readonly=on\", \"{nothing}", "there is no placeholder {nothing}"),
             ("server.path={disk:root},", "", "[disks] has root"),
             (",reconnect-delay=60", "", "the disk root has no reconnect-delay"),
             ("/srv/web1.vars", "web1.vars", "absolute"),

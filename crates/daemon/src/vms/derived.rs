@@ -51,7 +51,7 @@ pub(crate) async fn launched(vm: &str, qemu: &Qemu) -> Result<Launched, VmError>
     match qemu.user() {
         Some(user) if user != looked.owner.0 && user != 0 => {
             let why = format!(
-                "the user {user} began to listen at its monitor, and the process {id} runs as the user {}",
+                "the user {user} listens at its monitor, and the process {id} runs as the user {}",
                 looked.owner.0
             );
             Err(VmError::Unusable(why))

@@ -58,18 +58,18 @@ pub(crate) enum VmError {
     Libvirt { vm: String, source: LibvirtError },
     /// The kernel does not say what its process is.
     #[error(
-        "cannot look at the process {id} of the VM \"{vm}\": {source}; the daemon must run as the same user, or as root"
+        "cannot examine the process {id} of the VM \"{vm}\": {source}; the daemon must run as the same user, or as root"
     )]
     Hidden { vm: String, id: i32, source: io::Error },
-    #[error("the disks of the VM \"{vm}\" stay as they are: {why}")]
+    #[error("the disks of the VM \"{vm}\" are unchanged: {why}")]
     Disk { vm: String, why: String },
     /// It is paused, and cannot be resumed yet.
     #[error(
-        "the VM \"{vm}\" does not go on yet: {why}; that is tried until it does: sterna vm show {vm}, sterna vm resume {vm}"
+        "the VM \"{vm}\" cannot be resumed yet: {why}; Sterna tries until it runs: sterna vm show {vm}, sterna vm resume {vm}"
     )]
     Paused { vm: String, why: String },
     /// It is in a state in which it cannot be resumed.
-    #[error("the VM \"{vm}\" cannot be let go on: {why}")]
+    #[error("cannot resume the VM \"{vm}\": {why}")]
     CannotGoOn {
         vm: String,
         /// The reason, and what to do.

@@ -210,9 +210,9 @@ impl Holds {
                     }
                 }
                 Action::Tell(reason) => {
-                    tracing::error!(vm = %name, reason, "the VM does not go on yet; it is tried until it does");
+                    tracing::error!(vm = %name, reason, "cannot resume the VM yet; trying until it runs");
                     *lock(&held.why) =
-                        Some(format!("paused {}, and does not go on yet: {reason}", note.reason.text()));
+                        Some(format!("paused {}, and cannot be resumed yet: {reason}", note.reason.text()));
                     continue;
                 }
                 Action::MustNotRun => {
@@ -319,7 +319,7 @@ impl NotedReason {
             Self::Move | Self::MoveAhead => "for its move to another host",
             Self::HasEnded => "since its guest shut down while it moved",
             Self::Resume => "for some time",
-            Self::Missing => "while a disk waits for what another host has",
+            Self::Missing => "while a disk waits for blocks of another host",
         }
     }
 }
@@ -355,7 +355,7 @@ impl Listed for Note {
     const VERSION: u32 = 1;
     const KEY: &'static str = "paused";
     const OTHERWISE: &'static str =
-        "no list of paused VMs: remove it, and let each go on: sterna vm resume NAME";
+        "no list of paused VMs: remove it, and resume each VM: sterna vm resume NAME";
 
     fn name(&self) -> &str {
         &self.name

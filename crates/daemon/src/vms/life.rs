@@ -209,7 +209,7 @@ impl Vms {
             Ok::<(), HypervisorError>(())
         };
         if !matches!(timeout(END_DEADLINE, quit).await, Ok(Ok(()))) {
-            tracing::warn!(vm = %name, "QEMU does not end when it is told to; it is killed");
+            tracing::warn!(vm = %name, "QEMU does not quit when ordered; it is killed");
             alive.process.kill();
             alive.process.ended().await;
         }
@@ -283,7 +283,8 @@ impl Vms {
                     let process = Process::of_log(&self.log(name))?;
                     if !std::mem::replace(&mut is_told, true) {
                         let process = process.id();
-                        tracing::warn!(vm = %name, process, "the VM's process does not listen at its monitor; it is waited for until it does, or has ended");
+                        tracing::warn!(vm = %name, process, "the VM's process does not listen at its monitor; waiting until it \
+                            does or has ended");
                     }
                     let _ = timeout(MONITOR_INTERVAL, process.ended()).await;
                     continue;
@@ -342,7 +343,7 @@ impl Vms {
         };
         // It may have been removed meanwhile.
         if let Err(error) = self.remember(name, fate).await {
-            tracing::debug!(vm = %name, %error, "the end of a VM is not remembered");
+            tracing::debug!(vm = %name, %error, "cannot record the end of a VM");
         }
         self.remove_monitors(name);
         self.set(name, alive, life);
@@ -371,7 +372,7 @@ impl Vms {
     pub(crate) async fn lost(self: &Arc<Self>, name: &str, message: String) {
         if matches!(self.life(name), Ok(Life::Crashed(_))) {
             if let Err(error) = self.remember(name, Fate::Crashed { message: message.clone() }).await {
-                tracing::debug!(vm = %name, %error, "the end of a VM is not remembered");
+                tracing::debug!(vm = %name, %error, "cannot record the end of a VM");
             }
             self.set(name, None, Life::Crashed(message));
         }

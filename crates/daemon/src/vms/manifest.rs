@@ -53,11 +53,11 @@ pub(crate) enum ManifestError {
     #[error("the file {path} cannot be read: {source}")]
     File { path: PathBuf, source: io::Error },
     #[error(
-        "the files of a VM may have {} MiB together; make a volume of what is larger: sterna volume add",
+        "the files of a VM may have {} MiB together; make a volume of a larger file: sterna volume add",
         FILES_BYTES_MAX >> 20
     )]
     TooLarge,
-    #[error("what the other host has sent of the VM cannot be read: {0}")]
+    #[error("the other host's description of the VM cannot be read: {0}")]
     Malformed(&'static str),
 }
 
@@ -216,7 +216,10 @@ pub(super) fn renew_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
         options.write(true).custom_flags(flags.bits().cast_signed());
         let mut there = options.open(file(folder, name))?;
         if !there.metadata()?.is_file() {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("{name} is no file any more")));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("{name} is no regular file now"),
+            ));
         }
         there.set_len(content.len() as u64)?;
         there.write_all(content)?;

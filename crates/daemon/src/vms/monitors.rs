@@ -17,10 +17,9 @@ pub(crate) async fn connect_to(adopted: &Adopted) -> Result<Qemu, HypervisorErro
     let qemu = connect(&adopted.monitor).await?;
     match adopted.monitor_user {
         Some(user) if qemu.user() != Some(user) => {
-            let other = qemu
-                .user()
-                .map_or_else(|| "nobody knows which user".to_owned(), |other| format!("the user {other}"));
-            let text = format!("{other} listens there, and it was the user {user} when the VM was adopted");
+            let other =
+                qemu.user().map_or_else(|| "an unknown user".to_owned(), |other| format!("the user {other}"));
+            let text = format!("{other} listens there, and the user {user} did when the VM was adopted");
             Err(unreachable(&adopted.monitor, io::Error::other(text)))
         }
         _ => Ok(qemu),

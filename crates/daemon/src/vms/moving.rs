@@ -199,9 +199,9 @@ impl VmMoves {
         let Some(leaving) = departure else { return };
         self.runtime.spawn(async move {
             match leaving.go_on().await {
-                Ok(()) => tracing::info!(%migration, "the VM goes on here"),
+                Ok(()) => tracing::info!(%migration, "the VM continues here"),
                 Err(reason) => {
-                    tracing::error!(%migration, %reason, "the VM does not go on here; look after it");
+                    tracing::error!(%migration, %reason, "cannot resume the VM here; check its state");
                 }
             }
         });

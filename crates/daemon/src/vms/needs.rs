@@ -134,8 +134,8 @@ impl Needs {
         let (major, minor) = self.version?;
         ((found.version.major, found.version.minor) < (major, minor)).then(|| {
             format!(
-                "QEMU there is {}, older than the {major}.{minor} that runs the VM: bring it there to the same version \
-                 or a newer one",
+                "QEMU there is {}, older than the {major}.{minor} that runs the VM: install the same version or a newer one \
+                 there",
                 found.version
             )
         })
@@ -157,7 +157,7 @@ impl Needs {
             .take(TYPES_TOLD_MAX)
             .collect();
         Some(format!(
-            "QEMU there has no machine type {wanted} (it has {}): install one that has it, or restart the VM once with a \
+            "QEMU there has no machine type {wanted} (it has {}): install a version that has it, or restart the VM once with a \
              type that both have",
             if near.is_empty() { "none like it".to_owned() } else { near.join(", ") }
         ))
@@ -170,7 +170,7 @@ impl Needs {
         }
         let Some(known) = found.processors.iter().find(|known| known.name == *model) else {
             return Some(format!(
-                "QEMU there has no processor model {model}: install one that has it, or restart the VM once with a model \
+                "QEMU there has no processor model {model}: install a version that has it, or restart the VM once with a model \
                  that both have (-cpu)"
             ));
         };
@@ -190,8 +190,8 @@ impl Needs {
 
     fn kvm(&self, found: &Found) -> Option<String> {
         (self.kvm && !found.has_kvm).then(|| {
-            "the kernel there cannot run it (KVM): load kvm_intel or kvm_amd, switch virtualisation on in the firmware, and \
-             let the daemon's user use /dev/kvm"
+            "the kernel there cannot run it (KVM): load kvm_intel or kvm_amd, enable virtualisation in the firmware, and let the \
+             daemon's user use /dev/kvm"
                 .to_owned()
         })
     }

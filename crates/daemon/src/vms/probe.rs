@@ -127,13 +127,15 @@ async fn probe_once(
     let asked = asked.map_err(|ended| match ended {
         Ok(status) if user.is_some() && status.code() == Some(NOT_FOUND) => missing(),
         Ok(status) => {
-            Unsaid::NotRun(format!("{program} there does not say what it can: it ended ({status})"))
+            Unsaid::NotRun(format!("{program} there does not report its features: it ended ({status})"))
         }
         Err(error) => cannot(error),
     })?;
     match asked {
         Ok(Ok(found)) => Ok(found),
-        Ok(Err(error)) => Err(Unsaid::Silent(format!("{program} there does not say what it can: {error}"))),
+        Ok(Err(error)) => {
+            Err(Unsaid::Silent(format!("{program} there does not report its features: {error}")))
+        }
         Err(_) => {
             let seconds = limit.as_secs();
             Err(Unsaid::Silent(format!("{program} there did not answer within {seconds} s")))

@@ -69,7 +69,7 @@ pub(crate) fn take_out(path: &Path) -> io::Result<()> {
         return Ok(());
     }
     std::fs::remove_file(path)?;
-    Err(io::Error::other("QEMU has made something else than a socket"))
+    Err(io::Error::other("QEMU has made something other than a socket"))
 }
 
 /// Does the same as [`take_out`], as soon as QEMU has made the socket; fails after `deadline`.

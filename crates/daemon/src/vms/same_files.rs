@@ -94,8 +94,8 @@ pub(super) fn differences(command: &[String], theirs: &[Fingerprint], user: &Use
                  both hosts"
             )),
             Use::InMemory | Use::AtStart => differences.warnings.push(format!(
-                "{what}: there it is another file ({sizes}); the VM goes on with what it has in memory, and has the other \
-                 one when it is started the next time: install the same version on both hosts if that matters"
+                "{what}: there it is another file ({sizes}); the VM keeps the content in its memory, and uses the other file at \
+                 its next start: install the same version on both hosts if that matters"
             )),
         }
     }

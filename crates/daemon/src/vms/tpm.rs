@@ -163,8 +163,8 @@ pub(super) async fn fault(of_source: Option<(u64, u64)>) -> Option<String> {
     };
     let (major, minor) = of_source.filter(|of_source| *of_source > here)?;
     Some(format!(
-        "{PROGRAM} there is {}.{}, older than the {major}.{minor} that keeps the VM's TPM: bring it there to the same \
-         version or a newer one",
+        "{PROGRAM} there is {}.{}, older than the {major}.{minor} that keeps the VM's TPM: install the same version or a newer \
+         one there",
         here.0, here.1
     ))
 }

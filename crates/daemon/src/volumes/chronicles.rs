@@ -101,7 +101,7 @@ impl Chronicles {
             Ok(kept) => kept,
             Err(error) => {
                 let volume = key.volume;
-                tracing::warn!(%volume, %error, "what was kept of a chronicle is of no use; copies begin anew");
+                tracing::warn!(%volume, %error, "a kept chronicle cannot be used; copies begin from the start");
                 None
             }
         };
@@ -113,7 +113,7 @@ impl Chronicles {
         let opening = opening::open(Found { kept, record: self.files.image_record(key), look });
         if let Some(reason) = opening.distrust {
             let volume = key.volume;
-            tracing::warn!(%volume, %reason, "every copy of the volume elsewhere counts as one that lacks everything");
+            tracing::warn!(%volume, %reason, "every copy of the volume at another host counts as empty");
         }
         for step in opening.steps {
             match step {
@@ -146,7 +146,8 @@ impl Chronicles {
     pub(crate) fn close_image(&self, key: StayKey, image: &ImageLocation) {
         let Some(record) = opening::closed(self.files.image_record(key), look(image)) else { return };
         let Err(error) = self.files.record_image(key, &record) else { return };
-        tracing::warn!(volume = %key.volume, %error, "how the image looks cannot be recorded; copies elsewhere will count as ones that lack everything");
+        tracing::warn!(volume = %key.volume, %error, "cannot record the state of the image; copies at other hosts will count as \
+            empty");
         if let Err(error) = self.files.forget_image(key) {
             tracing::warn!(volume = %key.volume, %error, "a change of the image while the daemon is stopped may go unnoticed");
         }
@@ -165,7 +166,7 @@ impl Chronicles {
     /// Deletes the files of residencies that the journal does not know. Blocks.
     pub(crate) fn sweep(&self, state: &State) {
         if let Err(error) = self.files.delete_all_but(|key| is_known(state, key)) {
-            tracing::warn!(%error, "what former stays of volumes have left in the data folder is not all deleted");
+            tracing::warn!(%error, "cannot delete all files of former residencies in the data folder");
         }
     }
 
@@ -181,7 +182,7 @@ impl Chronicles {
     /// N.B. if this fails, the earlier record remains. It claims no more than this one would.
     fn record_image(&self, key: StayKey, record: &ImageRecord) {
         if let Err(error) = self.files.record_image(key, record) {
-            tracing::warn!(volume = %key.volume, %error, "how the image looks cannot be recorded");
+            tracing::warn!(volume = %key.volume, %error, "cannot record the state of the image");
         }
     }
 

@@ -195,7 +195,8 @@ impl Control for LaneControl {
             {
                 let kept = images::fenced_path(std::path::Path::new(path), migration);
                 if !chronicles.vouches(stay) {
-                    tracing::warn!(path = %kept.display(), "the image that is kept may lack what was written: a flush of it failed, or could not be recorded; the way home will be a whole copy");
+                    tracing::warn!(path = %kept.display(), "the kept image may lack writes: a flush of it failed, or could not \
+                        be recorded; the return will copy everything");
                 } else if let Err(error) = replicas::record(&data_dir, &kept, facts) {
                     tracing::warn!(path = %kept.display(), %error, "the way home will be a whole copy");
                 }

@@ -193,7 +193,7 @@ impl Volumes {
             Some(Service::Serving(lane)) => return Ok(lane),
             Some(Service::Waiting(reason) | Service::Failed(reason) | Service::Unconfirmed(reason)) => reason,
             Some(Service::Creating(_)) => "it is being created".to_owned(),
-            Some(Service::Arriving(_, migration)) => format!("it is still on its way here ({migration})"),
+            Some(Service::Arriving(_, migration)) => format!("it is still arriving here ({migration})"),
             Some(Service::Starting) => "its image is being opened".to_owned(),
             Some(Service::Removing) => "it is being removed".to_owned(),
         };

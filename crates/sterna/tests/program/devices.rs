@@ -99,7 +99,7 @@ fn device_that_a_volume_has_left_is_fenced_until_somebody_says_otherwise() {
     let (exit, refused) = scene.json(&["migrate", "v", "--to", "d"]);
     assert_eq!((exit, code(&refused)), (4, "store_occupied"));
     let message = refused["error"]["message"].as_str().unwrap();
-    assert!(message.ends_with("if nobody needs that: sterna store release d"), "{message}");
+    assert!(message.ends_with("if it is not needed: sterna store release d"), "{message}");
     scene.succeed(&["store", "release", "d"]);
     scene.succeed(&["migrate", "v", "--to", "d"]);
     scene.succeed(&["migrate", "v", "--to", "a"]);

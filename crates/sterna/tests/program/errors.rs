@@ -70,7 +70,7 @@ fn volume_that_cannot_be_made_is_refused_and_leaves_nothing() {
     check(&scene, &create("w", "5000"), (2, "invalid_request"), "the next one is 5120");
     check(&scene, &create("w", "9999PiB"), (4, "target_too_small"), "no file can have");
     let unnamed = ["volume", "create", "w", "--size", "1MiB"];
-    check(&scene, &unnamed, (2, "invalid_request"), "say in which store: --store with one of a, b");
+    check(&scene, &unnamed, (2, "invalid_request"), "name the store: --store with one of a, b");
     let long = "x".repeat(64);
     let scene_path = scene.path("run/volumes").display().to_string().len();
     if scene_path + long.len() > 100 {
@@ -149,7 +149,7 @@ fn volume_that_is_being_migrated_is_neither_migrated_nor_removed() {
     scene.succeed(&["migration", "cancel", "m0"]);
     assert_eq!(scene.run(&["migration", "watch", "m0"]).code, 6);
     assert_eq!((scene.images("a"), scene.images("b")), (vec!["v.img".to_owned()], vec![]));
-    check(&scene, &["volume", "remove", "v"], (4, "volume_in_use"), "cut it off with --force");
+    check(&scene, &["volume", "remove", "v"], (4, "volume_in_use"), "disconnect it with --force");
     crate::scene::stop_and_verify(guest);
 }
 

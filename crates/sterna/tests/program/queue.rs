@@ -149,7 +149,7 @@ fn a_retry_has_the_same_options_and_both_say_so() {
     // What ended well, is somewhere else or was never there is not done once more.
     let (_, moved) = scene.json(&["migrate", "w", "--to", "b"]);
     for (id, exit, words) in
-        [(moved["id"].as_str().unwrap(), 4, "it has ended well"), ("m99", 3, "no migration")]
+        [(moved["id"].as_str().unwrap(), 4, "it has succeeded"), ("m99", 3, "no migration")]
     {
         let outcome = scene.run(&["migration", "retry", id]);
         assert_eq!(outcome.code, exit, "{outcome:?}");

@@ -138,7 +138,7 @@ fn what_is_somebodys_or_no_image_does_not_become_a_volume() {
     flock(&held, FlockOperation::LockShared).unwrap();
     for (file, name, expected, words) in [
         ("b/v.img", "w", (4, "image_in_use"), "the volume \"v\""),
-        ("a/v.img.moved-m0", "w", (4, "image_unsuitable"), "what m0 left of the volume \"v\""),
+        ("a/v.img.moved-m0", "w", (4, "image_unsuitable"), "the old copy of volume \"v\" that m0 left"),
         ("a/used.img", "w", (4, "image_in_use"), "used.img"),
         ("a/empty.img", "w", (4, "image_unsuitable"), "it is empty"),
         ("a/odd.img", "w", (4, "image_unsuitable"), "truncate"),

@@ -193,7 +193,7 @@ mod tests {
         };
         check(outgoing, Stage::Ended(failed())).unwrap();
         let moved = Outcome::Moved { left_over: String::new() };
-        assert!(check(Side::OneHost, Stage::Ended(moved)).unwrap_err().to_string().contains("ended well"));
+        assert!(check(Side::OneHost, Stage::Ended(moved)).unwrap_err().to_string().contains("succeeded"));
         assert!(check(Side::OneHost, Stage::Copying).unwrap_err().to_string().contains("under way"));
         let incoming = Side::Incoming {
             peer: HostId([1; 32]),

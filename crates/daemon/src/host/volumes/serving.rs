@@ -139,7 +139,7 @@ impl Host {
             Ok(ended) => ended,
             Err(error) => {
                 // It is served where the journal says it is, whether or not the migration has ended there.
-                tracing::error!(volume = %name, %error, "an interrupted migration is left to the next start");
+                tracing::error!(volume = %name, %error, "an interrupted migration waits for the next start");
                 return;
             }
         };

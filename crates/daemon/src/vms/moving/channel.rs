@@ -308,15 +308,14 @@ impl Listener {
                 ChannelEvent::Message { head, payload, credit } => match VmMessage::decode(&head) {
                     // The source asks for another stream: `Host::post_copy_request` answers it.
                     Ok(VmMessage::Recover { .. }) if self.carries == Carries::MainStream => {
-                        return self.tell(PeerStatus::Failed("it goes on over another stream".to_owned()));
+                        return self.tell(PeerStatus::Failed("it continues over another stream".to_owned()));
                     }
                     Ok(message) => self.take(message, payload, credit),
-                    Err(error) => self.tell(PeerStatus::Failed(format!(
-                        "what the other host says is not understood: {error}"
-                    ))),
+                    Err(error) => self
+                        .tell(PeerStatus::Failed(format!("the other host sent an invalid message: {error}"))),
                 },
                 // The session sends lost messages again. The waiting receiver decides how long that may take.
-                ChannelEvent::Lost(reason) => tracing::warn!(reason, "the way of a VM that moves is broken"),
+                ChannelEvent::Lost(reason) => tracing::warn!(reason, "the channel of a moving VM is broken"),
                 ChannelEvent::Restored => {}
                 ChannelEvent::PeerRestarted => {
                     self.tell(PeerStatus::Failed(

@@ -72,8 +72,8 @@ impl Convergence {
             (self.taken, self.taken_since) = (progress.transferred_bytes, now);
         } else if now.saturating_sub(self.taken_since) >= STALL_TIMEOUT {
             let reason = format!(
-                "the other host has taken nothing of the VM's memory for {} s. See whether it can be reached \
-                 (sterna host list), and what its log says; the VM has worked on here meanwhile",
+                "the other host has received none of the VM's memory for {} s. Check whether it can be reached (sterna host \
+                 list), and its log; the VM has continued here meanwhile",
                 STALL_TIMEOUT.as_secs()
             );
             return Verdict::Hopeless { reason };
@@ -108,8 +108,8 @@ impl Convergence {
             return Verdict::GoOn;
         }
         let reason = format!(
-            "the VM makes {} MiB of memory dirty a second and the link carries {} MiB; {} MiB are left after {} rounds, \
-             although its processors are slowed down by {} %. Raise --max-downtime, or move it when it has less to do",
+            "the VM makes {} MiB of memory dirty a second and the link carries {} MiB; {} MiB are left after {} rounds, although \
+             its processors are slowed down by {} %. Raise --max-downtime, or move the VM when it is less busy",
             progress.dirty_bytes_per_s >> 20,
             progress.bandwidth_bytes_per_s >> 20,
             progress.remaining_bytes >> 20,

@@ -15,7 +15,7 @@ use crate::vms::VmError;
 /// Why a VM does not move, or does not run at its target.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum MoveFault {
-    #[error("nothing is known of a VM that goes along")]
+    #[error("no VM is known to move along")]
     NoVm,
     /// Its migration was abandoned while its memory was copied.
     #[error("it was given up")]
@@ -102,6 +102,6 @@ pub(crate) struct PeerFault(pub(crate) String);
 impl PeerFault {
     /// Returns the error for a lost connection to the other host.
     pub(crate) fn silent() -> Self {
-        Self("the other host is not heard any more".to_owned())
+        Self("the other host has stopped responding".to_owned())
     }
 }

@@ -114,7 +114,7 @@ impl IncomingVm {
     /// Receives the memory to its end, and reports the result to the source.
     pub(crate) async fn take_part(&self, keeper: &dyn Keeper) {
         if let Err(reason) = self.load(keeper).await {
-            tracing::warn!(%reason, "a VM that was to come is not loaded");
+            tracing::warn!(%reason, "cannot load an arriving VM");
             self.channel.send(&VmMessage::failed(&reason.to_string()));
             self.loaded.send_replace(Some(Err(Arc::new(reason))));
         }

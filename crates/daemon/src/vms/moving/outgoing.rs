@@ -279,7 +279,8 @@ impl OutgoingVm {
             }
             Ran::Ended => Err(self.ended()),
             Ran::Elsewhere => {
-                let reason = "it was to run at the target before all of its memory was there, did not, and has no way back";
+                let reason =
+                    "it could not start at the target before all of its memory was there, and cannot return";
                 self.post_copy.lose(reason.to_owned());
                 Err(MoveFault::MemoryLost(reason.to_owned()))
             }
@@ -327,7 +328,7 @@ impl OutgoingVm {
             for step in self.decide(|departure| Ok(departure.changed(&does)))? {
                 match step {
                     Step::Note(then) => {
-                        tracing::info!(vm = %self.name, ?then, "somebody has paused the VM that moves, or let it run");
+                        tracing::info!(vm = %self.name, ?then, "another program has paused or resumed the moving VM");
                         self.holds.note_then(&self.name, then).await?;
                     }
                     Step::Stay(why) => return Err(MoveFault::Changed(why)),
@@ -345,7 +346,9 @@ impl OutgoingVm {
             let judged = timeout(JUDGED_TIMEOUT, async {
                 self.stands.subscribe().wait_for(|stands| *stands).await.is_ok()
             });
-            judged.await.map_err(|_| overdue("the hypervisor to say why the VM stands", JUDGED_TIMEOUT))?;
+            judged
+                .await
+                .map_err(|_| overdue("the hypervisor to say why the VM is paused", JUDGED_TIMEOUT))?;
         }
         let found = self.witness.look().await?;
         let (sum, files) = self.witness.files().await?;
@@ -380,7 +383,7 @@ impl OutgoingVm {
                 self.holds.hold(&self.name, Reason::MoveAhead, runs).await?;
                 self.is_paused_here.store(true, Ordering::Release);
                 if self.vm.begin_post_copy().await? == PostCopyStart::Begun {
-                    tracing::info!("the VM writes memory faster than it is sent; the rest is to follow");
+                    tracing::info!("the VM writes memory faster than it is sent; the rest will follow");
                     self.stands_since(stopped);
                     self.vm.await_status(&paused, PAUSE_TIMEOUT).await?;
                     self.send_last().await?;
@@ -423,7 +426,7 @@ impl OutgoingVm {
     async fn not_loaded(&self, limit: Duration) -> MoveFault {
         let here = match timeout(FAREWELL_TIMEOUT, self.vm.memory_progress()).await {
             Ok(Ok(progress)) => format!("is in status {}", progress.status),
-            Ok(Err(error)) => format!("does not tell its status ({error})"),
+            Ok(Err(error)) => format!("does not report its status ({error})"),
             Err(_) => "does not answer".to_owned(),
         };
         let has_said = self.channel.peer_status().implies(&PeerStatus::Loaded);
@@ -449,7 +452,7 @@ impl OutgoingVm {
                 Verdict::GoOn => {}
                 Verdict::DowntimeTarget { divisor } => {
                     if let Err(error) = self.vm.set_downtime_target(self.downtime_target(divisor)).await {
-                        tracing::warn!(%error, "the hypervisor does not aim at another downtime");
+                        tracing::warn!(%error, "the hypervisor refuses another target downtime");
                     }
                 }
                 Verdict::Throttle { percent } => {

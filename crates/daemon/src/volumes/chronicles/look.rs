@@ -34,7 +34,7 @@ pub(crate) fn look(image: &ImageLocation) -> Option<Look> {
         Place::Nbd(_) => Ok(None),
     };
     looked.unwrap_or_else(|error| {
-        tracing::warn!(image = %image.place, %error, "the image cannot be looked at");
+        tracing::warn!(image = %image.place, %error, "cannot examine the image");
         None
     })
 }

@@ -119,7 +119,7 @@ fn boot() -> io::Result<[u8; 16]> {
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
     match u128::from_str_radix(&digits, 16) {
         Ok(boot) if digits.len() == 32 => Ok(boot.to_be_bytes()),
-        _ => Err(io::Error::other(format!("{BOOT_ID} does not say which start of the host this is"))),
+        _ => Err(io::Error::other(format!("{BOOT_ID} does not identify the current start of the host"))),
     }
 }
 

@@ -112,7 +112,7 @@ impl OutgoingVm {
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
                     // The target returns the volumes if the VM does not run there.
-                    tracing::warn!(%reason, "a VM that stands still is not run at the target");
+                    tracing::warn!(%reason, "cannot run a paused VM at the target");
                     leaving.channel.send(&VmMessage::failed(&reason.to_string()));
                 }
             }
@@ -206,7 +206,7 @@ impl OutgoingVm {
                         Asked::Told(rest) => break rest,
                         Asked::TakesAnother => {}
                         Asked::Nothing { reason } => {
-                            tracing::info!(%reason, "whether all of a VM's memory has come is not known yet");
+                            tracing::info!(%reason, "it is not known yet whether all of a VM's memory has arrived");
                             sleep(RECOVER_INTERVAL).await;
                         }
                         Asked::Refused { reason } => {
@@ -247,7 +247,7 @@ impl OutgoingVm {
                 }
                 // N.B. it was never told to switch over, and the volumes are the target's: a restart there has served them.
                 MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
-                    let reason = "a daemon was ended before the VM's devices had gone".to_owned();
+                    let reason = "a daemon was stopped before the VM's devices were sent".to_owned();
                     self.account.send_modify(|account| account.post_copy = Some(PostCopyState::OnItsWay));
                     channel.send(&VmMessage::lost(&reason));
                     break PostCopyState::Lost { reason };
@@ -261,8 +261,8 @@ impl OutgoingVm {
             tracing::error!(reason, "the memory of a VM that has moved is lost");
             self.post_copy.lose(reason.clone());
             self.hooks().note(format!(
-                "the VM's memory was lost before all of it had come ({reason}); its disks are whole, at the target: start \
-                 it there (sterna vm start)"
+                "the VM's memory was lost before all of it had come ({reason}); its disks are complete, at the target: start it \
+                 there (sterna vm start)"
             ));
         }
         let memory = self.vm.memory_progress().await.ok();
@@ -320,8 +320,8 @@ impl OutgoingVm {
                 }
                 let product = self.vm.product();
                 let reason = format!(
-                    "a daemon was ended when {product} at the source had sent all of it and not all had come, and that \
-                     QEMU sends nothing twice"
+                    "a daemon was stopped when {product} at the source had sent all of it and some had not arrived, and QEMU \
+                     sends no page twice"
                 );
                 channel.send(&VmMessage::lost(&reason));
                 Asked::Told(PostCopyState::Lost { reason })
@@ -340,7 +340,7 @@ impl OutgoingVm {
         let socket = Listening::of(&*self.vm)?;
         self.vm.resend_memory(&socket.path).await?;
         let accepted = socket.accept().await?;
-        tracing::info!("the rest of a VM's memory goes over another stream");
+        tracing::info!("the rest of a VM's memory is sent over another stream");
         let channel = Arc::clone(channel);
         let carrying = Carrying(tokio::spawn(async move {
             // It lives as long as its stream.

@@ -255,5 +255,5 @@ async fn what_is_missing_is_named_when_a_vm_is_not_loaded_in_time() {
     assert!(late.contains("is in status completed") && late.contains("the target has said"), "{late}");
     scene.source.end();
     let late = scene.leaving.not_loaded(Duration::from_secs(5)).await.to_string();
-    assert!(late.contains("does not tell its status"), "{late}");
+    assert!(late.contains("does not report its status"), "{late}");
 }
