@@ -97,7 +97,6 @@ mod tests {
     use crate::engine::{self, EngineChoice, EngineDriver};
     use crate::{Buffer, Executor, MemoryStore};
 
-    /// A device that shows its backing file everywhere.
     struct OverSomething(MemoryStore);
 
     impl BlockDevice for OverSomething {

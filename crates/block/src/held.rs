@@ -108,7 +108,6 @@ pub struct Held {
     status: Stat,
     path: PathBuf,
     reach: Reach,
-    /// The access rights of the folders above it.
     passable: access::Passable,
 }
 

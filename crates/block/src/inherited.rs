@@ -9,7 +9,6 @@ use std::sync::{Mutex, PoisonError};
 
 const FIRST: RawFd = 3;
 
-/// Descriptors that were already taken.
 static TAKEN: Mutex<BTreeSet<RawFd>> = Mutex::new(BTreeSet::new());
 
 /// Takes over a descriptor that the process was started with; `None` if it was taken before, or is not open.

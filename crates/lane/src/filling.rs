@@ -378,7 +378,6 @@ impl FillingStore {
         self.event(FillingEvent::Stored { fetch, result });
     }
 
-    /// Makes guests' writes durable, and then their presence.
     async fn record_at_once(&self, units: Vec<BlockRange>) -> Result<(), StoreFault> {
         self.store.ours().flush().await.map_err(|_| StoreFault)?;
         let kept = self.keep(LogEntry::Present { runs: units }, false).await;

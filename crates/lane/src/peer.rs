@@ -249,7 +249,6 @@ impl News {
     }
 }
 
-/// A request to a peer: address, operation and fencing token.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Question {
     pub(crate) address: Address,

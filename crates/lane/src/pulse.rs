@@ -44,7 +44,6 @@ pub struct Window {
 pub(crate) struct Pulse {
     counters: Rc<Counters>,
     latencies: Buckets,
-    /// When the open window began, and when it is to be closed.
     began: Cell<Duration>,
     ends: Cell<Duration>,
     base: RefCell<Window>,

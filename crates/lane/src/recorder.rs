@@ -109,7 +109,6 @@ impl Recorder {
         self.tell(vec![sample]);
     }
 
-    /// Returns a sample of a time without copying.
     fn quiet(&self, window: Window) -> Sample {
         Sample {
             began_us: self.since_began(window.began),

@@ -29,19 +29,16 @@ pub struct Reservoir {
     rate: Cell<Option<u64>>,
     /// When all background reads so far are paid for at that rate.
     carried_at: Cell<Duration>,
-    /// Whether background reads are paused.
     rests: Cell<bool>,
     changed: Signal,
 }
 
-/// Bytes that a reservoir has served.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Served {
     pub(crate) bytes: u64,
     pub(crate) pulled: u64,
 }
 
-/// The device that one migration's target reads.
 struct ReservoirStore {
     reservoir: Rc<Reservoir>,
     migration: MigrationId,
@@ -171,7 +168,6 @@ impl BlockDevice for ReservoirStore {
         Box::pin(std::future::ready(Err(IoError::ReadOnly)))
     }
 
-    /// Does nothing: the device is read-only.
     fn flush(&self) -> IoFuture<'_, ()> {
         Box::pin(std::future::ready(Ok(())))
     }

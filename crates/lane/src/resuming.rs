@@ -22,7 +22,6 @@ use crate::stack::Volume;
 
 /// The shortest time between two records: each is a flush at the target, and a small file here.
 const INTERVAL_MIN: Duration = Duration::from_secs(1);
-/// The longest time between two records.
 const INTERVAL_MAX: Duration = Duration::from_secs(30);
 /// Between these limits, the interval is this part of the copying time so far: a restart loses about that much.
 const INTERVAL_PART: u32 = 20;

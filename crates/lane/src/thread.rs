@@ -47,7 +47,6 @@ use crate::status::LaneStatus;
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
-/// The limit of missing runs in a status.
 const MISSING_RUNS_TOLD: usize = 256;
 
 /// The reason why a lane cannot begin.
@@ -185,7 +184,6 @@ struct Lane {
 #[derive(Default)]
 struct CurrentMigration {
     driver: RefCell<Option<SourceHandle>>,
-    /// The incoming migration, with its driver.
     coming: RefCell<Option<(MigrationId, TargetHandle)>>,
     /// The migration that another volume's lane drives for this one as well.
     followed: Cell<Option<MigrationId>>,
@@ -197,7 +195,6 @@ struct CurrentMigration {
     came_by: RefCell<Option<Rc<Service>>>,
     /// Ends the driver and leaves the migration as it is.
     set_aside: RefCell<Option<oneshot::Sender<()>>>,
-    /// Records the migration, or the time after the last one.
     recorder: RefCell<Option<Rc<Recorder>>>,
     ended: Signal,
 }

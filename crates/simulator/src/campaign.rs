@@ -14,7 +14,6 @@ use crate::simulation::{Finding, simulate};
 use crate::trace::Audience;
 use crate::world::Violation;
 
-/// The limit of kept violations; more of them say nothing new.
 const VIOLATIONS_MAX: usize = 100;
 
 #[derive(Clone, Debug)]
@@ -36,7 +35,6 @@ pub(crate) enum Until {
 pub(crate) struct Summary {
     pub(crate) seeds: u64,
     pub(crate) operations: u64,
-    /// Recoveries that were hit by another crash.
     pub(crate) recoveries_hit: u64,
     /// The fewest guest requests of a simulation without a violation.
     pub(crate) operations_min: Option<u64>,

@@ -71,13 +71,11 @@ impl Clock {
         self.is_dead.get()
     }
 
-    /// Forgets all events, which may hold the clock alive.
     pub(crate) fn clear(&self) {
         let events = std::mem::take(&mut *self.events.borrow_mut());
         drop(events);
     }
 
-    /// Advances to the next event and runs it, or to `deadline`.
     pub(crate) fn step(&self, deadline: Option<Duration>) {
         let next = self.events.borrow().peek().map(|Reverse(event)| event.at);
         self.steps.set(self.steps.get() + 1);

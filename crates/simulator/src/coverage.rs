@@ -25,7 +25,6 @@ pub(crate) enum Table {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Struck([[[bool; PHASES]; Fault::COUNT]; Kind::ALL.len()]);
 
-/// The strategy of the migration that was struck.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Kind {
     #[default]
@@ -72,7 +71,6 @@ impl Kind {
     }
 }
 
-/// How many seeds have reached each cell.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Coverage {
     table: Table,

@@ -29,7 +29,6 @@ pub(crate) struct Shown {
     pub(crate) seeds: u64,
     pub(crate) taken: u64,
     pub(crate) refused: u64,
-    /// Volumes that returned into a kept image.
     pub(crate) taken_back: u64,
     pub(crate) violations: Vec<(u64, String)>,
 }
@@ -81,9 +80,7 @@ struct World {
     files: Files,
     serving: BTreeMap<VolumeId, Serving>,
     reservoirs: BTreeMap<MigrationId, Reservoir>,
-    /// Incoming migrations, with volume and image.
     coming: BTreeMap<MigrationId, (VolumeId, String)>,
-    /// Kept images, with their content.
     kept: BTreeMap<VolumeId, (String, Content)>,
     acknowledged: BTreeMap<VolumeId, u64>,
     /// Images that alone hold the last acknowledged write.

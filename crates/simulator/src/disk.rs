@@ -64,7 +64,6 @@ const DISK_FAULTS: [Fault; 7] = [
 #[derive(Clone, Debug)]
 pub(crate) struct DiskSettings {
     pub(crate) size_bytes: u64,
-    /// Bytes of a sector, which is written atomically: 512 or 4096.
     pub(crate) sector_bytes: u32,
     pub(crate) latency: Duration,
     /// The percentage of requests that take up to thirty times as long.
@@ -219,7 +218,6 @@ impl SimDisk {
         self.wake_if_idle();
     }
 
-    /// Opens the window of a fault: requests in flight may be struck.
     pub(crate) fn afflict(&self, fault: Fault) {
         let ids: Vec<u64> = self.in_flight.borrow().keys().copied().collect();
         for id in ids {
@@ -306,7 +304,6 @@ impl SimDisk {
         });
     }
 
-    /// Returns the time of a request that no fault strikes.
     fn draw_latency(&self, what: &What) -> Duration {
         let mut random = self.random.borrow_mut();
         let base = self.settings.latency;

@@ -11,21 +11,16 @@ use migration::Phase;
 
 use crate::random::Random;
 
-/// A kind of fault, as the table of coverage lists it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Fault {
     /// `kill -9` of the daemon; writes in flight may still land.
     Kill,
-    /// The host loses power, with all volatile data.
     PowerCut,
-    /// The source's disk answers with EIO.
     SourceError,
-    /// The target's disk answers with EIO.
     TargetError,
     TargetFull,
     /// The target's disk does not answer for seconds, or for ever.
     TargetHang,
-    /// The target's disk is a hundred times slower.
     TargetSlow,
     /// The target's disk loses its cache and continues.
     TargetRestart,
@@ -37,7 +32,6 @@ pub(crate) enum Fault {
     Cancel,
     /// The target's disk fails its trial, so the volumes are handed back.
     HandBack,
-    /// The source's disk is a hundred times slower.
     SourceSlow,
     JournalSlow,
     KillTarget,

@@ -60,7 +60,6 @@ struct Tour {
     /// The owner's image: numbers of writes, by block.
     content: Vec<u64>,
     stay: Stay,
-    /// The durable records of the residency.
     kept: Option<Kept>,
     marks: Vec<(Epoch, Vec<BlockRange>)>,
     writes: u64,

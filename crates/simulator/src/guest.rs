@@ -52,9 +52,7 @@ pub(crate) struct Guest {
     next_request: Cell<u32>,
     answered: Cell<u32>,
     was_late: Cell<bool>,
-    /// Its connection; `None` while there is no daemon.
     connection: RefCell<Option<Connection>>,
-    /// Requests that have yet to begin after a pause.
     idle_slots: Cell<u32>,
     mood: Cell<Mood>,
     told_of_loss_at: Cell<Option<Duration>>,

@@ -60,7 +60,6 @@ enum Stage {
     Over,
 }
 
-/// The state that outlives the daemon.
 struct Hypervisor {
     runs: bool,
     has_ended: bool,

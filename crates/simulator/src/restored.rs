@@ -37,7 +37,6 @@ pub(crate) struct Shown {
     pub(crate) writes: u64,
     pub(crate) restores: u64,
     pub(crate) confirmed: u64,
-    /// Volumes that an administrator ordered to be served.
     pub(crate) ordered: u64,
     /// Volumes that proved to be another host's.
     pub(crate) given_up: u64,

@@ -61,9 +61,7 @@ pub(crate) struct Scenario {
     pub(crate) wait_max: Option<Duration>,
 }
 
-/// The random stream that draws which migrations copy in rounds.
 const ROUNDS_STREAM: u64 = 0x2077_D500_57E9_5000;
-/// The random stream that draws incomplete handovers.
 const POST_COPY_STREAM: u64 = 0x706f_7374_636f_7079;
 const POST_COPY_PERCENT: u64 = 30;
 const ROUNDS_PERCENT: u64 = 35;
@@ -84,7 +82,6 @@ pub(crate) struct MigrationPlan {
     pub(crate) strategy: Strategy,
     pub(crate) keep_source: bool,
     pub(crate) target_latency: Duration,
-    /// When the bandwidth limit changes, and to what.
     pub(crate) bandwidth_change: Option<(Duration, Option<u64>)>,
 }
 

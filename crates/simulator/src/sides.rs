@@ -19,7 +19,6 @@ const FAULTY_TURNS_MAX: u64 = 80;
 /// Turns after which all must be at rest.
 const TURNS_MAX: u64 = 2000;
 const TURN: Duration = Duration::from_millis(250);
-/// The percentage of turns in which a copy catches up.
 const CAUGHT_UP: u64 = 40;
 /// The percentages of turns in which the daemon is killed, libvirt is out of reach, its answer is not understood, a step is
 /// refused, a step fails though it is done, a copy fails, another program has a job.
@@ -92,7 +91,6 @@ struct Disk {
     image: Option<u64>,
     /// The content of earlier files, which are never deleted.
     aside: Option<u64>,
-    /// The content below an overlay.
     base: u64,
 }
 
@@ -429,7 +427,6 @@ impl Disk {
         wrong
     }
 
-    /// Removes the volume; returns what is wrong with that.
     fn stop_serving(&mut self, image: Image, domain: Domain) -> Option<String> {
         let is_used = match self.over {
             Over::Export => domain != Domain::Off,

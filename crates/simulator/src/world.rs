@@ -25,7 +25,6 @@ pub(crate) struct World {
     phase: Cell<Option<Phase>>,
     kind: Cell<Kind>,
     era: Cell<Era>,
-    /// The reason to stop, and the phase at that time.
     stop: Cell<Option<(Stop, Option<Phase>)>>,
     violation: RefCell<Option<Violation>>,
     held: RefCell<Vec<(Phase, oneshot::Sender<()>)>>,

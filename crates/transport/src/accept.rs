@@ -140,7 +140,6 @@ struct Places {
     /// The connections in `by_network` whose address belongs to no known host.
     unknown: usize,
     all: usize,
-    /// Addresses from which known hosts have come.
     trusted: HashSet<IpAddr>,
 }
 

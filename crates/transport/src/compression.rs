@@ -178,7 +178,6 @@ mod tests {
 
     use super::{Codec, Compression, Packer, unpack};
 
-    /// Returns bytes of text, which pack to about a third.
     fn text(bytes: usize) -> Bytes {
         let mut random = 1u64;
         let mut text = Vec::with_capacity(bytes);

@@ -25,7 +25,6 @@ use crate::tls;
 const BACKOFF_MIN: Duration = Duration::from_millis(50);
 const BACKOFF_MAX: Duration = Duration::from_secs(3);
 
-/// Starts to dial a peer over its links, paired with this host's.
 pub(crate) fn start(
     context: &Arc<Context>,
     session: &Arc<Shared>,

@@ -20,7 +20,6 @@ use crate::session::Session;
 use crate::settings::Settings;
 use crate::tls::Tls;
 
-/// Time in which peers are sent a goodbye.
 const STOP_WITHIN: Duration = Duration::from_secs(1);
 
 /// Interval of the checks whether all were.

@@ -99,7 +99,6 @@ pub(crate) enum Codec {
     Zstd,
 }
 
-/// Header of a message's first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Start {
     /// Number of the message in its session, from 1 on.
@@ -115,7 +114,6 @@ pub(crate) struct Start {
     pub(crate) wire_bytes: usize,
 }
 
-/// A frame, borrowed from the bytes that it was decoded from.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Frame<'a> {
     Greeting(Greeting),
@@ -295,7 +293,6 @@ fn encode(header: Header, body: &[&[u8]], into: &mut BytesMut) {
     body.iter().for_each(|piece| into.extend_from_slice(piece));
 }
 
-/// Appends the header, with the body's length and checksum.
 fn seal(mut header: Header, body: &[&[u8]], into: &mut BytesMut) {
     let length: usize = body.iter().map(|piece| piece.len()).sum();
     header.length = (length as u32).into();

@@ -23,7 +23,6 @@ const READ_BYTES: usize = 4 << 10;
 /// A connection on which single control frames are exchanged.
 pub(crate) struct Wire {
     pub(crate) stream: TlsStream<TcpStream>,
-    /// Bytes read and not decoded.
     pub(crate) buffer: BytesMut,
     /// The host whose key the other side holds.
     pub(crate) host: HostId,
@@ -36,7 +35,6 @@ impl Wire {
         Ok(Self { stream, buffer: BytesMut::with_capacity(READ_BYTES), host })
     }
 
-    /// Exchanges greetings, and finds the version that both speak.
     pub(crate) async fn greet(&mut self, versions: Versions) -> Result<u16, HandshakeError> {
         let mut greeting = BytesMut::new();
         let Versions { lowest, highest } = versions;

@@ -64,7 +64,6 @@ fn take(frame: Frame<'_>, assembly: &mut Assembly, heard: &mut Heard) -> Result<
     Ok(())
 }
 
-/// Checks that a control frame survives encoding.
 fn check_control(control: &Control) {
     let mut bytes = BytesMut::new();
     frame::encode_control(control, &mut bytes);

@@ -235,7 +235,6 @@ impl IdentityError {
     }
 }
 
-/// A new key and its certificate, as PEM.
 struct Made {
     key: String,
     certificate: String,

@@ -31,7 +31,6 @@ pub(crate) struct Incoming {
     unreported_cost: u64,
 }
 
-/// What to do with a complete message.
 #[derive(Debug)]
 pub(crate) enum Arrival {
     Deliver(Message),
@@ -182,7 +181,6 @@ impl Incoming {
     }
 }
 
-/// When a report of deliveries and credit is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Due {
     Now,

@@ -39,7 +39,6 @@ const LINKS_MAX: usize = 16;
 /// Longest address of a link, in characters: a host name has 253, and a port follows.
 const ADDRESS_LENGTH_MAX: usize = 260;
 
-/// Purpose of the key exported from TLS.
 const EXPORT_LABEL: &[u8] = b"EXPORTER-sterna-join";
 
 /// Names an invitation of a host.

@@ -32,10 +32,8 @@ const ADVANCE_MAX: i64 = PAYLOAD_BYTES_MAX as i64;
 /// Names a connection of a session: a random number that its dialler chose.
 pub(crate) type ConnectionId = u64;
 
-/// What a connection is to send next.
 #[derive(Clone, Debug)]
 pub(crate) enum Next {
-    /// A message, from its beginning.
     Begin(Taken),
     /// The next part of the message of this priority that it has begun.
     GoOn(Priority),
@@ -54,11 +52,9 @@ pub(crate) struct Taken {
     pub(crate) drained: bool,
 }
 
-/// Position of messages in the order of sending.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rank {
     Of(Priority),
-    /// The less urgent messages of boosted channels.
     Boosted,
 }
 
@@ -76,7 +72,6 @@ impl Rank {
 }
 
 pub(crate) struct Outgoing {
-    /// Messages not yet sent.
     queues: [VecDeque<Message>; Priority::ALL.len()],
     /// Messages not yet sent that go before memory, whatever their priority.
     boosted_queue: VecDeque<Message>,
@@ -278,7 +273,6 @@ impl Outgoing {
         Some(Taken { number, after, message, drained })
     }
 
-    /// Processes what the peer has delivered and granted.
     pub(crate) fn acknowledge(&mut self, news: &Acknowledgement) -> Result<(), NeverSent> {
         let last = news.ranges.last().map_or(0, |&(_, last)| last);
         if news.floor > self.next_number || last >= self.next_number {

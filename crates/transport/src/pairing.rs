@@ -20,14 +20,12 @@
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Incarnation(pub u64);
 
-/// The pair of a side at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Snapshot {
     pub(crate) local: Incarnation,
     pub(crate) remote: Option<Incarnation>,
 }
 
-/// What a handshake means for the session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
     /// The pair is unchanged: its frames continue.

@@ -142,7 +142,6 @@ fn wrong_key(error: &io::Error) -> Option<&WrongKey> {
     }
 }
 
-/// The other side's key is not known, or not the expected one.
 #[derive(Debug)]
 struct WrongKey {
     key: HostId,

@@ -16,7 +16,6 @@ pub(crate) const SPAN_MAX: u64 = 1 << 18;
 /// A set of sequence numbers, which begin at 1.
 #[derive(Clone, Debug)]
 pub(crate) struct SequenceSet {
-    /// The lowest number that is not in the set.
     floor: u64,
     /// Bits of the numbers from `first` on.
     bits: VecDeque<u64>,

@@ -129,7 +129,6 @@ pub(crate) struct Shared {
     receiver: Arc<dyn crate::Receiver>,
     gate: RwLock<()>,
     state: Mutex<State>,
-    /// Wakes connections that have nothing to send.
     pub(crate) work: Notify,
     /// Wakes diallers that wait for a change of connections.
     pub(crate) changed: Notify,

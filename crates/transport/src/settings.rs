@@ -86,7 +86,6 @@ impl Default for Limits {
     }
 }
 
-/// The oldest version of the protocol that this program speaks.
 const OLDEST: u16 = 1;
 /// The newest version that it speaks. Each version added: 2, calls on a volume's owner that bear its fence; 3, preflight checks
 /// that do not disclose a volume's identity, calls on a volume's owner about any range of bytes, and messages about clients that

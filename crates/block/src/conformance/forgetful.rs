@@ -18,7 +18,6 @@ const LOST: IoError = IoError::Os { operation: "flush", errno: Errno::IO };
 pub struct Forgetful {
     seen: MemoryStore,
     durable: MemoryStore,
-    /// Ranges that have changed since the last flush.
     changed: RefCell<Vec<ByteRange>>,
     failing: Cell<u32>,
 }

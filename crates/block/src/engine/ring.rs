@@ -108,7 +108,6 @@ pub fn open(options: RingOptions) -> Result<(RingDriver, Rc<dyn Engine>), Engine
 pub struct RingDriver {
     queue: Rc<RefCell<Queue>>,
     wakeup: Arc<Wakeup>,
-    /// The eventfd read in flight; `None` before the first wait.
     wakeup_read: Option<usize>,
     looking: Looking,
     /// Scratch space: the tasks to wake once the queue is not borrowed.

@@ -9,7 +9,6 @@ use super::*;
 
 const USER: u32 = 24_005;
 
-/// A folder of ours with a file, and in it one of another user.
 struct Folders {
     top: tempfile::TempDir,
 }

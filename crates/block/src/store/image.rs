@@ -81,7 +81,6 @@ pub enum Kind {
 
 struct Probed {
     size: u64,
-    /// `None` if all I/O goes through the page cache.
     direct: Option<Demands>,
     gives_space_back: bool,
 }

@@ -135,7 +135,6 @@ impl BlockDevice for MemoryStore {
     }
 }
 
-/// Unwritten pages are zero already.
 impl Growth for MemoryStore {
     fn capacity(&self) -> IoFuture<'_, Option<u64>> {
         Box::pin(async { Ok(None) })

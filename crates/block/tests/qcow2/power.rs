@@ -19,7 +19,6 @@ use crate::tools::{Lane, Random, alone, check_whole, folder, on_engine, path_in,
 
 const SECTOR: usize = 512;
 
-/// An engine that records all changes to one file.
 struct Noting {
     inner: Rc<dyn Engine>,
     notes: Rc<RefCell<Notes>>,
@@ -30,7 +29,6 @@ struct Notes {
     /// Moments so far: each beginning and each end is one.
     now: usize,
     changes: Vec<Change>,
-    /// Beginnings and ends of completed syncs.
     syncs: Vec<(usize, usize)>,
 }
 

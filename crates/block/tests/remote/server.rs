@@ -19,7 +19,6 @@ pub(crate) const OPTIONS: RemoteOptions = RemoteOptions {
     connections_max: 4,
 };
 
-/// A server on a unix socket in a folder of its own.
 pub(crate) struct Server {
     command: Vec<String>,
     uri: NbdUri,
@@ -80,7 +79,6 @@ impl Server {
         server
     }
 
-    /// Ends it as a crash does.
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();

@@ -15,7 +15,6 @@ use crate::nbd::limits::Limits;
 /// not keep a place.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// Unanswered probes after which the client is gone.
 const KEEPALIVE_COUNT: u32 = 6;
 
 /// Groups of 16 bits of an IPv6 address that name its network.

@@ -27,12 +27,10 @@ pub(super) struct Outbox {
 }
 
 pub(super) struct Batch {
-    /// Headers and data, in order.
     pub(super) pieces: Vec<Buffer>,
     pub(super) weight: Weight,
 }
 
-/// Reservations that are released once replies have been sent.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Weight {
     pub(super) replies: usize,

@@ -12,7 +12,6 @@ use std::task::{Context, Poll, Wake, Waker};
 
 use futures_util::task::AtomicWaker;
 
-/// A bounded set of futures.
 pub(super) struct RequestSet<F> {
     slots: Vec<Slot<F>>,
     free: Vec<usize>,
@@ -97,7 +96,6 @@ impl<F: Future> RequestSet<F> {
 }
 
 impl Woken {
-    /// Marks a slot, and returns whether it was marked before.
     fn mark(&self, slot: usize) -> bool {
         let bit = 1 << (slot % 64);
         self.words[slot / 64].fetch_or(bit, Ordering::AcqRel) & bit != 0

@@ -178,7 +178,6 @@ pub(super) struct Shared {
     pub(super) limits: Limits,
     pub(super) budget: Rc<Budget>,
     stage: Cell<Stage>,
-    /// Ends the wait for clients.
     interrupt: Interrupt,
     /// Connections that are left open for another server.
     pub(super) passed: RefCell<Vec<PassedConnection>>,

@@ -22,9 +22,7 @@ pub(super) use tls::TlsFailure;
 
 #[derive(Clone)]
 pub(super) enum Stream {
-    /// The bytes are unchanged on the socket.
     Plain(Rc<dyn Engine>, Arc<OwnedFd>),
-    /// The bytes are encrypted on the socket.
     Tls(Rc<Session>),
 }
 

@@ -21,9 +21,7 @@ pub(super) struct Timeline {
     /// Times of the requests being executed, by their slots in the request set.
     executing: Vec<Option<Marks>>,
     executing_count: usize,
-    /// Times of the replies that wait for a send, in their order.
     waiting: VecDeque<Option<Marks>>,
-    /// Times of the replies in the current send, and when that began.
     sending: Vec<Option<Marks>>,
     send_began: Instant,
     /// Since when the device is idle; `None` while it is busy.

@@ -5,7 +5,6 @@ use std::process::{Command, Output};
 
 use super::SIZE;
 
-/// Runs a client, which must succeed, and returns its output.
 #[track_caller]
 pub(crate) fn run(program: &str, package: &str, arguments: &[&str]) -> String {
     let output = Command::new(program).args(arguments).output();

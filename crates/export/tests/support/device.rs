@@ -76,7 +76,6 @@ impl Probe {
         self.state().writes.clone()
     }
 
-    /// Returns the bytes that a power cut would lose.
     pub(crate) fn bytes_volatile(&self) -> u64 {
         self.state().bytes_volatile
     }

@@ -63,7 +63,6 @@ enum Question {
     Leave,
 }
 
-/// The connections that one server has passed on to the next.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct PassedOn {
     pub(crate) drained: Drained,

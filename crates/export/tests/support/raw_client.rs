@@ -22,7 +22,6 @@ pub(crate) enum RawReply {
     ExtendedChunk(u16, u16, u64, u64, Vec<u8>),
 }
 
-/// The options that a new client negotiates by itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     Simple,

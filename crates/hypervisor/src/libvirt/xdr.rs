@@ -21,7 +21,6 @@ impl Encoder {
         self.unsigned(u32::from_be_bytes(number.to_be_bytes()))
     }
 
-    /// Adds bytes of a length that both sides know.
     pub(super) fn fixed(mut self, bytes: &[u8]) -> Self {
         self.bytes.extend(bytes);
         self.bytes.resize(self.bytes.len().next_multiple_of(UNIT), 0);

@@ -20,7 +20,6 @@ use crate::HypervisorError;
 const PLAIN: [&str; 2] = ["raw", "nbd"];
 /// Filters that libvirt puts over a disk by itself, and moves with the disk.
 const FILTERS_OF_LIBVIRT: [&str; 2] = ["copy-on-read", "throttle"];
-/// The prefix of libvirt's names for nodes.
 const NODE_OF_LIBVIRT: &str = "libvirt-";
 
 /// The users of an export.

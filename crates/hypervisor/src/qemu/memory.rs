@@ -30,7 +30,6 @@ const CAPABILITIES: [&str; 5] =
 
 /// More than any stream carries: 1 TiB/s.
 const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
-/// QEMU's own limit for its downtime target.
 const DOWNTIME_LIMIT_MAX: Duration = Duration::from_secs(2000);
 /// The least throttle of a guest's processors: QEMU does not accept 0.
 const THROTTLE_LEAST_PERCENT: u8 = 1;
@@ -60,7 +59,6 @@ impl Qemu {
     }
 }
 
-/// QEMU would misread the path.
 #[derive(Debug, thiserror::Error)]
 #[error("{} cannot be given to QEMU: {reason}", path.display())]
 struct PathError {

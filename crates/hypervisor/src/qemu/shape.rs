@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::process::{ANSWER_DEADLINE, Qemu, unexpected};
 use crate::HypervisorError;
 
-/// QEMU's suffix of a machine type in the type of the object.
 const TYPE_SUFFIX: &str = "-machine";
 
 /// A machine type that a QEMU supports.

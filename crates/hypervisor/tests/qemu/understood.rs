@@ -105,7 +105,6 @@ impl Drop for Scene {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Has {
-    /// Drivers that reach something, with its address.
     nodes: BTreeSet<(String, String)>,
     files: BTreeSet<String>,
     character_devices: BTreeSet<String>,

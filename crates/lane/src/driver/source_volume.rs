@@ -50,7 +50,6 @@ pub(crate) enum SourceOrder {
     SetBandwidth(Option<u64>),
     /// Confirms that the driver received that the replica is behind.
     BehindWasHeard,
-    /// Stop copying and mirroring; guests continue here.
     StopCopying,
     /// Send nothing to a store that may be the owner's.
     Release,

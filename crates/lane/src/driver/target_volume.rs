@@ -38,7 +38,6 @@ pub(crate) enum TargetOrder {
     PromiseNothing,
     /// Serve it from its store with its gate closed, and check that the store answers.
     Start,
-    /// The same, and fetch its missing blocks from its source.
     StartHollow,
     Open,
     Close,

@@ -210,7 +210,6 @@ impl Drop for Ticket<'_> {
     }
 }
 
-/// Returns the extents with missing blocks as data.
 fn with_data(extents: &[Extent], missing: &[ByteRange]) -> Vec<Extent> {
     let mut described = Vec::new();
     for extent in extents {

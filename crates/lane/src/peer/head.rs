@@ -147,7 +147,6 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns whether the operation changes its object.
     pub(crate) fn is_change(self) -> bool {
         matches!(self, Self::Write { .. } | Self::Discard { .. } | Self::WriteZeroes { .. })
     }

@@ -61,7 +61,6 @@ pub struct Service {
     held: RefCell<BTreeMap<Address, Rc<dyn Fn()>>>,
     /// The number of calls in flight of the peer's present process.
     under_way: RefCell<Rc<Cell<usize>>>,
-    /// Bytes of held volume changes without credit.
     set_aside: Rc<Cell<u64>>,
     /// The same of its former processes.
     left_behind: RefCell<Vec<Rc<Cell<usize>>>>,

@@ -53,7 +53,6 @@ pub struct PeerVolume {
     aligner: Aligner,
     /// The clients that are forwarded to the owner, once they are reported to it.
     clients: RefCell<Option<Rc<Clients>>>,
-    /// The number of the latest report of clients.
     told: Cell<u64>,
 }
 
@@ -404,7 +403,6 @@ impl Drop for PeerVolume {
     }
 }
 
-/// The owner as a device of whole blocks, for one request.
 struct Blocks {
     volume: Rc<PeerVolume>,
     asker: Asker,

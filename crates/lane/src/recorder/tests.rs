@@ -96,7 +96,6 @@ impl Scene {
         Recorder::begin(control, self.handle.clone(), &self.pulse, MIGRATION)
     }
 
-    /// A guest reads every 10 ms.
     async fn work(&self, length: Duration) {
         let until = self.handle.now() + length;
         while self.handle.now() < until {
@@ -107,7 +106,6 @@ impl Scene {
         }
     }
 
-    /// The same for as long as `meanwhile` takes.
     async fn pulse_goes_on(&self, meanwhile: impl Future<Output = ()>) {
         let work = std::pin::pin!(self.work(Duration::from_secs(3600)));
         futures_util::future::select(work, std::pin::pin!(meanwhile)).await;

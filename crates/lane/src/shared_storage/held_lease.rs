@@ -52,7 +52,6 @@ pub struct HeldLease {
     geometry: Geometry,
     state: RefCell<State>,
     changed: Signal,
-    /// The path that was last reported.
     told: Cell<Option<DataPath>>,
     tell: Box<dyn Fn(DataPath)>,
     /// Called when data that was not durable there may be lost.
@@ -67,7 +66,6 @@ enum State {
     Closed,
 }
 
-/// Why the lease was not taken.
 enum Unproved {
     /// The peer's process, or the copying, has ended meanwhile: the lease is asked for again if still needed.
     Interrupted,

@@ -22,7 +22,6 @@ use std::rc::Rc;
 
 const SIZE: u64 = 1 << 20;
 const ADDRESS: Address = Address::Replica(0);
-/// How long the absence of an event is watched.
 const WATCHED: std::time::Duration = std::time::Duration::from_millis(50);
 
 #[test]

@@ -31,7 +31,6 @@ pub(crate) enum Origin<'a> {
     Client(&'a LocalClient),
     /// Another host, with the fencing token that it was given.
     Host(FencingToken),
-    /// Another host, which does not know fencing tokens.
     OldHost,
 }
 
@@ -167,7 +166,6 @@ pub struct ClientSession {
     below: Rc<dyn BlockDevice>,
     attachment: Cell<Attachment>,
     settled: Signal,
-    /// Its registration as a client of the volume.
     _client: Client,
 }
 

@@ -43,7 +43,6 @@ pub struct Gate {
     /// Requests below the gate, in any stack.
     in_flight: Rc<Cell<usize>>,
     held: Rc<Cell<usize>>,
-    /// Changes admitted so far.
     changes: Cell<u64>,
     changed: Rc<Signal>,
 }
@@ -56,14 +55,12 @@ struct Below {
     requests: Rc<Cell<usize>>,
 }
 
-/// A request below the gate; dropping it ends the request.
 pub(crate) struct Pass {
     below: Below,
     in_flight: Rc<Cell<usize>>,
     changed: Rc<Signal>,
 }
 
-/// A request that waits at the gate, until this is dropped.
 struct Waits(Rc<Cell<usize>>);
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -198,7 +195,6 @@ impl Gate {
         }
     }
 
-    /// Resolves when reads are admitted.
     pub(crate) async fn lets_read(&self) {
         self.changed.wait_for(|| self.admits(Access::Read).then_some(())).await;
     }

@@ -28,14 +28,11 @@ struct Folder {
     handle: Handle,
     kept: RefCell<Option<Kept>>,
     marks: RefCell<BTreeMap<Epoch, Vec<BlockRange>>>,
-    /// How many more marks it refuses.
     refuses: RefCell<u32>,
-    /// How often a failed flush was to be recorded.
     doubts: RefCell<u32>,
 }
 
 const TAKES: Duration = Duration::from_millis(3);
-/// The longest wait of a write for its mark.
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
 impl Folder {

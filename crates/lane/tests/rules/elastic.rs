@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Growth, Handle, IoError, IoFuture};
 
-/// The results of attempts to grow.
 #[derive(Default)]
 pub(crate) struct GrowthSwitch {
     pub(crate) capacity: Option<u64>,
     pub(crate) fails: Option<IoError>,
-    /// The clock and the duration of preparing; `None`: no time.
     pub(crate) takes: Option<(Handle, Duration)>,
     pub(crate) undone: usize,
 }

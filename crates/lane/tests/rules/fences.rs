@@ -15,7 +15,6 @@ use migration::HostId;
 use super::peers::Ends;
 use super::support::{GENERATION, SIZE, Scene, play};
 
-/// The host that forwards clients to the owner.
 const ELSEWHERE: HostId = HostId([2; 32]);
 /// Longer than anything here takes that does not wait.
 const MOMENT: Duration = Duration::from_millis(50);

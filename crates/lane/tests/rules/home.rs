@@ -33,7 +33,6 @@ const ATTEMPT: Attempt = Attempt(1);
 /// Longer than anything here takes, and shorter than a trial may.
 const MOMENT: Duration = Duration::from_millis(50);
 
-/// A returning volume, and the messages to its source.
 struct ComingHome {
     driver: TargetHandle,
     told: Rc<RefCell<Vec<ToSource>>>,
@@ -57,7 +56,6 @@ impl ComingHome {
         Self::go_on(scene, None)
     }
 
-    /// Continues an interrupted migration.
     fn go_on(scene: &Scene, recorded: Option<&MigrationState>) -> Self {
         let (volume, buffers) = (Rc::clone(&scene.volume), BufferPool::new());
         let store = FlushDebt::new(Rc::clone(&scene.target.device));
@@ -152,7 +150,6 @@ fn clients_of_a_volume_that_is_handed_back_are_led_to_its_owner_again() {
     });
 }
 
-/// Sends a change of the source's half over its line.
 async fn source_changes(scene: &Scene, home: &ComingHome) {
     source_asks(scene, home, Operation::Write { offset: 0, durable: false }).await;
 }

@@ -37,14 +37,10 @@ struct Wire {
 pub(crate) struct WireState {
     sent: Cell<u64>,
     pub(crate) is_cut: Cell<bool>,
-    /// The capabilities of the other end.
     pub(crate) capabilities: Cell<Capabilities>,
-    /// Bytes of arrived payload that are held.
     held: Cell<usize>,
     window: Cell<usize>,
-    /// Messages that wait for credit.
     queued: RefCell<VecDeque<(Bytes, Bytes)>>,
-    /// Messages that were sent while the line was cut.
     kept: RefCell<VecDeque<(Bytes, Bytes)>>,
 }
 
@@ -232,7 +228,6 @@ fn a_volume_of_another_host_keeps_the_contract() {
     });
 }
 
-/// The largest request that an export accepts.
 const LARGEST: usize = 32 << 20;
 
 #[test]

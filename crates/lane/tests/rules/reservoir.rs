@@ -13,7 +13,6 @@ use crate::support::{SIZE, Scene, play};
 
 const DEPARTURE: MigrationId = MigrationId(1);
 const BLOCK: usize = 4096;
-/// Longer than any read takes here.
 const MOMENT: Duration = Duration::from_secs(60);
 
 fn devices(

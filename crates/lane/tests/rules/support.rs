@@ -47,7 +47,6 @@ pub(crate) struct Scene {
     pub(crate) control: Rc<Remembering>,
     pub(crate) source: Store,
     pub(crate) target: Store,
-    /// The content of the target, as declared to migrations.
     pub(crate) target_content: TargetContent,
     pub(crate) volume: Rc<Volume>,
 }

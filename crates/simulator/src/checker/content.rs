@@ -19,11 +19,9 @@ pub(crate) struct Content {
     now: Tick,
     /// Changes answered before this tick were made durable by a flush.
     flushed_before: Tick,
-    /// The beginnings of reads in flight.
     reads: Vec<Tick>,
 }
 
-/// One possible content of a sector, present or past.
 #[derive(Clone, Copy, Debug)]
 struct Version {
     /// The number of the request that wrote it; 0: the initial content.
@@ -52,7 +50,6 @@ pub(crate) enum Outcome {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Began(Tick);
 
-/// A sector with forbidden content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Wrong {
     pub(crate) sector: usize,
@@ -222,7 +219,6 @@ impl Content {
         }
     }
 
-    /// Forgets versions that cannot come back.
     fn tidy(&mut self, sector: usize) {
         if self.sectors[sector].len() < 3 {
             return;

@@ -17,11 +17,9 @@ const SLACK: Duration = Duration::from_millis(100);
 /// Shorter requests are not checked.
 const NOT_WORTH_A_LOOK: Duration = Duration::from_millis(500);
 
-/// Times for which the migration is not to blame.
 #[derive(Debug, Default)]
 pub(crate) struct Excuses {
     intervals: Vec<(Duration, Duration)>,
-    /// Excuses that have not ended, by number.
     open: BTreeMap<usize, Duration>,
     /// Numbered excuses that have ended: a request that began to wait in one may wait longer.
     ended: Vec<(Duration, Duration)>,

@@ -77,7 +77,6 @@ fn never(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
     reason
 }
 
-/// Returns the reason that applies to the strategy alone.
 fn impossible_by(kind: Kind, _: Fault, phase: Phase) -> Option<&'static str> {
     match phase {
         Phase::Filling if kind != Kind::PostCopy => Some("nothing is left behind"),

@@ -13,7 +13,6 @@ pub(super) const DEVICES: [&str; 2] = ["/dev/one", "/dev/by-id/one"];
 
 pub(super) type ObjectId = u64;
 
-/// The content of an image, which changes with each write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Content {
     pub(super) volume: Option<VolumeId>,
@@ -29,7 +28,6 @@ struct Object {
     is_dark: bool,
 }
 
-/// A program other than Sterna that reads an image.
 #[derive(Clone, Debug)]
 struct Stranger {
     object: ObjectId,

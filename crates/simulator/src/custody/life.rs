@@ -304,7 +304,6 @@ impl World {
         }
     }
 
-    /// Ends an arrival, or abandons it.
     fn end_arrival(&mut self) {
         let Some((migration, (volume, path))) =
             self.coming.first_key_value().map(|(id, known)| (*id, known.clone()))

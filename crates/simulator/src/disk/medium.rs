@@ -28,7 +28,6 @@ pub(crate) struct Medium {
     lost: Vec<bool>,
     /// The entries that such flushes were to make durable, with their numbers.
     dropped: Vec<(u64, LogEntry)>,
-    /// Sectors that are written atomically.
     atomic_sectors: usize,
 }
 
@@ -88,7 +87,6 @@ impl Medium {
         !self.dropped.is_empty()
     }
 
-    /// Makes lost data durable after all.
     pub(crate) fn keep_lost(&mut self) {
         for (number, entry) in std::mem::take(&mut self.dropped) {
             self.persist(number, &entry, |_| true);

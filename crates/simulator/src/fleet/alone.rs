@@ -6,7 +6,6 @@ use crate::faults::{Fault, Planned};
 use crate::scenario::Scenario;
 use crate::world::Stop;
 
-/// The percentage of last starts after a power cut.
 const LAST_POWER_CUT_PERCENT: u64 = 70;
 
 impl Fleet {

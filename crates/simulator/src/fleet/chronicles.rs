@@ -29,7 +29,6 @@ const LATENCY_MIN: Duration = Duration::from_micros(20);
 const LATENCIES_MAX: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(80)];
 
-/// The files, and the writes in flight.
 pub(crate) struct SimChronicles {
     me: Weak<Self>,
     world: Rc<World>,
@@ -48,7 +47,6 @@ pub(crate) struct SimChronicles {
     /// The residencies that were refused a mark since it became full.
     refused: RefCell<BTreeSet<StayKey>>,
     wait_max: Duration,
-    /// Called when a copy was durably forgotten.
     copy_forgotten: Box<dyn Fn()>,
 }
 
@@ -327,7 +325,6 @@ impl SimChronicles {
         }
     }
 
-    /// Leaves a part of an entry after a crash.
     fn tear_presence(&self, key: StayKey, entry: &LogEntry) {
         let mut files = self.files.borrow_mut();
         let Some(bytes) = &mut files.entry(key).or_default().presence else { return };

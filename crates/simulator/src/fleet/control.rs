@@ -16,7 +16,6 @@ use super::tally::Event;
 use super::vm::SimVm;
 use crate::checker::progress::ProgressWatch;
 
-/// The time for deleting or renaming an image.
 const FILE_WORK: Duration = Duration::from_micros(300);
 
 pub(super) struct HostControl {

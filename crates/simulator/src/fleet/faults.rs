@@ -16,7 +16,6 @@ use crate::faults::{Fault, Planned};
 use crate::random::Random;
 use crate::world::Stop;
 
-/// The end of faults that do not wait for a phase.
 const FAULTS_END: Duration = Duration::from_secs(6);
 /// How long a link is away; longer than a guest's write may be held.
 const AWAY_MAX: Duration = Duration::from_secs(4);
@@ -41,7 +40,6 @@ const LOSSES: [Fault; 10] = [
     Fault::PowerCutTarget,
     Fault::ClockJump,
 ];
-/// The weights of the kinds of fault.
 const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::Kill, 4),
     (Fault::KillTarget, 4),
@@ -68,7 +66,6 @@ const WEIGHTS: [(Fault, usize); 23] = [
     (Fault::ClockJump, 1),
 ];
 
-/// The random stream of faults for rare cells.
 const SELDOM_STREAM: u64 = 0x7365_6c64_6f6d_0000;
 const SELDOM_PERCENT: u64 = 35;
 /// Phases that few migrations enter, or that are very short.
@@ -343,7 +340,6 @@ impl Fleet {
         true
     }
 
-    /// Writes to a kept image, or replaces it.
     fn touch_an_image(&self) -> bool {
         for host in &self.hosts {
             let Some(path) = host.kept.touch() else { continue };

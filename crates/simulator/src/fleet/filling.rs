@@ -48,7 +48,6 @@ impl SimHost {
         Some(filling)
     }
 
-    /// Continues to fill after a start, with the recorded presence.
     pub(super) fn reopen_filling(
         self: &Rc<Self>,
         index: usize,
@@ -91,7 +90,6 @@ impl SimHost {
         Some(progress.map(|progress| progress.units_missing).sum())
     }
 
-    /// Forgets copies that do not exist any longer.
     pub(super) fn forget_copies(&self, copies: Vec<(VolumeId, ReplicaOf)>) {
         for (id, of) in copies {
             let index = usize::from(id.0[0]) - 1;

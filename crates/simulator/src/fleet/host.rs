@@ -44,7 +44,6 @@ const SWITCH_OVER_MAX: Duration = Duration::from_secs(1);
 /// The longest pause before a daemon restarts whose journal has closed itself.
 const RESTART_AFTER: Duration = Duration::from_secs(2);
 
-/// The settings of a simulation's migrations.
 #[derive(Clone, Debug)]
 pub(crate) struct Manner {
     pub(crate) pacing: PacingSettings,
@@ -61,7 +60,6 @@ pub(crate) struct Manner {
     pub(crate) block_size_away: Option<BlockSize>,
     pub(crate) geometries: Vec<Geometry>,
     pub(crate) regions: MarkPolicy,
-    /// How often the missing set of a copying is kept.
     pub(crate) rhythm: Rhythm,
     /// The percentage of migrations whose source keeps its images.
     pub(crate) keep_percent: u64,
@@ -93,7 +91,6 @@ pub(crate) struct SimHost {
     pub(super) forced: RefCell<BTreeMap<MigrationId, usize>>,
     /// The content of volumes when they were promised, by migration, and the attempt.
     pub(super) promised: RefCell<BTreeMap<MigrationId, (Attempt, Vec<Vec<u64>>)>>,
-    /// This daemon's answers to offers, by migration.
     pub(super) answers: RefCell<BTreeMap<Subject, Vec<Accepted>>>,
     pub(super) hooks: SimHooks,
     /// The record about the VM, and the one in flight.
@@ -102,14 +99,12 @@ pub(crate) struct SimHost {
     pub(super) vm_expected: Cell<Option<Subject>>,
     /// The service of the last incoming source.
     pub(super) came_by: RefCell<Option<Rc<Service>>>,
-    /// Migrations whose cancellation was confirmed.
     pub(super) cancelled: RefCell<BTreeSet<MigrationId>>,
     /// The daemon of another host that has agreed to run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
     phase: Cell<Option<Phase>>,
     incarnation: Cell<u64>,
     is_up: Cell<bool>,
-    /// Set during an orderly stop: nothing new begins.
     pub(super) is_stopping: Cell<bool>,
     pub(super) serving: RefCell<Option<Serving>>,
     disks_made: Cell<u32>,

@@ -51,7 +51,6 @@ impl Accepted {
     }
 }
 
-/// The answer to an offer.
 pub(super) enum Taken {
     NotYet,
     /// Its lanes wait for the volumes.

@@ -23,7 +23,6 @@ pub(super) struct KeptImage {
     pub(super) path: String,
     pub(super) departure: MigrationId,
     pub(super) generation: Generation,
-    /// Another program has written to it, or replaced it.
     is_touched: bool,
 }
 

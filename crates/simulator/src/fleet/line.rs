@@ -42,7 +42,6 @@ pub(crate) struct Line {
     link: Weak<Link>,
     number: u64,
     ends: [End; 2],
-    /// Messages that are held while the link is broken.
     held: RefCell<Vec<Frame>>,
 }
 
@@ -172,7 +171,6 @@ impl Line {
         }
     }
 
-    /// Introduces the process at `from` to the other end.
     fn introduce(&self, from: usize, incarnation: u64) {
         let other = &self.ends[1 - from];
         if other.knows.get() < incarnation {

@@ -38,7 +38,6 @@ pub(crate) enum Subject {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Break {
     Cut,
-    /// It swallows messages, unnoticed for a while.
     Silent,
 }
 
@@ -104,7 +103,6 @@ impl Link {
         usize::from(self.places[0] != place)
     }
 
-    /// Breaks the link for `away`: messages in flight wait.
     pub(crate) fn break_for(&self, how: Break, away: Duration) {
         if !self.is_up.replace(false) {
             return;

@@ -40,9 +40,7 @@ const PROMOTES_AT_START_PERCENT: u64 = 30;
 
 pub(super) struct Operators {
     migrations_left: Cell<u32>,
-    /// The percentage of looks at which volumes at rest are moved.
     begins_percent: u64,
-    /// The percentage in which guests follow their volumes.
     follow_percent: u64,
     /// The percentage of looks at which guests change hosts by themselves.
     wander_percent: u64,
@@ -407,7 +405,6 @@ impl Fleet {
         Some(waiting.records(self.branching(&waiting.generations)))
     }
 
-    /// Returns a forced promotion with new names of branches.
     fn branching(&self, generations: &[(VolumeId, Generation)]) -> Promotion {
         let branches = generations.iter().map(|(volume, _)| {
             let mut name = [0; 16];

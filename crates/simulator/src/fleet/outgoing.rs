@@ -42,7 +42,6 @@ const HOOKS_PERCENT: u64 = 30;
 /// The percentage of starts at which the image of a released migration is not available at once.
 const MISSING_PERCENT: u64 = 10;
 const EXAMINED_PERCENT: u64 = 4;
-/// The percentage of new migrations that a lane refuses.
 const REFUSED_PERCENT: u64 = 3;
 
 struct OutgoingMigration {
@@ -177,7 +176,6 @@ impl SimHost {
         self.run_session(session, work);
     }
 
-    /// Returns the record of a migration's begin, with its number.
     fn started(&self, target: Place) -> (MigrationId, Record) {
         let id = self.next_migration();
         let state = self.journal().acknowledged();

@@ -38,11 +38,8 @@ pub(super) struct Serving {
     pub(super) volumes: Vec<Option<Rc<Volume>>>,
     /// Channels for clients that stayed at other hosts, and for local clients of other hosts' volumes.
     clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
-    /// Channels for the targets of outgoing migrations.
     pub(super) reservoirs: BTreeMap<Subject, Rc<RpcChannel>>,
-    /// The reservoir of each volume's lane.
     of_volumes: BTreeMap<usize, Rc<Reservoir>>,
-    /// Stores of volumes that are, or may be, incomplete.
     pub(super) fillings: Vec<Weak<FillingStore>>,
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,

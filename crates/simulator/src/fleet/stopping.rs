@@ -45,7 +45,6 @@ const CUT_OFF_PERCENT: u64 = 60;
 const AWAY_MAX: Duration = Duration::from_secs(1);
 /// The percentage in which it is killed instead.
 const KILLED_PERCENT: u64 = 50;
-/// The percentage of stops in which an image is changed.
 const CHANGED_PERCENT: u64 = 70;
 
 impl Fleet {

@@ -3,7 +3,6 @@
 
 use std::fmt;
 
-/// An event that a campaign between hosts must see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     Handover,

@@ -17,7 +17,6 @@ use super::place::Place;
 
 const NOTE_MAX: Duration = Duration::from_micros(300);
 const FAILS_PERCENT: u64 = 3;
-/// Pause before a start repeats the note.
 const NOTE_AGAIN: Duration = Duration::from_millis(20);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

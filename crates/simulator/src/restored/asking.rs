@@ -181,7 +181,6 @@ impl Fleet {
         })
     }
 
-    /// Orders a host to forget where a volume went.
     pub(super) fn forget_where_one_went(&mut self) {
         let host = self.random.index(self.hosts.len());
         let gone: Vec<VolumeId> = self.hosts[host].state.moved.keys().copied().collect();

@@ -20,7 +20,6 @@ pub(super) const SIZE_STEP: u64 = 1 << 20;
 pub(super) struct Image {
     pub(super) volume: VolumeId,
     pub(super) writes: u64,
-    /// The size of the file, or of the volume on a device.
     pub(super) size_bytes: u64,
     /// Whether it is marked as the target of an incomplete migration.
     pub(super) is_half_made: bool,

@@ -171,7 +171,6 @@ impl World {
             .collect()
     }
 
-    /// Forgets a host: its migrations must end.
     fn remove_host(&mut self) {
         let peer = self.random.index(PEERS);
         self.say(|| format!("host {peer} is removed"));

@@ -36,7 +36,6 @@ struct Burst {
     waited: Duration,
 }
 
-/// The speed of a link, measured once or as a median.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measurement {
     pub(super) bytes_per_second: f64,

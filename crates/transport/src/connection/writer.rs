@@ -90,7 +90,6 @@ async fn goodbye(stream: &mut Stream) {
 struct Writer<'a> {
     connection: &'a Connection,
     packer: Packer,
-    /// The message of each priority that is sent in part.
     unfinished: [Option<Unfinished>; Priority::ALL.len()],
     gathered: BytesMut,
     /// Whether a frame is sent in part: no other can be sent before its end.
@@ -210,7 +209,6 @@ impl Writer<'_> {
     }
 }
 
-/// Returns how long a part may be, by the link's speed.
 fn part_bytes(packer: &Packer) -> usize {
     let bytes = packer.link_ns_per_byte().map(|cost| PART_TIME.as_nanos() as f64 / cost.max(0.001));
     bytes.map_or(PART_BYTES_MIN, |bytes| (bytes as usize).clamp(PART_BYTES_MIN, PART_BYTES_MAX))

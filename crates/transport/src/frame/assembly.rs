@@ -20,7 +20,6 @@ struct Unfinished {
     missing_bytes: usize,
 }
 
-/// What to do with a message after its first frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
     Keep,

@@ -9,18 +9,14 @@ pub(crate) const RANGES_MAX: usize = 64;
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(crate) enum Control {
-    /// The dialler's side of the session.
     Hello(Hello),
-    /// The called side's.
     Welcome(Welcome),
     /// The dialler is there and agrees: frames may follow.
     Ready,
-    /// The connection is refused, with the reason.
     Refusal(Refusal),
     Acknowledgement(Acknowledgement),
     /// Asks for a [`Control::Pong`] with the same number.
     Ping(u64),
-    /// Answers a [`Control::Ping`].
     Pong(u64),
     Goodbye,
     Join(JoinRequest),
@@ -64,7 +60,6 @@ pub(crate) struct Acknowledgement {
 /// Why a connection is refused. The codes are closed: each side shows its own text for them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Refusal {
-    /// The calling host is not known here.
     UnknownHost,
     /// The caller expected another host.
     WrongHost {
@@ -79,9 +74,7 @@ pub(crate) enum Refusal {
     /// The invitation is another host's, or from before a restart.
     InvitationUnknown,
     InvitationExpired,
-    /// Another host has redeemed the invitation.
     InvitationUsed,
-    /// The proof does not match the invitation's secret.
     InvitationProof,
     NotStored,
 }

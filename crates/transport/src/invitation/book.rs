@@ -31,7 +31,6 @@ struct Invitation {
     is_over: bool,
 }
 
-/// Whether an invitation is valid, or why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Judgement {
     Good { secret: [u8; 32] },

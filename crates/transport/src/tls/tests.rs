@@ -11,7 +11,6 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 
 use super::*;
 
-/// Presents the same key to everybody.
 #[derive(Debug)]
 struct Shows(Arc<CertifiedKey>);
 

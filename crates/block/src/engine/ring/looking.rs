@@ -18,7 +18,6 @@
 use std::ops::Range;
 use std::time::Duration;
 
-/// Concurrent operations that make a burst.
 const BURST_MIN: usize = 4;
 /// The most that an operation of a burst earns, for either kind: together less than half of its processor time.
 const EARNED_MAX: Duration = Duration::from_micros(2);
@@ -59,7 +58,6 @@ pub(super) enum Expected {
     Disk,
 }
 
-/// The state of the thread when it saw an end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Seen {
     Asleep,

@@ -58,7 +58,6 @@ pub(super) struct Queue {
     busy_since: Duration,
     closed: bool,
     complained: Option<i32>,
-    /// `None` unless timing was requested.
     timing: Option<Box<Timing>>,
 }
 

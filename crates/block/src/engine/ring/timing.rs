@@ -17,7 +17,6 @@ use crate::latency::Latencies;
 
 pub(super) struct Timing {
     operations: Vec<Option<Marks>>,
-    /// Keys of those that are not submitted yet.
     queued: Vec<usize>,
     times: [Latencies; STAGES.len()],
 }

@@ -7,7 +7,6 @@ use super::looking::{Looking, Seen};
 use super::queue::Queue;
 use crate::engine::clock;
 
-/// Pauses of the processor between two looks.
 const PAUSES: u32 = 10;
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -35,13 +35,11 @@ pub(super) const SLOTS: usize = 16;
 const ZERO_PIECE: u64 = 256 << 10;
 
 impl Shared {
-    /// Writes to a range where clusters may have to be allocated.
     pub(super) async fn write_allocating(&self, range: ByteRange, data: &Buffer) -> Result<(), IoError> {
         let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
         self.write_claimed(range, data).await
     }
 
-    /// Zeroes a range and frees its clusters.
     pub(super) async fn unmap(&self, range: ByteRange) -> Result<(), IoError> {
         let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
         let mut position = range.offset;
@@ -63,7 +61,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Zeroes a range and leaves it allocated.
     pub(super) async fn zero_allocated(&self, range: ByteRange) -> Result<(), IoError> {
         let _claimed = self.claims.claim(self.clusters_around(range), Claim::Exclusive).await;
         let mut position = range.offset;

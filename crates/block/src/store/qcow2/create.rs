@@ -24,7 +24,6 @@ pub const CLUSTER_SIZE: u64 = 64 << 10;
 /// Bits of a refcount, as a power of two: 16, the default of all programs.
 const REFCOUNT_ORDER: u32 = 4;
 const BYTES_PER_REFCOUNT: u64 = 2;
-/// The entry of a cluster with one user.
 const REFCOUNT_ONE: [u8; 2] = [0, 1];
 
 /// The options of a new image.

@@ -32,7 +32,6 @@ pub(super) async fn of_range(tables: &Rc<Tables>, range: ByteRange) -> Result<Ve
     Ok(extents)
 }
 
-/// Describes the top image's own data in a range of the disk.
 pub(super) async fn of_top(tables: &Rc<Tables>, range: ByteRange) -> Result<Vec<Extent>, IoError> {
     let mut extents = Vec::new();
     let mut position = range.offset;

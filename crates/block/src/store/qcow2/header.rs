@@ -12,11 +12,8 @@
 pub(super) const HEADER_MAX: usize = 64 << 10;
 
 pub(super) const MAGIC: [u8; 4] = [0x51, 0x46, 0x49, 0xfb];
-/// The place of the disk's size in a header.
 pub(super) const SIZE: std::ops::Range<usize> = 24..32;
-/// The place of the number of first-level entries in a header.
 pub(super) const L1_ENTRIES: std::ops::Range<usize> = 36..40;
-/// The place of the first-level table's offset in a header.
 pub(super) const L1_OFFSET: std::ops::Range<usize> = 40..48;
 const V2_LENGTH: usize = 72;
 /// Bytes of a version 3 header without extensions of later versions.
@@ -28,14 +25,11 @@ pub(super) const CLUSTER_BITS: std::ops::RangeInclusive<u32> = 9..=21;
 pub(super) const L1_BYTES_MAX: u64 = 32 << 20;
 /// Largest refcount table that QEMU opens, in bytes; all of it is held in memory.
 const REFCOUNT_TABLE_BYTES_MAX: u64 = 8 << 20;
-/// Longest name of a backing file, by the format.
 pub(super) const BACKING_NAME_MAX: usize = 1023;
 /// QEMU counts disks in sectors; bytes beyond the last whole one are invisible.
 pub(super) const SECTOR: u64 = 512;
-/// Widest refcounts, as a power of two of bits.
 const REFCOUNT_ORDER_MAX: u32 = 6;
 
-/// Header extension with the backing file's format.
 pub(super) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
 /// Header extension with the places of persistent dirty bitmaps.
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
@@ -104,7 +98,6 @@ pub(super) struct Header {
     pub(super) l1: Table,
     pub(super) refcounts: Table,
     pub(super) snapshots: u32,
-    /// Whether it has valid persistent dirty bitmaps.
     pub(super) has_bitmaps: bool,
     /// The backing file; `None`: unallocated clusters are zero.
     pub(super) backing: Option<BackingName>,
@@ -114,7 +107,6 @@ pub(super) struct Header {
 pub(super) struct Table {
     /// First byte in the file.
     pub(super) offset: u64,
-    /// Entries of eight bytes.
     pub(super) entries: u64,
 }
 

@@ -29,9 +29,7 @@ pub const CHAIN_MAX: usize = 64;
 /// hostile image could demand.
 pub(super) const TABLE_MEMORY_MAX: u64 = 1 << 30;
 
-/// Second-level tables that imago caches of each image.
 const L2_TABLES_CACHED: u64 = 128;
-/// Refcount blocks that imago caches of the writable image.
 const REFCOUNT_BLOCKS_CACHED: u64 = 32;
 
 const TABLE_PIECE: usize = 64 << 10;
@@ -330,7 +328,6 @@ struct Named<'a> {
     format: Option<&'a str>,
 }
 
-/// Opens one image below the top; `seen` are those above it.
 fn open_layer(
     above: &Path,
     named: &Named<'_>,

@@ -61,7 +61,6 @@ pub(super) struct Shared {
     pub(super) has_freed: Mutex<bool>,
     /// Whether tables in memory are newer than those in the file, or will be when requests in flight have ended.
     pub(super) is_dirty: Cell<bool>,
-    /// Held while the tables are written for a flush.
     flushing: Mutex<()>,
     /// Number of the last such round that has begun.
     rounds_begun: Cell<u64>,

@@ -70,7 +70,6 @@ struct Outgoing {
 }
 
 impl Connection {
-    /// Takes over a dialled connection; its tasks run on `handle`.
     pub(super) fn start(line: Line, link: &Rc<Link>, handle: &Handle, engine: &Rc<dyn Engine>) -> Rc<Self> {
         let connection = Rc::new(Self {
             socket: Arc::new(line.socket),
@@ -122,7 +121,6 @@ impl Connection {
         self.changed.wait_for(|| (self.state.borrow().in_flight.len() == 0).then_some(())).await;
     }
 
-    /// Gives the connection up: every request in flight is lost.
     pub(super) fn lose(&self, reason: &'static str) {
         let mut state = self.state.borrow_mut();
         if state.phase == Phase::Gone {

@@ -40,9 +40,7 @@ const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// The age from which a broken session is dialled again without a pause.
 const GOOD_SESSION: Duration = Duration::from_secs(5);
-/// The limit of concurrently repeated changes.
 const REPEATS_IN_FLIGHT_MAX: usize = 64;
-/// The pause after a failed flush of the link's own.
 const FLUSH_PAUSE: Duration = Duration::from_secs(1);
 
 pub(super) struct Link {
@@ -171,7 +169,6 @@ impl Link {
         self.changed.wait_for(look).await
     }
 
-    /// Records an answered change; flushes if there are too many.
     pub(super) fn record(&self, change: Change) {
         let mut ledger = self.ledger.borrow_mut();
         ledger.record(change);
@@ -359,7 +356,6 @@ async fn drain(connections: Vec<Rc<Connection>>, handle: &Handle, wait_max: Dura
     }
 }
 
-/// Dials until there is a connection, or the link is closed.
 async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
     let Some(link) = own.upgrade() else { return };
     let handle = link.handle.clone();

@@ -28,7 +28,6 @@ enum State {
 
 #[derive(Clone, Copy)]
 enum Sink {
-    /// Data for this place of the requested range.
     Data {
         position: usize,
     },

@@ -32,7 +32,6 @@ pub(super) enum Body {
         error: u32,
     },
     None,
-    /// `length` bytes follow, which belong to `offset`.
     Data {
         offset: u64,
         length: u32,
@@ -41,12 +40,10 @@ pub(super) enum Body {
         offset: u64,
         length: u32,
     },
-    /// `length` bytes of extents of a context follow.
     Extents {
         context: u32,
         length: u32,
     },
-    /// An error; `rest` bytes of a message follow.
     Error {
         error: u32,
         rest: u32,

@@ -76,7 +76,6 @@ pub(super) async fn exchange(
     exchange.ending
 }
 
-/// Why no more requests are accepted.
 #[derive(Debug)]
 pub(super) enum Ending {
     Disconnected,
@@ -232,7 +231,6 @@ impl Exchange {
         if over { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Accepts requests from the received bytes, and receives more.
     fn receive<F: Future<Output = Reply>>(
         &mut self,
         context: &mut Context<'_>,

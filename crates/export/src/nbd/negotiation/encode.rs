@@ -38,7 +38,6 @@ impl<'a> Encoder<'a> {
         Self { output, option }
     }
 
-    /// Appends a reply whose data is `parts`, one after the other.
     pub(super) fn reply(&mut self, kind: u32, parts: &[&[u8]]) {
         // Parts are numbers and strings of at most `STRING_LENGTH_MAX` bytes.
         let length: usize = parts.iter().map(|part| part.len()).sum();
@@ -56,7 +55,6 @@ impl<'a> Encoder<'a> {
         self.reply(option_reply::ACK, &[]);
     }
 
-    /// Appends one export of a list.
     pub(super) fn server(&mut self, export: &Export) {
         let name = export.name.as_bytes();
         let length = (name.len() as u32).to_be_bytes();

@@ -43,7 +43,6 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Returns option, kind and data of every reply.
     fn replies(&self) -> Vec<(u32, u32, Vec<u8>)> {
         let mut rest = &self.replies[..];
         let mut replies = Vec::new();

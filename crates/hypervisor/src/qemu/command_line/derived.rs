@@ -228,7 +228,6 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// Checks that the VM has the devices that it was started with.
     fn check_devices(&self) -> Result<(), Unmovable> {
         let has: BTreeSet<&String> = self.running.named_devices.iter().collect();
         let asked: BTreeSet<&String> = self.device_names.iter().collect();

@@ -220,7 +220,6 @@ fn format_options(disk: &LocalDisk, below: &str) -> Value {
     options
 }
 
-/// Returns a node with all options that every driver has.
 fn with_options(node: &str, driver: &str, options: &DiskOptions) -> Value {
     json!({
         "driver": driver,

@@ -9,7 +9,6 @@ use super::{ExportAddress, LocalDisk};
 use crate::HypervisorError;
 use crate::qemu::process::{DRAIN_DEADLINE, Qemu};
 
-/// The prefix of a test node's name; names have at most 31 bytes.
 const TRIED_NODE: &str = "sterna-try-";
 
 impl Qemu {

@@ -146,7 +146,6 @@ impl Shared {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends every wait. The first reason is kept.
     fn end(&self, reason: String) {
         self.gone.send_if_modified(|gone| {
             let is_first = gone.is_none();

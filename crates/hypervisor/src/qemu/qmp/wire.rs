@@ -55,7 +55,6 @@ pub(super) fn encode(band: Band, command: &str, arguments: &Value, identity: u64
     line.into_bytes()
 }
 
-/// Returns the version in a greeting; `None` if it is none.
 pub(super) fn decode_greeting(line: &[u8]) -> Option<Version> {
     let greeting: Value = serde_json::from_slice(line).ok()?;
     Version::read(&greeting["QMP"]["version"])

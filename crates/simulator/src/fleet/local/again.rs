@@ -133,7 +133,6 @@ impl SimHost {
         self.with_local(|halves| halves.driver.resume());
     }
 
-    /// Records the appearance of copies after their last write.
     pub(in crate::fleet) async fn note_left_copies(&self) {
         let paths: Vec<_> = self.journal().look(|state, _| {
             let local = state.unfinished().filter(|(_, known)| known.side == Side::OneHost);

@@ -57,7 +57,6 @@ impl Proxy {
         count > 0
     }
 
-    /// Decides the fate of all connections, and of later ones.
     pub(crate) fn hit_all(&self, fate: Fate, new: Fate) {
         *self.new.lock().unwrap() = new;
         for connection in self.connections.lock().unwrap().iter() {

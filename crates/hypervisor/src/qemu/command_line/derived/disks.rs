@@ -233,7 +233,6 @@ fn path_of(values: &Values) -> Option<(String, String)> {
     values.pairs().into_iter().find(|(key, value)| is_path(key) && !value.is_empty())
 }
 
-/// Returns whether an image is not on this host.
 fn is_elsewhere(path: &str) -> bool {
     is_portable(path) || path.contains("://") || path.starts_with("json:")
 }

@@ -31,7 +31,6 @@ const SOUND: [&str; 24] = [
     "-global PIIX4_PM.disable_s3=1",
     "-kernel /usr/lib/vmlinuz",
 ];
-/// The text by which words are corrupted.
 const POISON: [&str; 30] = [
     ",,",
     ",",

@@ -11,7 +11,6 @@ use crate::qemu::command_line::template::Variable;
 /// The prefix of a character device's name, in a port.
 pub(super) const CHARACTER_DEVICE: &str = "chardev:";
 
-/// Short forms of a drive, with their keys.
 const DRIVES: [(&str, &str); 8] = [
     ("-cdrom", "index=2,media=cdrom"),
     ("-fda", "if=floppy,index=0"),

@@ -241,7 +241,6 @@ fn guest_text(text: &str) -> Result<Value, Fault> {
     }
 }
 
-/// Returns the place, if the text is exactly one.
 pub(super) fn place(text: &str) -> Option<Variable> {
     let template = Template::parse(text);
     let mut variables = template.variables();
