@@ -64,7 +64,7 @@ test: ## Run every test of the workspace, and beside them simulated migrations a
 	  "$(SIMULATOR) --planted all" \
 	  "$(SIMULATOR) --seeds $(SEEDS)" \
 	  "$(SIMULATOR) --restored --seeds $(SEEDS)" \
-	  "$(SIMULATOR) --small --seeds 1000" \
+	  "$(SIMULATOR) --small --seeds 4000" \
 	  "$(SIMULATOR) --custody --seeds $(SEEDS)" \
 	  "$(SIMULATOR) --hosts 2 --seeds $(HOSTS_SEEDS)" \
 	  "$(SIMULATOR) --hosts 3 --seeds $(TOUR_SEEDS)" \

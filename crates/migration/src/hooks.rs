@@ -92,6 +92,8 @@ pub enum HookEvent {
     Prepared(Moment, HookProcess),
     /// No process could be made, or there is nothing to run.
     NotPrepared(Moment, HookEnd),
+    /// The gate of a process was opened: its time counts from here.
+    Begun(Moment),
     /// A record is durable, or could not be made durable.
     Recorded {
         /// The number of the record.
@@ -101,7 +103,7 @@ pub enum HookEvent {
     },
     /// A hook's process has ended.
     Ended(Moment, HookEnd),
-    /// A recorded process never passed its gate.
+    /// A process is gone and never passed its gate.
     NeverBegan(Moment),
 }
 
@@ -112,11 +114,11 @@ pub enum HookAction {
     Prepare(MigrationId, Moment),
     /// Make this record durable under its number, after those before it, then report [`HookEvent::Recorded`].
     Record(MigrationId, u64, HookRecord),
-    /// Let the process run the program, and report [`HookEvent::Ended`] at its end.
+    /// Let the process run the program. Report [`HookEvent::Begun`] then, and [`HookEvent::Ended`] at its end.
     Release(MigrationId, Moment),
     /// Find a process of an earlier daemon, then report [`HookEvent::Ended`] at its end, or [`HookEvent::NeverBegan`].
     Find(MigrationId, Moment, HookProcess),
-    /// Kill the process and everything it has started; its end is reported as usual.
+    /// Kill the process and everything it has started. Its end is reported as usual: [`HookEvent::NeverBegan`] behind its gate.
     Kill(MigrationId, Moment, KillReason),
     /// Report the result to the requester of the hook.
     Tell(MigrationId, Moment, HookEnd),
@@ -137,8 +139,8 @@ struct Entry {
     subject: BTreeSet<String>,
     before: Step,
     after: Step,
-    /// The running hook before is not needed: it is killed as soon as possible.
-    is_unwanted: bool,
+    /// Somebody waits for the hook before. Otherwise it is killed as soon as possible.
+    is_awaited: bool,
     records: u64,
 }
 
@@ -178,7 +180,7 @@ impl HookBook {
             HookCourse::Ended(end) => Step::Ended(end),
         };
         let (before, after) = (step(before, Moment::Before), step(after, Moment::After));
-        self.entries.insert(migration, Entry { subject, before, after, is_unwanted: false, records: 0 });
+        self.entries.insert(migration, Entry { subject, before, after, is_awaited: false, records: 0 });
     }
 
     /// Announces that a migration has hooks, with this subject.
@@ -188,7 +190,7 @@ impl HookBook {
             subject,
             before,
             after,
-            is_unwanted: false,
+            is_awaited: false,
             records: 0,
         });
     }
@@ -204,7 +206,7 @@ impl HookBook {
         match event {
             HookEvent::Wanted(moment) => self.wanted(migration, moment),
             HookEvent::Unwanted => {
-                entry.is_unwanted = true;
+                entry.is_awaited = false;
                 match &entry.before {
                     Step::Wanted => entry.before = Step::NotWanted,
                     Step::Runs { .. } | Step::Recording { .. } => {
@@ -223,7 +225,7 @@ impl HookBook {
                 }
                 let record = entry.records;
                 *entry.step_mut(moment) = Step::Recording { process, record, retry_at: None };
-                if moment == Moment::Before && entry.is_unwanted {
+                if moment == Moment::Before && !entry.is_awaited {
                     self.actions.push_back(HookAction::Kill(migration, moment, KillReason::Unwanted));
                 } else if broken(Bug::HookBegunUnrecorded) {
                     self.recorded(now, migration, record, true);
@@ -235,13 +237,17 @@ impl HookBook {
                 self.ended(migration, moment, end);
             }
             HookEvent::Recorded { record, is_durable } => self.recorded(now, migration, record, is_durable),
-            HookEvent::NeverBegan(moment) => {
-                if entry.step(moment).is_busy() {
-                    let again = if moment == Moment::After { Step::Wanted } else { Step::NotWanted };
-                    *entry.step_mut(moment) = again;
+            HookEvent::Begun(moment) => {
+                if let Step::Runs { until, .. } = entry.step_mut(moment) {
+                    *until = Some(now + self.limit);
                 }
             }
+            HookEvent::NeverBegan(moment) if broken(Bug::GatedCountsAsRun) => {
+                self.ended(migration, moment, HookEnd::Bad("it never began".to_owned()));
+            }
+            HookEvent::NeverBegan(moment) => entry.never_began(moment),
         }
+        self.drop_needless();
         self.let_begin();
     }
 
@@ -288,14 +294,10 @@ impl HookBook {
 
     fn wanted(&mut self, migration: MigrationId, moment: Moment) {
         let Some(entry) = self.entries.get_mut(&migration) else { return };
-        match (moment, entry.step(moment).clone()) {
-            // No hook ran before, so there is nothing to run after.
-            (Moment::After, Step::NotWanted) if entry.before == Step::NotWanted => {
-                self.actions.push_back(HookAction::Tell(migration, moment, HookEnd::Good));
-                self.forget(migration);
-            }
-            (_, Step::NotWanted) => *entry.step_mut(moment) = Step::Wanted,
-            (_, Step::Ended(end)) => self.actions.push_back(HookAction::Tell(migration, moment, end)),
+        entry.is_awaited |= moment == Moment::Before;
+        match entry.step(moment).clone() {
+            Step::NotWanted => *entry.step_mut(moment) = Step::Wanted,
+            Step::Ended(end) => self.actions.push_back(HookAction::Tell(migration, moment, end)),
             // The requester learns the result at the end.
             _ => {}
         }
@@ -323,11 +325,22 @@ impl HookBook {
             }
             *entry.step_mut(moment) = if is_durable {
                 self.actions.push_back(HookAction::Release(migration, moment));
-                Step::Runs { process, until: Some(now + self.limit) }
+                let until = broken(Bug::HookTimedBehindGate).then_some(now + self.limit);
+                Step::Runs { process, until }
             } else {
                 // **N.B.** A hook that cannot be recorded is not begun: its process waits behind the gate.
                 Step::Recording { process, record, retry_at: Some(now + RECORD_RETRY) }
             };
+        }
+    }
+
+    /// Drops each hook after a migration whose hook before never began.
+    fn drop_needless(&mut self) {
+        let is_needless = |entry: &Entry| entry.before == Step::NotWanted && entry.after == Step::Wanted;
+        let needless = self.entries.iter().filter(|(_, entry)| is_needless(entry)).map(|(id, _)| *id);
+        for migration in needless.collect::<Vec<_>>() {
+            self.actions.push_back(HookAction::Tell(migration, Moment::After, HookEnd::Good));
+            self.forget(migration);
         }
     }
 
@@ -386,6 +399,17 @@ impl Entry {
             if let Step::Recording { record, retry_at, .. } = step {
                 (*record, *retry_at) = (self.records, None);
             }
+        }
+    }
+
+    /// A process that did not pass its gate has run nothing: its hook begins anew if it is still wanted.
+    fn never_began(&mut self, moment: Moment) {
+        let is_wanted = match moment {
+            Moment::Before => self.is_awaited && self.after == Step::NotWanted,
+            Moment::After => true,
+        };
+        if self.step(moment).is_busy() {
+            *self.step_mut(moment) = if is_wanted { Step::Wanted } else { Step::NotWanted };
         }
     }
 

@@ -148,6 +148,10 @@ pub enum Bug {
     HooksNotAwaited,
     /// Decision 0084: a hook is begun before its record is durable.
     HookBegunUnrecorded,
+    /// Decision 0084: a process that never passed its gate counts as one that has run the program.
+    GatedCountsAsRun,
+    /// Decision 0084: the time that a hook waits behind its gate counts.
+    HookTimedBehindGate,
     /// Decision 0084: the hook after a migration begins before the hook before it has ended.
     UndoWhileBeforeRuns,
     /// Decision 0084: two hooks of one VM run at a time.
@@ -332,6 +336,8 @@ impl Bug {
     /// The bugs of hooks and shares, for which the simulator has worlds of their own.
     pub const OF_SHARES: &[Self] = &[
         Self::HookBegunUnrecorded,
+        Self::GatedCountsAsRun,
+        Self::HookTimedBehindGate,
         Self::UndoWhileBeforeRuns,
         Self::HooksOfOneVmTogether,
         Self::PlacesCountedTogether,
@@ -433,6 +439,8 @@ impl Bug {
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
             Self::HooksNotAwaited => "hooks-not-awaited",
             Self::HookBegunUnrecorded => "hook-begun-unrecorded",
+            Self::GatedCountsAsRun => "gated-counts-as-run",
+            Self::HookTimedBehindGate => "hook-timed-behind-gate",
             Self::UndoWhileBeforeRuns => "undo-while-before-runs",
             Self::HooksOfOneVmTogether => "hooks-of-one-vm-together",
             Self::PlacesCountedTogether => "places-counted-together",

@@ -173,7 +173,9 @@ impl Hooks {
                 let Some(gated) = self.lock().gated.remove(&(migration, moment)) else { return };
                 let hooks = Arc::clone(self);
                 tokio::spawn(async move {
-                    let end = gated.run().await;
+                    let running = gated.open().await;
+                    hooks.tell(migration, HookEvent::Begun(moment));
+                    let end = running.ended().await;
                     hooks.has_ended(migration, moment, end);
                 });
             }
@@ -183,7 +185,7 @@ impl Hooks {
                 tokio::spawn(async move {
                     match process::find(process, &base).await {
                         Found::Ended(end) => hooks.has_ended(migration, moment, end),
-                        Found::NeverBegan => hooks.tell(migration, HookEvent::NeverBegan(moment)),
+                        Found::NeverBegan => hooks.never_began(migration, moment),
                     }
                 });
             }
@@ -243,16 +245,21 @@ impl Hooks {
             *killed = Some(reason);
             process::kill(*process);
         }
-        // A process behind its gate is waited for too, only to leave no zombie.
         let gated = inner.gated.remove(&(migration, moment));
         drop(inner);
         if let Some(gated) = gated {
             let hooks = Arc::clone(self);
             tokio::spawn(async move {
-                let end = gated.run().await;
-                hooks.has_ended(migration, moment, end);
+                gated.close().await;
+                hooks.never_began(migration, moment);
             });
         }
+    }
+
+    /// Handles the end of a process that never passed its gate.
+    fn never_began(self: &Arc<Self>, migration: MigrationId, moment: Moment) {
+        self.lock().processes.remove(&(migration, moment));
+        self.tell(migration, HookEvent::NeverBegan(moment));
     }
 
     fn has_ended(self: &Arc<Self>, migration: MigrationId, moment: Moment, end: HookEnd) {

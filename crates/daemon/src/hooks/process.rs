@@ -41,11 +41,17 @@ const FILES: [&str; 3] = ["begun", "part", "ended"];
 /// A shell's status above this is the signal that has ended its program.
 const SIGNALS: i32 = 128;
 
-/// A process that waits behind its gate, or runs.
+/// A process that waits behind its gate.
 pub(super) struct Gated {
     pub(super) process: HookProcess,
     child: Child,
     gate: ChildStdin,
+    words: Words,
+}
+
+/// A process that runs the program.
+pub(super) struct Running {
+    child: Child,
     words: Words,
 }
 
@@ -81,11 +87,24 @@ impl Gated {
         Ok(Self { process, child, gate, words })
     }
 
-    /// Opens the gate, and waits for the program's end.
-    pub(super) async fn run(mut self) -> HookEnd {
+    /// Opens the gate: the program begins.
+    pub(super) async fn open(mut self) -> Running {
         // A process that was killed behind its gate reads nothing.
         let _ = self.gate.write_all(GO).await;
+        Running { child: self.child, words: self.words }
+    }
+
+    /// Ends the process before it has run anything.
+    pub(super) async fn close(mut self) {
         drop(self.gate);
+        // Its status says nothing: the program did not run.
+        let _ = self.child.wait().await;
+    }
+}
+
+impl Running {
+    /// Waits for its end.
+    pub(super) async fn ended(mut self) -> HookEnd {
         let status = loop {
             tokio::select! {
                 status = self.child.wait() => break status,

@@ -169,3 +169,45 @@ fn what_nobody_waits_for_any_more_is_killed_wherever_it_is() {
     scene.runs(ONE, Before);
     assert_eq!(scene.say(ONE, HookEvent::Unwanted), [HookAction::Kill(ONE, Before, KillReason::Unwanted)]);
 }
+
+#[test]
+fn the_time_of_a_hook_counts_from_when_its_gate_opens() {
+    let mut scene = Scene::new();
+    scene.runs(ONE, Before);
+    scene.now = 2 * LIMIT;
+    scene.book.handle_timeout(scene.now);
+    assert_eq!(scene.actions(), [], "it waits behind its gate");
+    assert_eq!(scene.say(ONE, HookEvent::Begun(Before)), []);
+    assert_eq!(scene.book.poll_timeout(), Some((3 * LIMIT, "a hook to end")));
+    scene.book.handle_timeout(3 * LIMIT);
+    assert_eq!(scene.actions(), [HookAction::Kill(ONE, Before, KillReason::Overdue)]);
+}
+
+#[test]
+fn what_never_began_is_begun_anew_as_long_as_it_is_wanted() {
+    // After: always.
+    let mut scene = Scene::new();
+    scene.runs(ONE, Before);
+    scene.say(ONE, HookEvent::Ended(Before, HookEnd::Good));
+    scene.say(ONE, HookEvent::Wanted(After));
+    scene.runs_prepared(ONE);
+    assert_eq!(scene.say(ONE, HookEvent::NeverBegan(After)), [HookAction::Prepare(ONE, After)]);
+    // Before: while somebody waits for it, also at the next daemon.
+    let begun = HookRecord {
+        subject: about("web"),
+        before: HookCourse::Begun(process(5)),
+        after: HookCourse::NotBegun,
+    };
+    let mut scene = Scene { book: HookBook::new(LIMIT), now: Duration::ZERO };
+    scene.book.load(scene.now, ONE, begun.clone());
+    scene.actions();
+    assert_eq!(scene.say(ONE, HookEvent::Wanted(Before)), []);
+    assert_eq!(scene.say(ONE, HookEvent::NeverBegan(Before)), [HookAction::Prepare(ONE, Before)]);
+    // Nothing is undone that was not begun.
+    let mut scene = Scene { book: HookBook::new(LIMIT), now: Duration::ZERO };
+    scene.book.load(scene.now, ONE, begun);
+    scene.actions();
+    assert_eq!(scene.say(ONE, HookEvent::Wanted(After)), []);
+    let said = scene.say(ONE, HookEvent::NeverBegan(Before));
+    assert_eq!(said, [HookAction::Tell(ONE, After, HookEnd::Good), HookAction::Forget(ONE)]);
+}

@@ -1,14 +1,15 @@
 //! Hooks of VMs whose daemon is killed at any instant. Processes outlive it, except those behind a gate.
 //!
 //! Checked: a hook begins once, alone among those of its VM, and after the end of the one before it. A hook that has begun is
-//! followed by the hook that comes after it.
+//! followed by the hook that comes after it, and no other is. A process behind its gate is not overdue. Each requester of a hook
+//! is told its result.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use migration::MigrationId;
 use migration::hooks::{
-    HookAction, HookBook, HookCourse, HookEnd, HookEvent, HookProcess, HookRecord, Moment,
+    HookAction, HookBook, HookCourse, HookEnd, HookEvent, HookProcess, HookRecord, KillReason, Moment,
 };
 
 use super::Shown;
@@ -22,6 +23,8 @@ const STEP: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(12);
 const TAKES_MAX: u64 = 20;
 const VMS: u64 = 2;
+/// Of a hundred migrations whose hooks are not over when a daemon begins: those that it goes on with.
+const GOES_ON_PERCENT: u64 = 30;
 
 pub(super) struct World {
     random: Random,
@@ -41,6 +44,7 @@ pub(super) struct World {
 struct Migration {
     vm: String,
     has_ended: bool,
+    /// It waits for what runs before it.
     asked_before: bool,
 }
 
@@ -81,6 +85,7 @@ impl World {
             }
         }
         world.check_followed();
+        world.check_told();
         shown.hooks_begun += world.processes.values().filter(|process| process.has_begun).count() as u64;
         shown.kills += world.kills;
         world.violation
@@ -156,7 +161,7 @@ impl World {
         }
     }
 
-    /// Starts the next daemon: migrations in progress end, because the memory of a VM is lost with a daemon.
+    /// Starts the next daemon. It goes on with some migrations; others end, because the memory of a VM is lost with a daemon.
     fn start(&mut self) {
         self.say(|| "a daemon starts".to_owned());
         let mut book = HookBook::new(LIMIT);
@@ -175,7 +180,11 @@ impl World {
             {
                 book.expect(id, [known.vm.clone()].into());
             }
-            self.ends(id);
+            let waits = self.migrations.get(&id).is_some_and(|known| !known.has_ended && known.asked_before);
+            match waits && self.random.percent(GOES_ON_PERCENT) {
+                true => self.tell(id, HookEvent::Wanted(Moment::Before)),
+                false => self.ends(id),
+            }
         }
     }
 
@@ -193,7 +202,7 @@ impl World {
                 HookAction::Record(id, number, record) => self.writes.push_back((id, number, Some(record))),
                 HookAction::Release(id, moment) => self.tasks.push(Task::Release(id, moment)),
                 HookAction::Find(id, moment, process) => self.tasks.push(Task::Watch(id, moment, process.id)),
-                HookAction::Kill(id, moment, _) => self.kill_process(id, moment),
+                HookAction::Kill(id, moment, reason) => self.kill_process(id, moment, reason),
                 HookAction::Tell(id, Moment::Before, end) => {
                     let asked = self
                         .migrations
@@ -210,10 +219,13 @@ impl World {
         }
     }
 
-    fn kill_process(&mut self, id: MigrationId, moment: Moment) {
-        let processes =
-            self.processes.iter_mut().filter(|(_, process)| process.of == (id, moment) && process.is_alive);
-        for (number, process) in processes {
+    fn kill_process(&mut self, id: MigrationId, moment: Moment, reason: KillReason) {
+        let alive = |process: &Process| process.of == (id, moment) && process.is_alive;
+        let mut gated = self.processes.values().filter(|process| alive(process) && !process.has_begun);
+        if reason == KillReason::Overdue && gated.next().is_some() {
+            self.violated(format!("{id}: {moment:?} is overdue before it has begun"));
+        }
+        for (number, process) in self.processes.iter_mut().filter(|(_, process)| alive(process)) {
             process.ends_at = Some(self.now);
             process.end = Some(HookEnd::Bad("killed".to_owned()));
             // A process behind its gate has not been waited for yet.
@@ -252,8 +264,12 @@ impl World {
         self.say(|| format!("{id}: {moment:?} begins"));
         let vm = self.migrations.get(&id).map(|known| known.vm.clone());
         let others: Vec<_> = self.processes.values().filter(|other| other.has_begun).collect();
-        if others.iter().any(|other| other.of == (id, moment)) {
+        let has_begun = |moment| others.iter().any(|other| other.of == (id, moment));
+        if has_begun(moment) {
             return self.violated(format!("{id}: {moment:?} is run twice"));
+        }
+        if moment == Moment::After && !has_begun(Moment::Before) {
+            return self.violated(format!("{id}: {moment:?} begins, and nothing has begun before"));
         }
         let of_vm = |other: &&&Process| self.migrations.get(&other.of.0).map(|known| known.vm.clone()) == vm;
         if let Some(other) = others.iter().filter(of_vm).find(|other| other.is_alive) {
@@ -265,6 +281,7 @@ impl World {
             process.ends_at = Some(self.now + takes);
         }
         self.tasks.push(Task::Watch(id, moment, number));
+        self.tell(id, HookEvent::Begun(moment));
     }
 
     fn end_processes(&mut self) {
@@ -287,7 +304,6 @@ impl World {
             Some(Process { has_begun: true, end, .. }) => {
                 HookEvent::Ended(moment, end.clone().unwrap_or(HookEnd::Good))
             }
-            Some(Process { end: Some(end), .. }) => HookEvent::Ended(moment, end.clone()),
             _ => HookEvent::NeverBegan(moment),
         };
         self.tell(id, event);
@@ -325,6 +341,14 @@ impl World {
         if let Some(id) = left {
             let record = self.records.get(id).map_or(HookCourse::NotBegun, |record| record.after.clone());
             self.violated(format!("{id}: nothing is run after what was run before ({record:?})"));
+        }
+    }
+
+    /// In the end nobody waits for what runs before a migration.
+    fn check_told(&mut self) {
+        let waits = |known: &Migration| known.asked_before && !known.has_ended;
+        if let Some(id) = self.migrations.iter().find(|(_, known)| waits(known)).map(|(id, _)| *id) {
+            self.violated(format!("{id}: nobody is told how what was run before it has ended"));
         }
     }
 
