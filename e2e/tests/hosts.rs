@@ -233,6 +233,7 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
             })?;
             // What was begun ends by itself, wherever that is.
             pair.alpha.until_idle()?;
+            pair.beta.until_idle()?;
             let image = if pair.beta.images("a")?.is_empty() { &mut pair.alpha } else { &mut pair.beta };
             image.stop()?;
             guest::verify_image(&image.path("a/v.img"), &stopped.content)

@@ -205,6 +205,8 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
             let stopped = guest::stop_and_verify(start_guest(pair)?)?;
             pair.leave_killed(host, step)?;
             pair.alpha.until_idle()?;
+            // The target may delete its copy only after the source has ended.
+            pair.beta.until_idle()?;
             let (owner, other) = match pair.beta.images("a")?.is_empty() {
                 true => (&pair.alpha, &pair.beta),
                 false => (&pair.beta, &pair.alpha),

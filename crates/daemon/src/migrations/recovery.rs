@@ -36,7 +36,7 @@ async fn end(
     let state = journal.read(State::clone);
     let mut ended = Vec::new();
     for (id, migration) in state.unfinished().filter(|(_, migration)| concerned(migration)) {
-        tracing::warn!(migration = %id, stage = ?migration.stage, "ending a migration that was interrupted");
+        tracing::warn!(migration = %id, stage = ?migration.stage, "a migration was interrupted");
         // One at a time, so that a failure of one does not affect the others.
         let mut alone = State { volumes: state.volumes.clone(), ..State::default() };
         alone.migrations.insert(id, migration.clone());
