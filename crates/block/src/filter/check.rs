@@ -128,10 +128,7 @@ impl BlockDevice for Check {
     }
 }
 
-/// Asserts that extents lie in order, without gaps, and cover a range exactly.
-///
-/// # Panics
-/// If they do not.
+/// Asserts that extents lie in order, without gaps, and cover a range exactly. Panics if they do not.
 pub(crate) fn assert_covers(extents: &[Extent], range: ByteRange) {
     let mut position = range.offset;
     for extent in extents {

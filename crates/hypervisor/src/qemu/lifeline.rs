@@ -92,9 +92,6 @@ impl Lifeline {
     }
 
     /// Agrees with QEMU on commands out of band; once, while its main thread answers.
-    ///
-    /// # Errors
-    /// If QEMU refuses or does not answer.
     pub async fn agree(&self) -> Result<(), HypervisorError> {
         let wanted = json!({ "enable": ["oob"] });
         self.exchange.execute(Band::InOrder, "qmp_capabilities", wanted, ANSWER_DEADLINE).await?;

@@ -24,7 +24,7 @@ const CONNECT_INTERVAL: Duration = Duration::from_millis(10);
 /// One running QEMU, by its monitor.
 ///
 /// Dropping it leaves the VM as it is; the monitor then serves the next client. Several tasks may call the methods at the same
-/// time. Every method fails if QEMU has ended, or does not answer in time.
+/// time. Every method fails if QEMU refuses the command, has ended, or does not answer in time.
 #[derive(Debug)]
 pub struct Qemu {
     qmp: Qmp,

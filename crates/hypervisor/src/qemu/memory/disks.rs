@@ -17,9 +17,6 @@ const EXPORT: &str = "sterna-takes-disks";
 
 impl Qemu {
     /// Takes the disks of a VM that stays paused, from another process. `socket`: a path where QEMU may listen for a moment.
-    ///
-    /// # Errors
-    /// If QEMU refuses, or does not answer.
     pub async fn take_disks(&self, socket: &Path) -> Result<(), HypervisorError> {
         if self.version().major >= COMMAND_FROM {
             return self.tell("blockdev-set-active", json!({ "active": true }), DRAIN_DEADLINE).await;

@@ -144,9 +144,6 @@ impl Qemu {
     ///
     /// QEMU does so only while memory is dirtied at more than half the rate of sending, and then in one step, at the end of a
     /// round. `percent` is limited to 1 to 99.
-    ///
-    /// # Errors
-    /// If QEMU refuses or does not answer.
     pub async fn raise_throttle(&self, percent: u8) -> Result<(), HypervisorError> {
         let percent = percent.clamp(THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT);
         let parameters = json!({ "max-cpu-throttle": percent, "cpu-throttle-increment": percent });
@@ -154,9 +151,6 @@ impl Qemu {
     }
 
     /// Changes how long the VM may be paused, in a transfer in progress or to come.
-    ///
-    /// # Errors
-    /// If QEMU refuses or does not answer.
     pub async fn set_downtime_target(&self, downtime_target: Duration) -> Result<(), HypervisorError> {
         let milliseconds = downtime_target.min(DOWNTIME_LIMIT_MAX).as_millis();
         // It is at most two million.
