@@ -256,7 +256,6 @@ impl FreeLists {
     }
 }
 
-/// Returns the pages of the pooled buffer for `length` bytes: a power of two, at least one.
 fn pages_of(length: usize) -> usize {
     length.div_ceil(PAGE).next_power_of_two()
 }

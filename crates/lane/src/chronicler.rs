@@ -209,7 +209,6 @@ impl Chronicler {
         Ok(())
     }
 
-    /// Ends the residency: the volume has left for good, and its records are deleted.
     pub(crate) fn end_stay(&self) {
         let forgetting = self.stay.borrow_mut().leave();
         if let Some(keeping) = &self.keeping {
@@ -286,7 +285,6 @@ impl Chronicler {
         self.stay.borrow().replicas()
     }
 
-    /// Returns the known copies at other hosts, for the host that the volume leaves for ([`Stay::departs`]).
     pub(crate) fn departs(&self, to: HostId) -> Option<Departed> {
         self.stay.borrow().departs(to.0)
     }

@@ -34,7 +34,6 @@ pub struct ByHost(BTreeMap<HostId, u32>);
 pub struct Clients {
     host: Cell<Option<HostId>>,
     here: Cell<u32>,
-    /// The latest report of each way by which another host forwards clients.
     ways: RefCell<BTreeMap<u64, (HostId, ByHost)>>,
     next_way: Cell<u64>,
     awaits_word: Cell<Option<Duration>>,

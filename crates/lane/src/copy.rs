@@ -191,7 +191,6 @@ impl VolumeCopy {
         self.drain();
     }
 
-    /// Ends copying for good: releases all held writes, and ends the timer task.
     pub(crate) fn stop(&self) {
         self.event(VolumeEvent::Stop);
         self.timer.stopped.set(true);

@@ -48,7 +48,6 @@ pub async fn grow(
     result
 }
 
-/// Prevents a handover; returns the volume's copying, if there is one.
 async fn hold_back(
     volume: &Volume,
     driver: Option<&SourceHandle>,

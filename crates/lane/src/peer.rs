@@ -368,7 +368,6 @@ impl RpcChannel {
         self.channel.capabilities()
     }
 
-    /// Resolves once the capabilities of the peer's present process are known.
     pub(crate) async fn known_capabilities(&self) -> Capabilities {
         let capabilities =
             || Some(self.capabilities()).filter(|capabilities| *capabilities != Capabilities::Unknown);
@@ -399,7 +398,6 @@ fn lost() -> IoError {
     IoError::os("hear the other host's answer", Errno::CONNRESET)
 }
 
-/// Returns whether a call failed only because the peer has restarted.
 pub(crate) fn is_lost(error: &IoError) -> bool {
     *error == lost()
 }

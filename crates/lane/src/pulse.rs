@@ -95,7 +95,6 @@ impl Pulse {
         self.ends.set(self.began.get() + WINDOW);
     }
 
-    /// Closes a window that is over, and skips the idle time since then.
     #[cold]
     fn close_due(&self, now: Duration) {
         let ended = self.ends.get();

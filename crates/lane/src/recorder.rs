@@ -65,7 +65,6 @@ impl Recorder {
         Rc::new(recorder)
     }
 
-    /// Continues for a few seconds after the migration's end, unless the recording is ended before.
     pub(crate) async fn record_after(&self) {
         let until = self.handle.now() + RECORDED_AFTER;
         while !self.ended.get() && self.handle.now() < until {

@@ -370,7 +370,6 @@ impl Lane {
         None
     }
 
-    /// Returns the control plane of a new migration, behind a recorder.
     fn begin_recording(&self, migration: MigrationId) -> Rc<dyn Control> {
         if let Some(recorder) = self.migration.recorder.take() {
             recorder.end();

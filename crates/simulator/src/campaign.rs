@@ -83,7 +83,6 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     summary
 }
 
-/// Runs one seed; a panic in the simulation counts as a violation.
 fn simulate_caught(seed: u64, options: &Options) -> Finding {
     catch_unwind(AssertUnwindSafe(|| simulate(seed, options, Audience::Nobody))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();

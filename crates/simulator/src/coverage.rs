@@ -240,7 +240,6 @@ fn cells(table: Table) -> impl Iterator<Item = (Fault, Phase)> {
     table.faults().iter().flat_map(|fault| Phase::ALL.map(|phase| (*fault, phase)))
 }
 
-/// Returns why a fault cannot strike in a phase; `None` if it can.
 pub(crate) fn impossible(table: Table, fault: Fault, phase: Phase) -> Option<&'static str> {
     match table {
         Table::OneHost => impossible_on_one_host(fault, phase),

@@ -60,7 +60,6 @@ struct Serving {
     path: String,
     object: ObjectId,
     is_written: bool,
-    /// Its backing file, with its identity and content when it was opened.
     base: Option<(String, ObjectId, Content)>,
 }
 

@@ -125,7 +125,6 @@ impl SimDisk {
         Look { which, state, changed_at: 0 }
     }
 
-    /// Returns when its owner's flush last failed, if reads still see lost data.
     pub(crate) fn lost_at(&self) -> Option<Duration> {
         self.lost_at.get().filter(|_| self.medium.borrow().has_lost())
     }
@@ -317,7 +316,6 @@ impl SimDisk {
         latency
     }
 
-    /// Returns whether a fault concerns this disk, and such a request.
     fn can_strike(&self, fault: Fault, what: &What, asked_by: Permission) -> bool {
         let is_target = self.role.get() == Role::Target;
         match fault {

@@ -137,7 +137,6 @@ pub(crate) fn simulate(seed: u64, options: &Options, audience: Audience) -> Find
     fleet.finding()
 }
 
-/// Runs a host's tasks until all of them wait; returns the latest time for the next turn.
 fn rest(executor: &mut Executor<HostDriver>, world: &World) -> Result<Option<Duration>, &'static str> {
     for _ in 0..TURNS_MAX {
         executor.driver().idle = None;

@@ -46,7 +46,6 @@ pub(crate) fn play(seed: u64) -> Option<Violation> {
 struct Host {
     /// Its journal: where the volume has gone.
     state: State,
-    /// The kept image, with the number of the departure, and its generation.
     kept: Option<(u64, Generation, Vec<u64>)>,
     numbers: u64,
     /// The size at its owner that it has not learned of yet.

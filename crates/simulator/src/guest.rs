@@ -109,7 +109,6 @@ enum What {
 }
 
 impl Guest {
-    /// Makes a guest whose disk holds `initial`; it begins when it is connected.
     pub(crate) fn new(
         world: &Rc<World>,
         number: usize,

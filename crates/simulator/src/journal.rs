@@ -36,7 +36,6 @@ pub(crate) struct SimJournal {
     random: RefCell<Random>,
     wall: Box<dyn Fn() -> u64>,
     log: RefCell<Log>,
-    /// Called whenever the acknowledged or the possible state has changed.
     changed: Box<dyn Fn(&SimJournal)>,
 }
 

@@ -41,7 +41,6 @@ pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bo
     all_noticed
 }
 
-/// Returns arguments with as many hosts as needed to notice a rule.
 fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
     let hosts = match bug {
         // Only a migration between hosts outlasts a daemon, returns to guests, or has clients at two hosts.

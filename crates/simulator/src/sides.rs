@@ -256,7 +256,6 @@ impl Play {
         }
     }
 
-    /// Carries a step out, as far as libvirt allows; returns whether it was done.
     fn take(&mut self, step: Step) -> bool {
         let runs = self.domain == Domain::Runs;
         let is_written = !self.random.percent(NOT_WRITTEN);
@@ -355,7 +354,6 @@ impl Disk {
         matches!(self.volume, Volume::Here | Volume::Remote)
     }
 
-    /// Writes as the guest, to the disk's side, and to the other one if that has caught up.
     fn write(&mut self) {
         let written = self.written + 1;
         let (side, copy) = match self.over {
@@ -370,7 +368,6 @@ impl Disk {
         }
     }
 
-    /// Commits an overlay, removes a filter, and ends a migration of the volume.
     fn end_what_others_did(&mut self) {
         (self.is_filtered, self.is_busy) = (false, false);
         if self.over == Over::Above {

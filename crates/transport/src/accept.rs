@@ -137,7 +137,6 @@ pub(crate) struct Strangers {
 struct Places {
     by_network: HashMap<IpAddr, BTreeMap<u64, Arc<Notify>>>,
     next: u64,
-    /// The connections in `by_network` whose address belongs to no known host.
     unknown: usize,
     all: usize,
     trusted: HashSet<IpAddr>,

@@ -287,7 +287,6 @@ mod tests {
     use crate::filter::{Delay, DelaySwitch, Operation, Operations};
     use crate::store::MemoryStore;
 
-    /// Runs a test over a disk whose operations can be delayed, with the memory below it.
     fn over_a_slow_disk<F: Future<Output = ()> + 'static>(
         body: impl FnOnce(Rc<Align>, DelaySwitch, Handle, Rc<MemoryStore>) -> F,
     ) {

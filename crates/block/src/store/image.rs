@@ -304,7 +304,6 @@ impl Image {
         self.tail = None;
     }
 
-    /// Opens an image without waiting; `above` is the image that it backs, if any.
     pub(super) fn try_open(
         path: &Path,
         access: Access,

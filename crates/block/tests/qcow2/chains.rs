@@ -17,7 +17,6 @@ fn on(path: &str, format: Format) -> Qcow2Options {
     Qcow2Options { cluster_size: 64 << 10, backing }
 }
 
-/// Makes a raw base with a hole and an odd size, shorter than the image above it.
 fn make_base(path: &Path, model: &mut [u8]) {
     let length = 5 * MIB as usize + 1000;
     model[..length].fill(0x11);

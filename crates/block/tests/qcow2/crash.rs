@@ -110,7 +110,6 @@ fn spawn_writer(path: &Path, seed: u64) -> Child {
     command.stdout(Stdio::piped()).spawn().unwrap()
 }
 
-/// Kills a writer after some flushes, and returns the last batch that it reported.
 fn kill_after(mut writer: Child, flushes: u64) -> u64 {
     let mut last = 0;
     let mut told = 0;

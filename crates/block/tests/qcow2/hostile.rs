@@ -161,7 +161,6 @@ fn damaged_tables_fail_requests_and_nothing_else() {
     });
 }
 
-/// Makes an image with data, zeroes, compressed clusters and a snapshot, in small clusters.
 fn make_varied(path: &Path) {
     let raw = path.with_extension("raw");
     let data: Vec<u8> = (0..2 * MIB).map(|index| (index / 900 % 7) as u8).collect();

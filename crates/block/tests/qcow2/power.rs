@@ -59,14 +59,12 @@ impl Notes {
         self.changes[change].ended = self.tick();
     }
 
-    /// Returns whether a change must be there after a power cut at `moment`.
     fn is_durable(&self, change: &Change, moment: usize) -> bool {
         let is_synced = |(begun, ended): &(usize, usize)| change.ended < *begun && *ended < moment;
         let is_by_itself = change.durability == Durability::Durable && change.ended < moment;
         is_by_itself || self.syncs.iter().any(is_synced)
     }
 
-    /// Returns a possible content of a disk after a power cut at `moment`.
     fn disk_at(&self, before: &[u8], moment: usize, random: &mut Random) -> Vec<u8> {
         // In some cuts nearly all is lost, in others nearly nothing.
         let lost_of_ten = random.below(11);

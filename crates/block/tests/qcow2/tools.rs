@@ -116,7 +116,6 @@ pub(crate) fn try_run(program: &str, arguments: &[&str]) -> Output {
     output.unwrap_or_else(|error| panic!("{program}: {error}; run scripts/install-packages first"))
 }
 
-/// Expects `qemu-img check` to find no corruption, and no lost cluster.
 pub(crate) fn check_clean(path: &Path) {
     run("qemu-img", &["check", "-f", "qcow2", text(path)]);
 }

@@ -66,7 +66,6 @@ impl Scene {
         self.start(name, &["-incoming", "defer", "-S"]).await
     }
 
-    /// Returns a source that has sent all memory but the last, and its target.
     pub(super) async fn pair(&self) -> (Started, Started) {
         let source = self.start("source", &[]).await;
         let target = self.start_target("target").await;

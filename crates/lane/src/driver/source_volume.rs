@@ -305,7 +305,6 @@ impl SourceVolume {
         }
     }
 
-    /// Reports once if a request waits at the gate that has just been closed.
     fn say_if_held(&self, attempt: Attempt) {
         let (events, volume) = (self.events.clone(), self.index);
         let held = self.leaving.volume.holds_a_request();

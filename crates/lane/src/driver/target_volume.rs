@@ -212,7 +212,6 @@ impl TargetVolume {
         });
     }
 
-    /// Holds the source's changes to the replica, and reports to the machine when one waits.
     fn hold_changes(&self) {
         if let Some(service) = &self.service {
             let events = self.events.clone();
@@ -250,7 +249,6 @@ impl Drop for Gone {
     }
 }
 
-/// Returns the event for a volume that is to be started, but whose lane has ended.
 pub(super) fn gone(volume: VolumeIndex) -> Heard {
     let detail = "the thread of one of its volumes has ended; see the log".to_owned();
     Heard::Target(TargetEvent::StartFailed { volume, detail })

@@ -49,7 +49,6 @@ pub struct Service {
     handle: Handle,
     buffers: BufferPool,
     devices: RefCell<BTreeMap<Address, Offered>>,
-    /// The peer's reports of the clients that it forwards to volumes here.
     ways: RefCell<BTreeMap<Address, Way>>,
     leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
     filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
@@ -186,7 +185,6 @@ impl Service {
         left_behind.clone()
     }
 
-    /// Carries out a call once few enough are in flight, and answers it.
     pub(super) async fn carry_out(
         self: &Rc<Self>,
         channel: Rc<RpcChannel>,

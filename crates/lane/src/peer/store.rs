@@ -90,7 +90,6 @@ impl PeerStore {
         made.into_iter().try_for_each(|made| made.map(drop))
     }
 
-    /// Sends a missing-set update; resolves when the peer has made it durable.
     pub(crate) async fn tell_missing(&self, missing: &LayeredBitmap, is_base: bool) -> Result<(), IoError> {
         let pieces = encode_runs(missing.runs(), PAYLOAD_BYTES_MAX);
         let last = pieces.len().saturating_sub(1);

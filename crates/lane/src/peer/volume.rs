@@ -226,7 +226,6 @@ impl PeerVolume {
         }
     }
 
-    /// Returns whether the owner claims parts of blocks for clients of other hosts as well.
     async fn takes_any_range(&self) -> bool {
         // The planted bug has each host claim blocks for its own clients, as earlier owners required.
         self.channel.known_capabilities().await >= Capabilities::Parts && !broken(Bug::ClaimsAtEachHost)

@@ -205,7 +205,6 @@ impl HeldLease {
         }
     }
 
-    /// Opens and locks the image, past the page cache, and checks that it is still the same one.
     async fn open(&self) -> Result<Image, Unproved> {
         let shared = self.shared.clone();
         let opened = run_blocking(&self.engine, move || {

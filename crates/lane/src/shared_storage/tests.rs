@@ -197,7 +197,6 @@ impl Scene {
         Self { folder, handle, engine, near, _far: far, shared, leased, way, losses }
     }
 
-    /// Returns the lease and the device of the image that the near end has at `shared`.
     fn replica(&self, shared: SharedImage) -> (Rc<HeldLease>, ReplicaStore) {
         let geometry = Geometry { size: SIZE, alignment: ALIGNMENT, read_only: false, discards: true };
         let (told, losses) = (Rc::clone(&self.way), Rc::clone(&self.losses));
@@ -217,7 +216,6 @@ impl Scene {
     }
 }
 
-/// Runs a test with real files, and the engine that is available everywhere.
 fn play<F: Future<Output = ()> + 'static>(test: impl FnOnce(Scene) -> F + 'static) {
     let (driver, engine) = block::engine::open(EngineChoice::Threads).unwrap();
     let mut executor = Executor::<EngineDriver>::new(driver);

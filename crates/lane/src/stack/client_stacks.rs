@@ -38,7 +38,6 @@ impl ClientStacks {
         Rc::new(Meter::new(session, counters, pulse, faults, self.handle.clone()))
     }
 
-    /// Returns the volume's device without a client, for its properties.
     pub(crate) fn volume(&self) -> Rc<dyn BlockDevice> {
         self.volume.device()
     }

@@ -228,7 +228,6 @@ impl Volume {
         self.grown.wait_for(|| matches!(self.home(), Home::Elsewhere(_)).then_some(())).await;
     }
 
-    /// Runs a request at the owner; `None` if the volume leaves that owner meanwhile.
     pub(crate) async fn while_at<T>(
         &self,
         owner: &Rc<PeerVolume>,
@@ -275,7 +274,6 @@ impl Volume {
         self.gate.replace(self.aligned(tracked))
     }
 
-    /// Takes the mirror out of the live stack; requests in it continue.
     pub(crate) fn remove_mirror(&self) {
         self.copy.replace(None);
         self.lead_home();

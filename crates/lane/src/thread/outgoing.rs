@@ -137,7 +137,6 @@ impl Lane {
         follower
     }
 
-    /// Keeps the missing set of the copy at the other host, while one is made.
     fn remember_progress(self: &Rc<Self>, order: &OutgoingOrder) {
         let (lane, migration) = (Rc::clone(self), order.migration);
         let is_over = move || {
@@ -239,7 +238,6 @@ impl Lane {
     }
 }
 
-/// Makes the device of a volume that another host serves, reached over `channel`.
 pub(super) fn owner_elsewhere(
     handle: &Handle,
     buffers: &BufferPool,

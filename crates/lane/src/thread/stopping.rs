@@ -57,7 +57,6 @@ impl Lane {
         (is_closed.then(|| self.volume.chronicler().stay()), passed)
     }
 
-    /// Flushes the volume's store for the last time; returns whether all data is durable.
     async fn flush(&self, store: &dyn BlockDevice, deadline: Duration) -> bool {
         match select(store.flush(), self.handle.sleep(deadline)).await {
             Either::Left((Ok(()), _)) => true,

@@ -78,7 +78,6 @@ fn block_of(stamp: u8) -> Buffer {
     Buffer::copy_of(&[stamp; 4096])
 }
 
-/// Runs a request in a task of its own; the cell holds whether it has ended.
 fn started(scene: &Scene, request: impl Future<Output = Result<(), IoError>> + 'static) -> Rc<Cell<bool>> {
     let ended = Rc::new(Cell::new(false));
     let done = Rc::clone(&ended);

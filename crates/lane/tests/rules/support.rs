@@ -90,7 +90,6 @@ impl Scene {
         self.volume = Volume::new(VolumeId([7; 16]), BlockSize::DEFAULT, GENERATION, device, aligner);
     }
 
-    /// Starts a migration at full speed; the cell holds its outcome once it has ended.
     pub(crate) fn migrate(&self) -> (SourceHandle, Rc<RefCell<Option<Outcome>>>) {
         self.migrate_paced(PacingSettings::default())
     }

@@ -17,7 +17,6 @@ const NEVER: Tick = Tick::MAX;
 pub(crate) struct Content {
     sectors: Vec<Vec<Version>>,
     now: Tick,
-    /// Changes answered before this tick were made durable by a flush.
     flushed_before: Tick,
     reads: Vec<Tick>,
 }
@@ -128,7 +127,6 @@ impl Content {
         Began(began)
     }
 
-    /// Checks a read that has ended, with these tokens from `first` on, or without any.
     pub(crate) fn read_ends(
         &mut self,
         Began(began): Began,
@@ -152,7 +150,6 @@ impl Content {
         Began(self.tick())
     }
 
-    /// Notes a successful flush: changes answered before it began are durable.
     pub(crate) fn flush_succeeds(&mut self, Began(began): Began) {
         self.flushed_before = self.flushed_before.max(began);
     }

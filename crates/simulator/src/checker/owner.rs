@@ -38,7 +38,6 @@ impl Permission {
     }
 }
 
-/// Returns the permission of the image at `path`, if `state` is the journal's.
 pub(crate) fn permission(state: &State, path: &str) -> Permission {
     let is = |image: &ImageLocation| image.place.name() == path;
     let owns = state.volumes.values().any(|volume| is(&volume.record.image));

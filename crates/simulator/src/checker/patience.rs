@@ -51,7 +51,6 @@ impl Excuses {
         meanwhile.map(|(began, _)| began.max(from)).min().unwrap_or(to)
     }
 
-    /// Returns the part of the time from `from` to `to` that is not excused.
     fn unexcused(&self, from: Duration, to: Duration) -> Duration {
         let clip = |(start, end): &(Duration, Duration)| ((*start).max(from), (*end).min(to));
         let open: Vec<_> = self.open.values().map(|began| (*began, Duration::MAX)).collect();

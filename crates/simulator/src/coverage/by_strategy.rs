@@ -66,7 +66,6 @@ fn faults(kind: Kind) -> Vec<Fault> {
     faults
 }
 
-/// Returns why a fault cannot strike in a phase of this strategy's migrations; `None` if it can.
 fn never(kind: Kind, fault: Fault, phase: Phase) -> Option<&'static str> {
     let mut reason = None;
     for table in [Table::OneHost, Table::Hosts] {

@@ -155,7 +155,6 @@ impl Files {
         self.strangers.retain(|_| keep);
     }
 
-    /// Puts a stranger's file into the place of another one, which is moved away.
     pub(super) fn exchange(&mut self, name: &str) {
         let Some(object) = self.names.remove(name) else { return };
         let precious = self.make(name, None);

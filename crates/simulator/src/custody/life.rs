@@ -229,7 +229,6 @@ impl World {
         self.say(|| format!("{volume} leaves by {migration}, hollow: {is_hollow}"));
     }
 
-    /// Ends a departure: the new owner is complete, so the image is kept or deleted.
     fn end_departure(&mut self) {
         let leaving = self.state.unfinished().find(|(_, known)| matches!(known.side, Side::Outgoing { .. }));
         let Some((migration, known)) = leaving else { return };
@@ -338,7 +337,6 @@ impl World {
         }
     }
 
-    /// Adds an existing image by one of its names, as an administrator would.
     fn add(&mut self) {
         let names = self.files.names();
         let Some(name) = self.one_of(&names) else { return };

@@ -24,7 +24,6 @@ pub(super) struct Branch {
     pub(super) arrivals: Cell<u32>,
     pub(super) been_at: RefCell<BTreeSet<Place>>,
     pub(super) goes: Cell<Option<Place>>,
-    /// The copy that it began with did not answer, and the volumes stayed where they were.
     is_over: Cell<bool>,
     /// Power was cut under the guests, and the loss was not checked yet.
     pub(super) power_was_cut: Cell<bool>,

@@ -21,7 +21,6 @@ use super::place::Place;
 use crate::disk::SimDisk;
 
 impl SimHost {
-    /// Makes the store of a volume that may arrive incomplete, or has.
     pub(super) fn filling_store(
         self: &Rc<Self>,
         (index, key): (usize, StayKey),
@@ -82,7 +81,6 @@ impl SimHost {
         Some(ToSource::Lacks { attempt, units })
     }
 
-    /// Returns how many units all volumes lack; `None` if no daemon runs.
     pub(super) fn units_missing(&self) -> Option<u64> {
         // The receiver of the question may already hold the borrow.
         let fillings = self.serving.borrow().as_ref().map(|serving| serving.fillings.clone())?;
@@ -102,7 +100,6 @@ impl SimHost {
         }
     }
 
-    /// Answers the given questions of sources, if the journal has an answer.
     pub(super) fn answer_unasked(self: &Rc<Self>, asked: Vec<(HostId, MigrationId, ToTarget)>) {
         for (peer, migration, message) in asked {
             let answer =
@@ -115,7 +112,6 @@ impl SimHost {
         }
     }
 
-    /// Returns this daemon's end of the line to a reservoir; opens it first if needed.
     fn way_to_reservoir(&self, from: Place, remote: MigrationId) -> Option<Rc<RpcChannel>> {
         let subject = Subject::Reservoir(from, remote);
         let known = self.with_serving(|serving| serving.reservoirs.get(&subject).cloned())?;

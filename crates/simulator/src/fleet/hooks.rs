@@ -15,7 +15,6 @@ use super::host::SimHost;
 const RUN_MAX: Duration = Duration::from_millis(30);
 const FAILS_PERCENT: u64 = 8;
 
-/// Migrations of this daemon whose hooks must run before a handover.
 #[derive(Default)]
 pub(super) struct SimHooks(RefCell<BTreeSet<MigrationId>>);
 

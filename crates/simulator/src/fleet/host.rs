@@ -311,7 +311,6 @@ impl SimHost {
         self.incarnation.get()
     }
 
-    /// Returns the life of a new lane, which differs from that of any lane of any host.
     pub(super) fn new_life(&self) -> u64 {
         self.lives.set(self.lives.get() + 1);
         self.lives.get() << 8 | self.place.index() as u64

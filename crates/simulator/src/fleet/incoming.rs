@@ -69,7 +69,6 @@ struct IncomingMigration {
     id: Option<MigrationId>,
     /// Whether it had a driver before, or a restart continues it.
     is_resumed: bool,
-    /// The migration by which the volumes left, if they return into those images.
     takes_back: Option<MigrationId>,
     /// The driver of that one, which its session still has to give up.
     set_aside: Option<SetAside>,
@@ -156,7 +155,6 @@ impl IncomingMigration {
 }
 
 impl SimHost {
-    /// Takes a migration, if there is room; returns the answer for each volume once all is ready.
     pub(super) fn takes(
         self: &Rc<Self>,
         source: &Rc<SimHost>,
@@ -269,7 +267,6 @@ impl SimHost {
         }
     }
 
-    /// Makes the images of arriving volumes, or takes those of an earlier residency.
     fn make_images(&self, subject: Subject, recorded: &MigrationState) {
         let left = self.left_in_place(recorded);
         let make = |(index, moving): (usize, &migration::journal::MigratingVolume)| {

@@ -84,7 +84,6 @@ impl Line {
         Rc::new_cyclic(make)
     }
 
-    /// Opens the end of a new process at `place`; `None`: the simulation is over.
     pub(super) fn open(&self, place: Place, guard: Guard) -> Option<Ends> {
         let link = self.link.upgrade()?;
         let number = link.end_of(place);

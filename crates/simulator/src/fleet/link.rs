@@ -154,7 +154,6 @@ impl Link {
         delay * tail + Duration::from_nanos(random.below(20_000))
     }
 
-    /// Returns the time until a new process is known at the other end.
     pub(super) fn introduction(&self) -> Duration {
         self.delays[0]
     }

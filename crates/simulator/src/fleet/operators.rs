@@ -42,9 +42,7 @@ pub(super) struct Operators {
     migrations_left: Cell<u32>,
     begins_percent: u64,
     follow_percent: u64,
-    /// The percentage of looks at which guests change hosts by themselves.
     wander_percent: u64,
-    /// The percentage of looks at which a copy with an unreachable source is promoted.
     promotes_percent: u64,
     may_force: bool,
     within_left: Cell<u32>,
@@ -57,7 +55,6 @@ pub(super) struct Operators {
 }
 
 impl Operators {
-    /// Draws the plans of operators; a single host makes the planned migrations.
     pub(super) fn draw(random: &mut Random, seed: u64, (hosts, planned): (usize, u32), has_vm: bool) -> Self {
         let mut within = Random::new(seed ^ WITHIN_STREAM);
         // A VM has one source and one target; forced promotions with VMs are not simulated.
@@ -197,7 +194,6 @@ impl Fleet {
         owner.begin_migration(target);
     }
 
-    /// Sends incomplete volumes back to the host that has the missing blocks.
     fn perhaps_go_back(&self, branch: &Branch, owner: &Rc<SimHost>) {
         // With two branches, one would wait for ever for blocks that the other has overwritten.
         let may = owner.is_up() && !self.operators.may_force() && branch.goes.get().is_none();
@@ -244,7 +240,6 @@ impl Fleet {
         branch.guests.iter().for_each(|guest| guest.be_quiet());
     }
 
-    /// Moves guests that follow their volumes, once none of their requests is in flight.
     fn move_home(&self, branch: &Branch, owner: &SimHost) {
         if !branch.is_idle() {
             return;
@@ -267,7 +262,6 @@ impl Fleet {
         owner.connect(branch);
     }
 
-    /// Lets guests leave their host at any time, and repeat their requests at another one.
     fn perhaps_wander(&self, branch: &Branch) {
         let mut random = self.random.borrow_mut();
         if self.operators.wander_percent == 0 || !random.percent(self.operators.wander_percent) {
@@ -307,7 +301,6 @@ impl SimHost {
 }
 
 impl Fleet {
-    /// Promotes the copies that wait at a host, if their source is out of reach.
     fn perhaps_promote(&self, host: &Rc<SimHost>) {
         let waiting = {
             let serving = host.serving.borrow();

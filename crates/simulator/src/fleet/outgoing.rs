@@ -225,7 +225,6 @@ impl SimHost {
         }
     }
 
-    /// Asks the other host whether it could run the VM. The answer ends with its daemon.
     async fn examine_vm(&self, id: MigrationId, target: Place) -> Result<(), Failure> {
         self.handle.sleep(ASK_AGAIN).await;
         let peer = self.fleet().map(|fleet| Rc::clone(fleet.host(target)));
@@ -287,7 +286,6 @@ impl SimHost {
         self.link_to(peer.place).is_some_and(|link| link.is_up())
     }
 
-    /// Begins or continues the source's half; returns its end, or `None` if it does not begin.
     fn leave(
         self: &Rc<Self>,
         id: MigrationId,

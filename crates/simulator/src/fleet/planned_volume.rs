@@ -16,7 +16,6 @@ use crate::world::World;
 /// The percentage of zeroes that are allocated, so that copying has to find them.
 const ALLOCATED_ZEROES_PERCENT: u64 = 40;
 
-/// A volume in its initial state: in an image of store `a`, with a guest.
 pub(super) struct PlannedVolume {
     pub(super) disk: Rc<SimDisk>,
     pub(super) guest: Rc<Guest>,

@@ -122,7 +122,6 @@ impl SimHost {
         })
     }
 
-    /// Returns whether the volumes are here, and no migration is in progress.
     fn owns_and_rests(&self) -> bool {
         self.journal().look(|state, possible| {
             let is_here = state.volumes.contains_key(&volume_id(0));

@@ -87,7 +87,6 @@ impl Serving {
 }
 
 impl SimHost {
-    /// Serves this host's volumes by the journal, and continues migrations.
     pub(super) fn serve(self: &Rc<Self>, resumes: &[MigrationId]) {
         let state = self.journal().acknowledged();
         *self.serving.borrow_mut() = Some(Serving {
@@ -205,7 +204,6 @@ impl SimHost {
         volume
     }
 
-    /// Lets clients that stayed at other hosts use a volume that is here, or forwarded from here.
     pub(super) fn offer_to_clients(&self, index: usize) {
         let serving = self.serving.borrow();
         let Some(serving) = &*serving else { return };
@@ -216,7 +214,6 @@ impl SimHost {
         }
     }
 
-    /// Returns the volume at the host to which a migration from here has brought it.
     pub(super) fn elsewhere(
         &self,
         index: usize,
@@ -264,7 +261,6 @@ impl SimHost {
         Some(self.hear(peer, subject, ends))
     }
 
-    /// Replaces the listener of a migration's line whose service is about to end.
     pub(super) fn hear_anew(self: &Rc<Self>, ending: &Rc<Service>) {
         let subject = self.with_serving(|serving| {
             let mut channels = serving.channels.values();
@@ -346,7 +342,6 @@ impl SimHost {
         }
     }
 
-    /// Returns whether clients find the volumes here, directly or forwarded.
     pub(super) fn welcomes_clients(&self) -> bool {
         let count = self.manner.block_sizes.len();
         // A volume that arrives for the first time may still be given back: its clients would be cut.

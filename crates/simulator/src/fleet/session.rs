@@ -100,7 +100,6 @@ impl SimHost {
         }
     }
 
-    /// Checks that a confirmed cancellation holds: the migration has not moved its volumes.
     pub(super) fn check_cancelled(&self, id: MigrationId) {
         let has_moved = matches!(self.stage_of(id), Some(Stage::Ended(Outcome::Moved { .. })));
         if has_moved && self.cancelled.borrow().contains(&id) {

@@ -84,7 +84,6 @@ impl SimHost {
         (is_filling && !self.is_stopping.get() && goes_back(offered)).then_some(left_by)
     }
 
-    /// Ends the driver of a migration whose target reads missing blocks here.
     pub(super) async fn set_aside(&self, left_by: MigrationId) -> Result<SetAside, Failure> {
         let gone = || Failure { code: FailureCode::Internal, detail: "it is over".to_owned() };
         let (asked, given) = oneshot::channel();
@@ -98,7 +97,6 @@ impl SimHost {
         given.await.map_err(|_| gone())
     }
 
-    /// Lets the VM return: it runs with its volumes, and has left here.
     pub(super) async fn let_vm_come_again(&self) -> Result<(), Failure> {
         if self.vm_note.get() != VmNote::Leaving {
             return Ok(());
@@ -107,7 +105,6 @@ impl SimHost {
         noted.map_err(|detail| Failure { code: FailureCode::Internal, detail })
     }
 
-    /// Returns the places of arriving volumes: new ones, or the images that they left.
     pub(super) fn places_for(
         &self,
         offered: &[MigratingVolume],
@@ -136,7 +133,6 @@ impl SimHost {
         })
     }
 
-    /// Continues to serve missing blocks to the host from which volumes return.
     pub(super) fn reopen_reservoirs(&self, peer: Place, left_by: MigrationId, coming: &MigrationState) {
         if !matches!(coming.stage, Stage::Copying | Stage::Prepared(_)) {
             return;

@@ -230,7 +230,6 @@ impl SimHost {
         (!free.is_empty()).then(|| free[draw % free.len()].clone())
     }
 
-    /// Returns whether a migration of this host moves a volume of its own.
     pub(super) fn is_moving(&self, volume: VolumeId) -> bool {
         let mut moving = self.state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         moving.any(|moving| moving.volume == volume)

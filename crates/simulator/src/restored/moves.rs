@@ -210,7 +210,6 @@ impl Fleet {
         }
     }
 
-    /// Returns whether guests of a volume wait, because it is promised.
     pub(super) fn is_gate_closed(&self, host: usize, volume: VolumeId) -> bool {
         let here = &self.hosts[host];
         let is_promised = here.state.unfinished().any(|(id, known)| {

@@ -328,7 +328,6 @@ impl World {
         }
     }
 
-    /// Checks that each begun hook was finally followed by the one after it.
     fn check_followed(&mut self) {
         let begun = |moment| {
             let begun =

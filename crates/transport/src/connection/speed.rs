@@ -81,7 +81,6 @@ impl Speed {
         Some(self.usual(measurement))
     }
 
-    /// Returns the median of each figure, or the fastest while there are few.
     fn usual(&self, latest: Measurement) -> Measurement {
         let middle = |figure: fn(&Measurement) -> f64| {
             let mut figures: Vec<f64> = self.measured.iter().map(figure).collect();

@@ -49,7 +49,6 @@ impl Assembly {
         self.add(start.priority, part)
     }
 
-    /// Takes a further part, and returns the message if it was the last.
     pub(crate) fn next(&mut self, number: u64, part: &[u8]) -> Result<Option<(Start, Message)>, Malformed> {
         let unfinished =
             self.unfinished.iter().flatten().find(|unfinished| unfinished.start.number == number);

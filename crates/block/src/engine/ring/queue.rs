@@ -131,7 +131,6 @@ impl Queue {
         Ok(key)
     }
 
-    /// Takes the result of an operation, or stores `waker` until there is one.
     pub(super) fn take(&mut self, key: usize, waker: &Waker) -> Option<Result<Outcome, IoError>> {
         match self.operations.get_mut(key).map(|operation| &mut operation.phase) {
             Some(Phase::InFlight(current)) => {
@@ -242,7 +241,6 @@ impl Queue {
         std::mem::take(&mut self.ended)
     }
 
-    /// Releases the ring's hold on a file: at once, or when the last of its operations has ended.
     pub(super) fn release(&mut self, file: &Arc<OwnedFd>) {
         if self.closed || !self.files.contains(file) {
             return;

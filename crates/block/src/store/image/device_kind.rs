@@ -58,7 +58,6 @@ pub(super) fn probe(file: &OwnedFd, path: &Path, access: Access) -> Result<Probe
     })
 }
 
-/// Returns the reason why a device could not be opened exclusively.
 pub(super) fn why_not_opened(path: &Path, number: u64, error: std::io::Error) -> ImageError {
     match Errno::from_io_error(&error) {
         Some(Errno::BUSY) => match user_of(number) {

@@ -192,7 +192,6 @@ impl Shared {
         Ok(())
     }
 
-    /// Marks clusters as zero, and keeps their allocation; returns where it stopped.
     async fn keep_as_zero(&self, clusters: ByteRange) -> Result<u64, IoError> {
         let _slot = self.slot(clusters.offset).await;
         self.is_dirty.set(true);
@@ -201,7 +200,6 @@ impl Shared {
         done
     }
 
-    /// Zeroes clusters and frees their allocation; returns where it stopped.
     async fn free(&self, clusters: ByteRange, place: &Place) -> Result<u64, IoError> {
         let _slot = self.slot(clusters.offset).await;
         let mut has_freed = self.has_freed.lock().await;
@@ -217,7 +215,6 @@ impl Shared {
         done
     }
 
-    /// Returns whether replacing the data at `place` frees a cluster of the top.
     fn frees(&self, place: &Place) -> bool {
         match place {
             Place::Own { .. } | Place::Packed => true,
@@ -244,7 +241,6 @@ impl Shared {
         self.slots[(table % SLOTS as u64) as usize].lock().await
     }
 
-    /// Returns the cluster that contains a byte, cut at the end of the disk.
     fn cluster_at(&self, position: u64) -> ByteRange {
         let start = position - position % self.cluster_size;
         ByteRange::new(start, self.cluster_size.min(self.disk_size.get() - start))

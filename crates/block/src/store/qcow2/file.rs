@@ -61,7 +61,6 @@ struct Growing {
     /// Bytes of a cluster: more than direct I/O's alignment of a write.
     cluster_size: u64,
     l1: RefCell<Range<u64>>,
-    /// The size of the disk for the header, if imago knows a larger one.
     size_to_say: Cell<Option<u64>>,
     /// The tables that are written before it; dead until the image is open.
     tables: RefCell<Weak<Tables>>,
@@ -101,7 +100,6 @@ impl LaneFile {
         }
     }
 
-    /// Sets the size of the disk in the header, whatever imago writes there.
     pub(super) fn set_size_to_say(&self, size: u64) {
         if let Kind::Growing(growing) = &self.kind {
             growing.size_to_say.set(Some(size));
@@ -237,7 +235,6 @@ impl LaneFile {
         }
     }
 
-    /// Zeroes a range by freeing its space in the file system; `false` if that is impossible.
     pub(super) async fn give_back(&self, offset: u64, length: u64) -> bool {
         let Kind::Growing(growing) = &self.kind else { return false };
         if !growing.gives_back.get() {

@@ -421,7 +421,6 @@ fn read_header(image: &mut Image) -> Result<Header, Qcow2Error> {
     Ok(header)
 }
 
-/// Opens the file of a locked image once more, buffered, for the control thread.
 fn plain(image: &Image) -> Result<std::fs::File, Qcow2Error> {
     let mut options = std::fs::OpenOptions::new();
     options.read(true).write(image.access() == Access::ReadWrite);

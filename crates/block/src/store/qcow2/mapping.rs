@@ -147,7 +147,6 @@ impl Tables {
         Ok(buffer)
     }
 
-    /// Marks whole clusters as zero, and keeps their allocation; returns where it stopped.
     pub(super) async fn keep_as_zero(&self, range: ByteRange) -> Result<u64, IoError> {
         let done = self.access.inner().ensure_zero_mapping(range.offset, range.length).await;
         let (start, length) = done.map_err(|error| to_ours("discard", &error))?;

@@ -84,7 +84,6 @@ fn size_in_header(bytes: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(size.try_into().ok()?))
 }
 
-/// Returns the first bytes of a file; `None` if it cannot be an image.
 fn beginning(path: &Path) -> Result<Option<Vec<u8>>, ImageError> {
     let found = ByName.find(path, None).map_err(|error| ImageError::of("examine", path, error))?;
     beginning_of(&found)

@@ -27,7 +27,6 @@ const SILENCE_MAX: Duration = Duration::from_secs(15);
 const PROBE_INTERVAL: Duration = Duration::from_secs(5);
 const PROBES_MAX: u32 = 2;
 
-/// The address and options of an export, for the first and for later connections.
 #[derive(Clone)]
 pub(super) struct Dialer {
     pub(super) uri: NbdUri,
@@ -101,7 +100,6 @@ fn connect_unix(path: &Path, timeout: Duration) -> io::Result<UnixStream> {
     Ok(UnixStream::from(socket))
 }
 
-/// Tries every address of the host, in the order that the system gives them.
 fn connect_tcp(host: &str, port: u16, deadline: Instant) -> io::Result<TcpStream> {
     let mut last = io::Error::new(io::ErrorKind::NotFound, "the host has no address");
     for address in (host, port).to_socket_addrs()? {

@@ -74,7 +74,6 @@ impl<S: Read + Write> Talk<'_, S> {
         }
     }
 
-    /// Returns the number of the allocation context; `None` if the server has none.
     fn ask_for_allocation(&mut self) -> Result<Option<u32>, RemoteError> {
         let mut data = self.name();
         data.extend_from_slice(&1_u32.to_be_bytes());

@@ -75,7 +75,6 @@ pub(super) struct Fate {
 }
 
 impl Fate {
-    /// Returns whether the request is with the server, and not answered.
     pub(super) fn is_out(&self) -> bool {
         self.is_out.get()
     }

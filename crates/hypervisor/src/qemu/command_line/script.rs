@@ -58,7 +58,6 @@ pub fn script(
     ))
 }
 
-/// Returns a drive or a node over a plain image, in place of one over an export.
 fn over_image(option: &str, value: &str, images: &[GivenBack]) -> Option<String> {
     let mut values = Values::read(value);
     let image = values.pairs().into_iter().find_map(|(_, value)| {

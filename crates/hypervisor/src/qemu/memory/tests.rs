@@ -77,7 +77,6 @@ async fn a_vm_that_cannot_be_migrated_is_refused_before_anything_is_set() {
     assert!(refused.to_string().contains("VFIO"), "{refused}");
 }
 
-/// Returns the hazard of a VM with `size` bytes, emulated or not, under QEMU 7.2.
 async fn hazard(size: u64, emulated: bool) -> Option<String> {
     let monitor = FakeMonitor::start(move |command, _| match command {
         "query-kvm" => returned(json!({ "enabled": !emulated, "present": true })),
@@ -204,7 +203,6 @@ async fn a_target_that_ends_while_it_loads_is_gone() {
     assert!(gone.is_gone(), "{gone:?}");
 }
 
-/// Returns whether several streams and post-copy are switched on, and the number of channels.
 async fn agreed(transfer: MemoryTransfer) -> (bool, bool, u64) {
     let mut monitor = FakeMonitor::start(|_, _| returned(json!({ "status": "inmigrate" })));
     connect(&monitor).await.expect_memory(Path::new("/run/memory"), transfer).await.unwrap();

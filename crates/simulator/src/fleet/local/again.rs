@@ -119,7 +119,6 @@ impl SimHost {
         }
     }
 
-    /// Keeps the missing sets of a migration within this host, at the daemon's end.
     pub(in crate::fleet) async fn leave_copies(&self) {
         let Some(id) = self.with_local(|halves| halves.id) else { return };
         let volumes = self.with_serving(|serving| serving.volumes.clone()).unwrap_or_default();

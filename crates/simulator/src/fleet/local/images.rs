@@ -20,7 +20,6 @@ pub(in crate::fleet) struct LocalImages {
     rooms: RefCell<BTreeSet<String>>,
     /// Images that were reported as left over, or kept on purpose.
     excused: RefCell<BTreeSet<String>>,
-    /// The recorded appearance of copies when they were begun, continued or left.
     notes: RefCell<BTreeMap<String, ImageRecord>>,
     made: Cell<u32>,
     pub(in crate::fleet) has_moved: Cell<bool>,

@@ -28,7 +28,6 @@ pub(in crate::fleet) struct LocalHalves {
 }
 
 impl SimHost {
-    /// Makes the driver of a migration between stores; `None` if a volume is not served, or its image is gone.
     pub(super) fn drive_locally(
         self: &Rc<Self>,
         id: MigrationId,
@@ -99,7 +98,6 @@ impl SimHost {
         self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, None, is_over));
     }
 
-    /// Notes that a migration within this host has entered a phase, and triggers its faults.
     pub(super) fn entered_locally(&self, id: MigrationId, phase: Phase) {
         self.world.note("phase", id.0, phase as u64);
         self.world.say(|| format!("{}: {id} within: {phase}", self.place));
@@ -126,7 +124,6 @@ impl SimHost {
         self.set_phase(None);
     }
 
-    /// Lets a target's disk lose its cache and continue; returns whether there is one.
     pub(in crate::fleet) fn restart_a_target(&self) -> bool {
         let found = self.with_local(|halves| (halves.driver.clone(), halves.targets.clone()));
         let Some((driver, targets)) = found else { return false };

@@ -204,7 +204,6 @@ fn check_network(option: &str, value: &str) -> Result<(), Unmovable> {
     Ok(())
 }
 
-/// Refuses descriptors that were opened for QEMU before its start.
 fn check_inherited(option: &str, values: &Values) -> Result<(), Unmovable> {
     let is_inherited = |(key, value): &(String, String)| {
         matches!(key.as_str(), "fd" | "fds" | "vhostfd" | "vhostfds") || value.starts_with("/dev/fdset/")

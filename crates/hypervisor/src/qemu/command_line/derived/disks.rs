@@ -223,7 +223,6 @@ impl Maker<'_> {
     }
 }
 
-/// Returns the key and the value by which a drive or a node names its file.
 fn path_of(values: &Values) -> Option<(String, String)> {
     let driver = values.driver();
     let is_path = |key: &str| {

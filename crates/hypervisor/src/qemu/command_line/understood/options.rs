@@ -39,7 +39,6 @@ pub(super) enum Naming {
     Named,
 }
 
-/// Words of the first key, and the keys allowed with each of them.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form {
     pub(super) words: &'static [&'static str],

@@ -97,7 +97,6 @@ fn read_value(
     }
 }
 
-/// Reads the keys of an option whose first one may be without its name.
 fn read_keys(
     option: &str,
     implied: &str,

@@ -7,7 +7,6 @@ fn words(text: &str) -> Vec<String> {
     text.split(' ').map(|word| word.replace("␣", " ")).collect()
 }
 
-/// Returns why these words are refused, in an otherwise complete command.
 pub(super) fn refusal(text: &str, allowed: Allowed<'_>) -> Option<String> {
     read(text, allowed).err().map(|refused| refused.to_string())
 }
