@@ -75,7 +75,7 @@ fn a_machine_that_is_stopped_by_errors_is_while_the_link_is_away_and_goes_on_by_
             let stopped = until("the VM is stopped", || {
                 Ok(Some(seen(pair)?).filter(|vm| {
                     let says = vm.message.as_deref().unwrap_or_default();
-                    vm.state == VmState::Paused && says.contains("it goes on by itself")
+                    vm.state == VmState::Paused && says.contains("Sterna resumes the VM")
                 }))
             })?;
             let says = stopped.message.context("it says why")?;

@@ -145,7 +145,7 @@ fn a_host_that_was_unpaired_when_it_was_started_forwards_once_it_is_paired_again
         pair.alpha.stop()?;
         pair.alpha.start()?;
         ensure!(
-            pair.alpha.log()?.contains("its clients are not forwarded yet"),
+            pair.alpha.log()?.contains("cannot forward its clients yet"),
             "nobody is known to lead them to"
         );
         pair.join()?;

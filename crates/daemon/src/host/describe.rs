@@ -295,7 +295,7 @@ async fn add_service(shown: &mut api::Volume, service: Service) -> Option<LaneSt
         Service::Unconfirmed(reason) => (VolumeState::Unconfirmed, Some(reason)),
         Service::Removing => (VolumeState::Removing, None),
         Service::Arriving(_, migration) => {
-            (VolumeState::Arriving, Some(format!("it is on its way here ({migration})")))
+            (VolumeState::Arriving, Some(format!("it is arriving here ({migration})")))
         }
         Service::Serving(lane) => match tokio::time::timeout(ANSWER_MAX, lane.status()).await {
             Ok(Ok(status)) => {

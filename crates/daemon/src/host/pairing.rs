@@ -117,7 +117,7 @@ impl Host {
             }
             // N.B. durable first: a target that has promised waits for an administrator's decision.
             if self.record_cancel(migration).await.is_ok() && self.sessions.tell(migration, Event::Cancel) {
-                tracing::info!(%migration, host = name, "a migration with a host that was removed is to end");
+                tracing::info!(%migration, host = name, "ending a migration with a removed host");
             }
         }
     }
@@ -165,11 +165,11 @@ impl Host {
         if let Some(first) = filled.first() {
             let all = filled.join(", ");
             needed.push(format!(
-                "it has what is missing of {all} (sterna volume promote {first} --without-missing gives that up, for good)"
+                "it has missing blocks of {all} (sterna volume promote {first} --without-missing gives them up for good)"
             ));
         }
         if !used.is_empty() {
-            needed.push(format!("clients there use {}, which they are led to here", used.join(", ")));
+            needed.push(format!("clients there use {} here by forwarding", used.join(", ")));
         }
         match needed.is_empty() {
             true => Ok(()),

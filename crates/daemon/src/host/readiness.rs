@@ -57,8 +57,7 @@ impl Host {
     fn warnings(&self) -> Vec<Problem> {
         let mut warnings = Vec::new();
         if self.queue.has_used_up_the_host(|| self.migrations.under_way(&self.journal)) {
-            let message = "migrations that are ordered here wait: as many are under way as limits.migrations_per_host \
-                           allows; sterna migration list shows which";
+            let message = "new migrations wait: limits.migrations_per_host allows no more at a time; see: sterna migration list";
             warnings.push(Problem { part: Part::Migration, name: None, message: message.to_owned() });
         }
         let silent_max = self.limits().patience.silent_max;
@@ -71,11 +70,11 @@ impl Host {
             let (host, minutes) = (self.hosts.name_of(peer), idle.as_secs() / 60);
             let message = match is_promised {
                 false => format!(
-                    "nothing has come from host {host} for {minutes} min; it goes on when that does, and ends with: sterna \
+                    "nothing has arrived from host {host} for {minutes} min; it continues when that host does; to end it: sterna \
                      migration cancel {migration}"
                 ),
                 true => format!(
-                    "it waits for the word of host {host} for {minutes} min; if that is lost for good: sterna volume promote"
+                    "it has waited for host {host} for {minutes} min; if that host is lost for good: sterna volume promote"
                 ),
             };
             warnings.push(Problem { part: Part::Migration, name: Some(migration.to_string()), message });

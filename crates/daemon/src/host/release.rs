@@ -26,7 +26,7 @@ impl Host {
         blocking(move || Ok(custody.check(Step::Release, &owner, &image)?)).await?;
         if self.journal.read(|state| state.reservations.contains_key(place)) {
             self.journal.commit(vec![Record::ReservationLifted { place: place.clone() }]).await?;
-            tracing::info!(store = %name, %place, "what a migration left there is given up");
+            tracing::info!(store = %name, %place, "gave up the image that a migration left");
         }
         Ok(self.describe_store(name).await)
     }

@@ -119,7 +119,7 @@ impl Host {
                 let reason = with_causes(&error);
                 return tracing::error!(
                     %reason,
-                    "the configuration cannot be read again; what was read before holds: sterna config check"
+                    "cannot reload the configuration; the previous one stays in effect; run: sterna config check"
                 );
             }
         };
@@ -129,7 +129,7 @@ impl Host {
             self.set_limits(limits);
             tracing::info!(
                 ?limits,
-                "limits have changed; how much is copied at once holds for volumes served from now on"
+                "limits have changed; the amount copied at once applies to volumes that are served from now on"
             );
         }
         if !added.is_empty() {
@@ -137,7 +137,7 @@ impl Host {
         }
         if !left.is_empty() {
             let changed = left.join(", ");
-            tracing::warn!(%changed, "this takes a restart, which breaks no connection: systemctl restart sterna");
+            tracing::warn!(%changed, "this change needs a restart, which breaks no connection: systemctl restart sterna");
         }
     }
 

@@ -71,7 +71,8 @@ impl Host {
             names.collect::<Vec<_>>()
         });
         for (name, volume) in waiting {
-            tracing::warn!(volume = %name, "the journal was put back from a backup: the volume is not served before it is known whose it is");
+            tracing::warn!(volume = %name, "the journal was restored from a backup: the volume is not served before its owner is \
+                known");
             self.volumes.add(&name, volume);
             self.say_standing(&name);
         }
@@ -125,7 +126,8 @@ impl Host {
             Action::Confirm(volume) => drop(tokio::spawn(async move {
                 let confirmed = host.confirm(volume).await;
                 if let Err(error) = confirmed {
-                    tracing::warn!(%volume, error = %error.message(), "a volume that other hosts have confirmed is not served yet");
+                    tracing::warn!(%volume, error = %error.message(), "cannot serve a volume yet that other hosts have \
+                        confirmed");
                     host.restoring.tell(Event::NotRecorded(volume));
                 }
             })),
@@ -207,12 +209,12 @@ impl Host {
         if let [Record::DepartureConfirmed { .. }] = records[..] {
             self.journal.commit(records).await?;
             claim.removed();
-            tracing::info!(volume = %name, "another host has confirmed that a volume is where the journal says that it has gone");
+            tracing::info!(volume = %name, "another host has confirmed that it has a volume that left this host");
             self.lead_to_departed(volume).await;
             self.restoring.told.notify_one();
             return Ok(());
         }
-        tracing::info!(volume = %name, "all other hosts have confirmed that a volume of the journal that was put back is this host's");
+        tracing::info!(volume = %name, "all other hosts have confirmed that a volume of the restored journal is this host's");
         self.reinstate(claim, volume, &name, records, None).await
     }
 
@@ -291,7 +293,7 @@ impl Host {
         let branch = BranchId(random_bytes());
         let records = self.journal.read(|state| restoration::order(state, volume, &standing, how, branch));
         let records = records.map_err(|reason| self.refused(&name, reason))?;
-        tracing::warn!(volume = %name, ?standing, ?how, "a volume of the journal that was put back is this host's by order");
+        tracing::warn!(volume = %name, ?standing, ?how, "a volume of the restored journal is this host's by order");
         self.reinstate(claim, volume, &name, records, order.size_bytes).await?;
         self.volumes.lane(&name).await?;
         self.describe_volume(&name).await
@@ -321,7 +323,7 @@ impl Host {
         self.journal.commit(records).await?;
         claim.removed();
         self.restoring.told.notify_one();
-        tracing::info!(volume = %name, image, "a volume of the journal that was put back is forgotten; its image stays");
+        tracing::info!(volume = %name, image, "a volume of the restored journal was forgotten; its image is kept");
         let (image_fate, kept_because) = (api::ImageFate::Kept, Some(api::KeptBecause::Unknown));
         Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
     }

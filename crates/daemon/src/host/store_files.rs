@@ -60,7 +60,7 @@ impl Host {
                     failed @ CustodyError::Io { .. } => failed.into(),
                 },
             )?;
-            tracing::info!(%store, file = ?file, "a half-made target is deleted");
+            tracing::info!(%store, file = ?file, "deleted a half-made target");
             Ok(shown)
         })
         .await
@@ -144,9 +144,9 @@ fn single(store: &Store, place: &Place, state: &State) -> Option<StoreFile> {
 fn role_in_words(role: FileRole) -> &'static str {
     match role {
         FileRole::Volume => "the image of a volume",
-        FileRole::Backing => "what another image stands on",
+        FileRole::Backing => "the backing file of another image",
         FileRole::Target => "what a migration fills",
-        FileRole::Replica | FileRole::StaleReplica => "what a migration left (sterna replica drop)",
+        FileRole::Replica | FileRole::StaleReplica => "an image that a migration left (sterna replica drop)",
         FileRole::HalfMade => "one",
         FileRole::Unsettled => "being made or deleted",
         FileRole::Unclaimed => "an image",

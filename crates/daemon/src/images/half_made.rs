@@ -66,7 +66,7 @@ pub(crate) fn settle(folder: &Path, is_complete: impl Fn(&Path) -> bool) -> io::
         if (is_gone || is_complete(&image))
             && let Err(error) = remove(&path)
         {
-            tracing::warn!(path = %path.display(), %error, "the mark of an image that is complete stays");
+            tracing::warn!(path = %path.display(), %error, "cannot delete the mark of a complete image");
         }
     }
     Ok(())

@@ -106,11 +106,11 @@ fn chain_that_cannot_be_kept_is_refused_with_the_reason() {
         assert!(exit != 0 && message.contains(words), "{order:?}: {value}");
     };
     refused(&["v", "--to", "r", "--keep-chain"], "only a store that is a folder");
-    refused(&["v", "--to", "a", "--keep-chain", "--format", "raw"], "stands on nothing");
+    refused(&["v", "--to", "a", "--keep-chain", "--format", "raw"], "a raw image has no backing file");
     scene.succeed(&["volume", "create", "w", "--store", "b", "--size", "1MiB"]);
     refused(&["w", "--to", "a", "--keep-chain"], "is not qcow2");
     scene.succeed(&["volume", "create", "x", "--store", "b", "--size", "1MiB", "--format", "qcow2"]);
-    refused(&["x", "--to", "a", "--keep-chain"], "stands on no backing file");
+    refused(&["x", "--to", "a", "--keep-chain"], "has no backing file");
     // It is served, and its backing file was moved since.
     std::fs::rename(scene.path("chain/middle.qcow2"), scene.path("chain/elsewhere.qcow2")).unwrap();
     let (exit, value) = scene.json(&["migrate", "v", "--to", "a", "--keep-chain"]);

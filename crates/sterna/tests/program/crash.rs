@@ -138,7 +138,7 @@ fn lane_that_ends_by_a_defect_is_started_again_and_its_migration_is_ended() {
         scene.create_volume();
         let guest = scene.start_guest();
         scene.run(&["migrate", "v", "--to", "b", "--detach"]);
-        assert!(scene.wait_for_log("the volume's thread has ended by a defect"), "{point}");
+        assert!(scene.wait_for_log("the volume's thread has ended because of a defect"), "{point}");
         assert!(scene.wait_for_log("serving volume=v"), "{point}");
         let process = scene.process();
         stop_and_verify(guest);

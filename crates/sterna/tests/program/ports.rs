@@ -111,11 +111,11 @@ fn certificates_are_read_again_at_a_hang_up_and_what_cannot_be_read_changes_noth
     certificate.renew();
     assert_eq!(nbdinfo(&trusting), "", "the daemon has the former one until it is told");
     scene.signal(Signal::HUP).unwrap();
-    assert!(scene.wait_for_log("certificates have been read again"));
+    assert!(scene.wait_for_log("reloaded certificates"));
     assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
     std::fs::write(&certificate.certificate, "half of it").unwrap();
     scene.signal(Signal::HUP).unwrap();
-    assert!(scene.wait_for_log("those of before go on being used"));
+    assert!(scene.wait_for_log("the previous ones stay in use"));
     assert!(nbdinfo(&trusting).contains("export-size: 1048576"));
 }
 

@@ -34,16 +34,16 @@ fn stores_and_limits_are_read_again_and_what_takes_a_restart_is_named() {
     scene.configure(&format!("{another}[nbd]\nconnections_max = 3\n"));
     scene.signal(Signal::HUP).unwrap();
     assert!(scene.wait_for_log("the store can be used store=\"d\""));
-    assert!(scene.wait_for_log("this takes a restart"));
+    assert!(scene.wait_for_log("this change needs a restart"));
     let log = scene.log().unwrap();
-    let named = log.lines().rfind(|line| line.contains("this takes a restart")).unwrap();
+    let named = log.lines().rfind(|line| line.contains("this change needs a restart")).unwrap();
     assert!(named.contains("[nbd], [stores.c]"), "a store stays until a restart: {named}");
     scene.succeed(&["migrate", "w", "--to", "d"]);
 
     // A wrong configuration changes nothing.
     scene.configure("[limits]\nmigrations_per_host = 'many'\n");
     scene.signal(Signal::HUP).unwrap();
-    assert!(scene.wait_for_log("the configuration cannot be read again"));
+    assert!(scene.wait_for_log("cannot reload the configuration"));
     scene.succeed(&["migrate", "w", "--to", "c"]);
     scene.succeed(&["migration", "cancel", "m0"]);
     stop_and_verify(guest);

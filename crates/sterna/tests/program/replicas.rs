@@ -120,7 +120,7 @@ fn no_more_images_are_kept_than_the_configuration_says_and_the_oldest_go() {
     scene.stop();
     scene.configure("[limits]\nkept_images_per_volume = 2\n");
     scene.start(None);
-    assert!(scene.wait_for_log("the oldest is given up"));
+    assert!(scene.wait_for_log("gave up the oldest kept image"));
     assert_eq!(numbers(&scene), ["m1", "m3"]);
     // Of a volume that is no more, what was kept may be the only copy.
     scene.succeed(&["volume", "remove", "v"]);

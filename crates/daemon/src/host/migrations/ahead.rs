@@ -120,7 +120,7 @@ impl Host {
             }
             None if thoroughness == Thoroughness::DryRun => {
                 let reason = format!(
-                    "it did not say within {} s what it would do; its version may be older",
+                    "its preflight check did not answer within {} s; its version may be older",
                     limit.as_secs()
                 );
                 ahead.refusals.push(RequestError::HostUnreachable { host, reason });
@@ -175,8 +175,8 @@ impl Host {
             });
         } else if stand * 2 + STAND_TYPICAL > vm.downtime_max {
             ahead.warnings.push(format!(
-                "the VM may stand still for {} ms, and the way alone takes {:.0} ms of that: it may stand still for \
-                 longer, or the move be given up; --max-downtime {} is safer",
+                "the VM may pause for {} ms, and the distance alone takes {:.0} ms of that: it may pause for longer, or the move \
+                 may be given up; --max-downtime {} is safer",
                 vm.downtime_max.as_millis(),
                 milliseconds(stand),
                 roomy(stand).as_millis()

@@ -396,7 +396,8 @@ impl Host {
         let (data_dir, custody) = (self.config.data_dir.clone(), self.custody.clone());
         blocking(move || {
             let (volume, size) = (record.volume.to_string(), record.size_bytes);
-            let failed = |error: std::io::Error| RequestError::storage("take the replica for", &path, &error);
+            let failed =
+                |error: std::io::Error| RequestError::storage("reuse the replica for", &path, &error);
             let take = |kept: &Path| custody.take_back(kept, &path, &file, migration);
             let Some(facts) = replicas::take(&data_dir, &volume, size, &path, take).map_err(failed)? else {
                 return Ok(None);

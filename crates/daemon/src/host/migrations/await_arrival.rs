@@ -157,7 +157,7 @@ impl Host {
             Ok(missing) => Some(Box::new(missing)),
             Err(PresenceError::Gone(_)) => None,
             Err(error) => {
-                tracing::warn!(volume = %record.name, %error, "what the volume will lack has to be told again");
+                tracing::warn!(volume = %record.name, %error, "the missing-set updates of the volume must be repeated");
                 None
             }
         }
@@ -185,7 +185,7 @@ impl Host {
         let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
         let key = StayKey { volume: record.volume, stay };
         if let Err(error) = tokio::task::spawn_blocking(move || chronicles.note_image(key, &image)).await {
-            tracing::warn!(volume = %record.name, %error, "how its image looks is not recorded");
+            tracing::warn!(volume = %record.name, %error, "cannot record the state of its image");
         }
     }
 
@@ -213,7 +213,7 @@ impl Host {
         lane.stop(self.limits().stop_wait_max).await;
         let socket = self.sockets.volume_socket(&name);
         if let Err(error) = self.sockets.forget_volume(&name) {
-            tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not come is left over");
+            tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not arrive is left over");
         }
         claim.removed();
     }

@@ -64,7 +64,7 @@ impl Host {
         let name = moved.volume.record.name.clone();
         if let Err(error) = self.forward_and_see(moved).await {
             let reason = error.message();
-            tracing::error!(volume = %name, reason, "its clients are not forwarded yet; it is tried again");
+            tracing::error!(volume = %name, reason, "cannot forward its clients yet; trying again");
             tokio::spawn(Arc::clone(self).forward_in_the_end(name, volume));
         }
     }
@@ -270,7 +270,7 @@ impl Host {
                 tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
             }
             claim.removed();
-            tracing::info!(volume = %name, host = %host, "the last client has left; the volume is gone from here");
+            tracing::info!(volume = %name, host = %host, "the last client has left; nothing of the volume is left here");
             return;
         }
     }
@@ -335,6 +335,6 @@ pub(in crate::host) async fn at_start(
 ) {
     let task = tokio::spawn(work);
     if tokio::time::timeout(START_PATIENCE, task).await.is_err() {
-        tracing::warn!(%which, "the start goes on, and {what} is seen to when what it waits for is there");
+        tracing::warn!(%which, "the start continues, and handles {what} as soon as it can");
     }
 }

@@ -296,7 +296,7 @@ impl IncomingMigration {
         let Some(waiting) = self.answer.take() else { return };
         let answer = match (answer, self.task.error.take()) {
             (Answer::Refused, error) => {
-                Err(error.unwrap_or_else(|| RequestError::Internal("it came to nothing".to_owned())))
+                Err(error.unwrap_or_else(|| RequestError::Internal("it failed".to_owned())))
             }
             (Answer::Begun, _) => Ok(std::mem::take(&mut self.accepted)),
         };

@@ -63,7 +63,7 @@ impl Host {
             Some(peer) => Ok(Some(Elsewhere { peer, store: store.to_owned() })),
             None if self.hosts.own().is_none() => self.stores.get(to).map(|_| None),
             None if self.hosts.is_own_name(host) => Err(RequestError::Invalid(format!(
-                "\"{host}\" is this host; what is to stay here goes to one of its stores: {}",
+                "\"{host}\" is this host; to move within it, name one of its stores: {}",
                 self.stores.known()
             ))),
             None => Err(RequestError::DestinationNotFound {
@@ -92,9 +92,7 @@ impl Host {
         let mut looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
         if !is_kept_as_wished {
             let host = &elsewhere.peer.name;
-            looked.1.push(format!(
-                "what it leaves here lacks blocks that host \"{host}\" has, so it is not kept"
-            ));
+            looked.1.push(format!("its image here lacks blocks that host \"{host}\" has, so it is not kept"));
         }
         self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
     }
@@ -174,7 +172,7 @@ impl Host {
         // N.B. before the beginning, so that a restart knows the order or finds no migration. On a full disk a migration begins
         // all the same, and its order is kept in memory only.
         if let Err(error) = self.metadata_folder.announce(migration, order).await {
-            tracing::warn!(%migration, %error, "how a migration was ordered cannot be kept");
+            tracing::warn!(%migration, %error, "cannot store the order of a migration");
         }
         self.journal.commit(vec![started]).await?;
         drop(starting);

@@ -103,7 +103,7 @@ impl Host {
                 Ok(_) => RequestError::QueueFull { waiting: WAITING_MAX }.message(),
                 Err(error) => error.message(),
             };
-            tracing::warn!(migration = %id, name = %metadata.name, reason, "what waited cannot begin any more");
+            tracing::warn!(migration = %id, name = %metadata.name, reason, "cannot begin a migration that waited");
             // N.B. before any other migration gets a number.
             self.end_hopeless(id, metadata, order, reason).await;
         }
@@ -227,7 +227,7 @@ impl Host {
                 let detail = format!("it could not begin when its turn came: {}", error.message());
                 let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
                 if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
-                    tracing::error!(migration = %id, reason = %fault.message(), "it is left to the next start");
+                    tracing::error!(migration = %id, reason = %fault.message(), "the next start tries again");
                 }
             }
         }
@@ -262,10 +262,10 @@ impl Host {
             )),
             order,
         };
-        let detail = format!("it could not wait on after a restart of the daemon: {reason}");
+        let detail = format!("it could not stay in the queue after a restart of the daemon: {reason}");
         let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
         if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
-            tracing::error!(migration = %id, reason = %fault.message(), "it is left to the next start");
+            tracing::error!(migration = %id, reason = %fault.message(), "the next start tries again");
         }
     }
 

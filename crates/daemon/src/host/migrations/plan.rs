@@ -167,8 +167,8 @@ impl Host {
         });
         plan.warnings.extend(chained.await.unwrap_or_default().into_iter().map(|name| {
             format!(
-                "the image of \"{name}\" stands on others: what its guest sees moves, and the new image stands alone, with more \
-                 bytes than are counted here"
+                "the image of \"{name}\" has backing files: its visible content moves into one new image, with more bytes than \
+                 are counted here"
             )
         }));
     }

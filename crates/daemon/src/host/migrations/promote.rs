@@ -97,13 +97,13 @@ impl Host {
         let is_away = self.hosts.silence_of(filling.peer).is_some() || progress.waits_for.is_some();
         if !is_away && !filling.is_given_up && !order.force {
             let reason = format!(
-                "it comes from host \"{}\", which answers; with --force it is given up all the same",
+                "it comes from host \"{}\", which answers; to give it up anyway: --force",
                 filling.peer_name
             );
             return Err(refused(&reason).into());
         }
         let bytes = progress.units_missing * UNIT_BYTES;
-        tracing::warn!(volume = %name, host = %filling.peer_name, bytes, "what is missing of a volume is given up");
+        tracing::warn!(volume = %name, host = %filling.peer_name, bytes, "gave up the missing blocks of a volume");
         self.journal.commit(vec![Record::MissingGivenUp { volume }]).await?;
         lane.give_up_missing().await.map_err(unavailable)?;
         // A migration that waits for the volume is refused now.

@@ -96,7 +96,7 @@ impl Host {
         self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = false).await;
         match next {
             Ok(next) => {
-                tracing::info!(migration = %id, goes_on_as = next.id, "a restart has interrupted it; it begins anew");
+                tracing::info!(migration = %id, goes_on_as = next.id, "a restart has interrupted it; it begins again");
                 if metadata.is_paused {
                     // A migration that waits for its turn is not copied either.
                     let _ = Arc::clone(&self).rest_migration(next.id, Rest::Pause).await;
@@ -104,7 +104,7 @@ impl Host {
             }
             Err(error) => {
                 let reason = error.message();
-                tracing::warn!(migration = %id, reason, "what a restart has interrupted cannot begin anew");
+                tracing::warn!(migration = %id, reason, "cannot begin an interrupted migration again");
             }
         }
     }

@@ -149,7 +149,7 @@ impl Task {
         let reason = error.message();
         if self.said != reason {
             let migration = self.migration.map(|migration| migration.to_string());
-            tracing::error!(migration, reason, "an interrupted migration cannot go on for the time being");
+            tracing::error!(migration, reason, "an interrupted migration cannot continue at the moment");
         }
         self.said = reason;
     }
@@ -227,7 +227,7 @@ impl Host {
         let (outcome, summary) = (outcome.clone(), Summary::default());
         let ended = self.journal.commit(vec![Record::MigrationEnded { migration, outcome, summary }]).await;
         ended.inspect_err(|fault| {
-            tracing::warn!(%migration, %fault, "that the migration has ended is not in the journal yet; it is tried again");
+            tracing::warn!(%migration, %fault, "cannot record the end of the migration yet; trying again");
         })
     }
 

@@ -109,7 +109,7 @@ impl Host {
             }
         };
         if tokio::time::timeout(SETTLED_MAX, settled).await.is_err() {
-            tracing::warn!(volume = %name, "what follows the volume's arrival takes long");
+            tracing::warn!(volume = %name, "the work after the volume's arrival takes long");
         }
     }
 

@@ -85,7 +85,7 @@ pub(super) fn check_strategy(order: &MigrateVolume) -> Result<(), RequestError> 
 pub(super) fn check_strategy_here(order: &MigrateVolume) -> Result<(), RequestError> {
     if order.strategy.leaves_blocks() {
         return Err(RequestError::Invalid(format!(
-            "--strategy {} is for moves to other hosts: between stores of one host nothing is gained by it; use mirror or tracking",
+            "--strategy {} is for moves to other hosts: it has no advantage between stores of one host; use mirror or tracking",
             order.strategy.name()
         )));
     }

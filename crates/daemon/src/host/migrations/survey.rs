@@ -83,7 +83,8 @@ impl Host {
             if self.leaving_migration(offered.volume).is_some() {
                 let name = &offered.name;
                 found.warnings.push(format!(
-                    "what \"{name}\" left at the other host is still needed there; whether it has room is seen when it is not"
+                    "the image that \"{name}\" left at the other host is still needed there; its room is checked when the image \
+                     is free"
                 ));
                 continue;
             }

@@ -60,8 +60,8 @@ impl Host {
             if !fits {
                 let (name, store, format) = (&offered.name, &image.store, image.format.name());
                 let text = format!(
-                    "\"{name}\" lacks blocks that are in the store \"{store}\", as {format}: until it has them it moves there \
-                     only; leave the store and the format out, or wait until nothing is missing"
+                    "\"{name}\" lacks blocks that are in the store \"{store}\", as {format}: until it is complete, it can move \
+                     only there; leave the store and the format out, or wait until it is complete"
                 );
                 return Err(RequestError::Invalid(text));
             }
@@ -80,8 +80,8 @@ impl Host {
         blocking(move || match left.into_iter().find(|(_, key)| !chronicles.vouches(*key)) {
             None => Ok(()),
             Some((name, _)) => Err(RequestError::Invalid(format!(
-                "\"{name}\" lacks blocks that are here, in an image that may have lost others: a flush of it has failed, or what \
-                 became of its flushes could not be recorded; wait until nothing is missing, then it comes as a whole"
+                "\"{name}\" lacks blocks that are here, in an image that may have lost others: a flush of it has failed, or \
+                 could not be recorded; wait until the volume is complete, then it is copied completely"
             ))),
         })
         .await

@@ -53,8 +53,7 @@ impl Host {
             }
             if names.len() > 1 && self.vms.get(name).is_ok() {
                 let text = format!(
-                    "\"{name}\" is a VM, which moves with all its volumes and with nothing else: sterna migrate {name} \
-                     --to {}",
+                    "\"{name}\" is a VM, which moves with all its volumes and no others: sterna migrate {name} --to {}",
                     order.to
                 );
                 return Err(RequestError::Invalid(text));
@@ -67,7 +66,7 @@ impl Host {
 /// Returns the error for several volumes that are to move to a store of this host.
 pub(in crate::host) fn only_to_a_host(order: &MigrateVolume) -> RequestError {
     RequestError::Invalid(format!(
-        "several volumes move as one to another host only; to the store \"{}\" of this one they move one by one",
+        "several volumes move as one only to another host; to the store \"{}\" of this one they move one by one",
         order.to
     ))
 }

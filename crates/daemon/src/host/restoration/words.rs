@@ -21,18 +21,18 @@ impl Words<'_> {
     /// Returns the whole explanation as one sentence.
     pub(super) fn of(&self, standing: Option<&Standing>) -> String {
         let what = match standing {
-            None => "other hosts are being asked whose it is".to_owned(),
+            None => "other hosts are being asked who owns it".to_owned(),
             Some(standing) => self.all(standing),
         };
-        format!("the journal was put back from a backup, and {what}")
+        format!("the journal was restored from a backup, and {what}")
     }
 
     /// Returns what the hosts say and the state of the image, whichever of them decides.
     fn all(&self, standing: &Standing) -> String {
         if let Some(Doubt::Hollow { peer_name }) = self.doubt {
             return format!(
-                "it lacked blocks then that host \"{peer_name}\" had: which ones it lacks is not known any more; to forget it here, its \
-                 image stays: {}",
+                "it lacked blocks then that host \"{peer_name}\" had, and it is unknown which ones it lacks now; to forget it \
+                 here and keep its image: {}",
                 self.remove()
             );
         }
@@ -54,9 +54,9 @@ impl Words<'_> {
                 words.iter().map(|(host, word)| self.word(*host, *word)).collect::<Vec<_>>().join(", ")
             }
             Said::Unlisted(lacks) => self.unlisted(lacks),
-            Said::Unheard(hosts) => format!("these hosts have not said whose it is: {}", list(hosts)),
+            Said::Unheard(hosts) => format!("these hosts have not said who owns it: {}", list(hosts)),
             Said::Unreliable(hosts) => {
-                format!("these hosts do not know of it, and were put back themselves: {}", list(hosts))
+                format!("these hosts do not know it, and their journals were restored, too: {}", list(hosts))
             }
             Said::Agreed if standing.doubt == InDoubt::Yes => self.doubt(standing),
             Said::Agreed => String::new(),
@@ -69,7 +69,7 @@ impl Words<'_> {
         let name = (self.name_of)(host);
         match word {
             _ if left.is_some() => {
-                format!("it had gone to host {name} then, and no host has said where it is now")
+                format!("it had moved to host {name} then, and no host has said where it is now")
             }
             Word::HasIt(generation) => {
                 format!("host {name} knows that another host has it, with generation {}", generation.0)
@@ -80,7 +80,7 @@ impl Words<'_> {
             Word::Unsure(generation) => {
                 format!("host {name} may have it as well, with generation {}", generation.0)
             }
-            Word::CameBack(_) | Word::Gave(_) | Word::Confirms => format!("host {name} has it not"),
+            Word::CameBack(_) | Word::Gave(_) | Word::Confirms => format!("host {name} does not have it"),
         }
     }
 
@@ -92,7 +92,7 @@ impl Words<'_> {
         match lacks {
             Lacks::Nothing => String::new(),
             Lacks::These(hosts) => format!(
-                "these hosts may have it, and are not paired with this one any more: {}; {pair}",
+                "these hosts may have it, and are not paired with this one now: {}; {pair}",
                 named(hosts)
             ),
             Lacks::Unknown(why) => {
@@ -106,7 +106,7 @@ impl Words<'_> {
                     true => "the backup names none of them".to_owned(),
                     false => format!("the backup names {}", named(&known)),
                 };
-                format!("{why}, so any host that was may have the volume ({known}); {pair}")
+                format!("{why}, so any host that was in it may have the volume ({known}); {pair}")
             }
         }
     }
@@ -114,17 +114,17 @@ impl Words<'_> {
     fn doubt(&self, standing: &Standing) -> String {
         match (self.doubt, standing.came_back) {
             (Some(Doubt::Lasting), _) => {
-                "its device or export keeps an old copy when a volume leaves it, so nobody can say whether this is one".to_owned()
+                "its device or export keeps an old copy when a volume leaves it, so it is unknown whether this is one".to_owned()
             }
             (Some(Doubt::Copy { peer_name, .. }), _) => {
-                format!("it was a copy that waited for the word of host \"{peer_name}\"")
+                format!("it was a copy that waited for host \"{peer_name}\"")
             }
             (Some(Doubt::BetweenStores { other }), _) => {
                 format!("it was being moved, so its image may be {} as well", other.place)
             }
             (Some(Doubt::Hollow { .. }) | None, came_back) => {
                 let generation = came_back.map_or_else(String::new, |came| format!(", with generation {}", came.0));
-                format!("it has come here again since{generation}, perhaps to another image")
+                format!("it has returned here since{generation}, perhaps to another image")
             }
         }
     }
@@ -145,8 +145,8 @@ impl Words<'_> {
 
     fn advice(&self, standing: &Standing) -> String {
         let by_force = format!(
-            "to forget it here: {}; to go on with the image that is here all the same, which loses what was written elsewhere, or makes \
-             two volumes of one: sterna volume promote {} --restored --force",
+            "to forget it here: {}; to use the image that is here anyway, which loses writes at other hosts, or makes two \
+             volumes of one: sterna volume promote {} --restored --force",
             self.remove(),
             self.volume
         );

@@ -267,7 +267,7 @@ impl Host {
             return Ok(());
         }
         self.forget_adopted(name).await?;
-        tracing::warn!(vm = %name, "the VM has its disks as before, and is not adopted");
+        tracing::warn!(vm = %name, "the VM was not adopted, and has its own disks");
         let interrupted =
             || VmError::Disk { vm: name.clone(), why: "the daemon was started again".to_owned() };
         Err(failure.unwrap_or_else(|| interrupted().into()))
@@ -312,7 +312,7 @@ impl Host {
             });
             let written = self.vms.write_script(name, images.collect()).await;
             if let Err(error) = &written {
-                tracing::warn!(vm = %name, %error, "how the VM is started without Sterna is not written down");
+                tracing::warn!(vm = %name, %error, "cannot write the command that starts the VM without Sterna");
             }
             message = written.ok().flatten().map(|path| format!("to start it again: {}", path.display()));
         }
@@ -343,8 +343,7 @@ impl Host {
             Ran::Runs => Ok(()),
             Ran::Ended => Err(VmError::NotRunning(name.to_owned()).into()),
             Ran::Elsewhere => {
-                let why =
-                    "it may run at the host that it was on its way to, and must not run at both".to_owned();
+                let why = "it may run at the target host, and must not run at both".to_owned();
                 Err(VmError::Paused { vm: name.to_owned(), why }.into())
             }
         }
@@ -504,7 +503,8 @@ fn monitor_named(order: &AdoptVm) -> Result<Named, RequestError> {
         (Some(monitor), None) if order.store.is_none() => Ok(Named::Monitor(PathBuf::from(monitor))),
         (None, Some(domain)) => Ok(Named::Domain(domain.clone())),
         (Some(_), None) => {
-            let text = "images that QEMU has open are served where they are; leave the store out, and move the volumes then";
+            let text = "images that QEMU has open are served in their place; leave the store out, and move the volumes \
+                afterwards";
             Err(RequestError::Invalid(text.to_owned()))
         }
         _ => {
@@ -544,7 +544,7 @@ async fn choose(name: &str, qemu: &Qemu, wanted: &[String]) -> Result<Vec<LocalD
                 let named = seen.resolve(&disk.file).ok_or_else(|| {
                     let file = disk.file.display();
                     refuse(format!(
-                        "{}: where its image {file} is cannot be told; start it with absolute paths",
+                        "{}: the place of its image {file} is unknown; start QEMU with absolute paths",
                         disk.device
                     ))
                 })?;

@@ -36,7 +36,7 @@ impl Host {
         let qemu = monitors::connect_to(&adopted).await.map_err(VmError::of(&name))?;
         let derived = derived(&adopted, &qemu).await?;
         for what in &derived.left_behind {
-            tracing::info!(vm = %name, %what, "something of the VM stays behind");
+            tracing::info!(vm = %name, %what, "files of the VM are left over");
         }
         self.vms.take_in(&adopted, qemu, derived.text).await?;
         let begun = self.migrate_vm(name.clone(), order).await;
@@ -64,7 +64,9 @@ pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -
         Ok(Ok((_, _, state, _))) => (VmState::Paused, Some(format!("QEMU says: {state}"))),
         Ok(Err(error)) if error.is_gone() => (VmState::Stopped, Some(error.to_string())),
         Ok(Err(error)) => (VmState::Unknown, Some(error.to_string())),
-        Err(_) => (VmState::Unknown, Some("its monitor serves somebody else, or does not answer".to_owned())),
+        Err(_) => {
+            (VmState::Unknown, Some("its monitor serves another client, or does not answer".to_owned()))
+        }
     };
     let (process, hypervisor, derived) = match answer.ok().and_then(Result::ok) {
         Some((process, version, _, derived)) => (process, Some(format!("QEMU {version}")), Some(derived)),

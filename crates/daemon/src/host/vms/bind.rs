@@ -65,7 +65,7 @@ impl Host {
         }
         for (volume, disk) in &bound {
             self.prove_client(name, qemu, volume).await.map_err(|error| {
-                tracing::warn!(vm = name, volume, disk = disk.device, %error, "a monitor names a volume, and is not believed");
+                tracing::warn!(vm = name, volume, disk = disk.device, %error, "a monitor names a volume without proof");
                 error
             })?;
         }
@@ -128,7 +128,7 @@ impl Host {
             is_bound: true,
         };
         self.remember_adopted(adopted.clone()).await?;
-        tracing::info!(vm = %adopted.name, disks = adopted.disks.len(), "a VM is taken in whose disks are volumes already");
+        tracing::info!(vm = %adopted.name, disks = adopted.disks.len(), "adopting a VM whose disks are volumes already");
         Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
     }
 }

@@ -67,8 +67,10 @@ impl Host {
                 Ok(Some(goal)) => return Ok(Exchanged { goal, failure }),
                 Err(error) => {
                     let reason = error.message();
-                    tracing::warn!(vm = %name, reason, "a step of the exchange of its disks failed; the other way is tried");
-                    self.vms.holds.tell(name, Some(format!("paused while its disks change hands: {reason}")));
+                    tracing::warn!(vm = %name, reason, "a step of the exchange of its disks failed; undoing the exchange");
+                    self.vms
+                        .holds
+                        .tell(name, Some(format!("paused during the exchange of its disks: {reason}")));
                     failure.get_or_insert(error);
                     // A QEMU that does not answer may have ended, and its monitor with it.
                     qemu = None;

@@ -68,7 +68,7 @@ impl Host {
             }
             Presence::Unknown(state) => {
                 let why = format!(
-                    "libvirt says that it is \"{state}\", which does not tell whether it has a QEMU; start it first"
+                    "libvirt reports its state \"{state}\", which does not show whether it has a QEMU; start it first"
                 );
                 return Err(refuse(&name, &why));
             }
@@ -107,7 +107,7 @@ impl Host {
         let mut vm = self.describe_vm(&name).await?;
         if !left.is_empty() {
             let left: Vec<_> = left.iter().map(|file| file.display().to_string()).collect();
-            vm.message = Some(format!("what it had until now is kept: {}", left.join(", ")));
+            vm.message = Some(format!("its former images are kept: {}", left.join(", ")));
         }
         Ok(vm)
     }
@@ -216,8 +216,9 @@ impl Host {
             let images: Vec<_> = left.images.iter().map(|file| file.display().to_string()).collect();
             let kept =
                 if images.is_empty() { String::new() } else { format!("; kept: {}", images.join(", ")) };
-            let message =
-                Some(format!("libvirt has no such domain any more, so its disks were given to nobody{kept}"));
+            let message = Some(format!(
+                "the domain has been removed from libvirt, so its disks were not returned{kept}"
+            ));
             return Ok(Vm { state: VmState::Unknown, message, volumes: Vec::new(), ..shown });
         }
         let said: Vec<String> = left.places.into_iter().chain(note).collect();
@@ -270,8 +271,8 @@ impl Host {
             return Ok(());
         }
         let why = format!(
-            "{} is to be at {}, and there is a file already, which may be in use; nothing was changed: move that file away if nothing uses \
-             it, or release the domain while it is shut off, when no copy is made",
+            "{} is to be at {}, and there is a file already, which may be in use; nothing was changed: move that file away if \
+             nothing uses it, or release the domain while it is shut off, which needs no copy",
             kept.device,
             kept.file.display()
         );
@@ -324,7 +325,7 @@ impl Host {
             let host = Arc::clone(self);
             tokio::spawn(async move {
                 let name = adopted.name;
-                tracing::info!(vm = %name, "the disks of a domain were changing hands");
+                tracing::info!(vm = %name, "the exchange of a domain's disks was interrupted");
                 for kept in &adopted.disks {
                     host.until_decided(&kept.volume).await;
                 }
@@ -414,8 +415,9 @@ fn memory_is_libvirts(adopted: &Adopted) -> String {
     let volumes: Vec<_> = adopted.disks.iter().map(|disk| disk.volume.as_str()).collect();
     let volumes = volumes.join(" ");
     format!(
-        "libvirt moves its memory, and does not let others say when that changes hosts; move its disks first (sterna migrate \
-         volume:NAME --to HOST --serve-here, for each of {volumes}), then its memory (virsh migrate --live): see docs/libvirt.md"
+        "libvirt moves its memory, and does not let other programs decide when it changes hosts; move its disks first (sterna \
+         migrate volume:NAME --to HOST --serve-here, for each of {volumes}), then its memory (virsh migrate --live): see \
+         docs/libvirt.md"
     )
 }
 
@@ -438,7 +440,7 @@ async fn look(
     let libvirt = Libvirt::connect(Some(&adopted.monitor)).await?;
     let product = Some(format!("libvirt {}", libvirt.version()));
     let Some(found) = found(&libvirt, domain).await? else {
-        let message = "libvirt has no such domain any more; to end this: sterna vm release".to_owned();
+        let message = "the domain has been removed from libvirt; to end this: sterna vm release".to_owned();
         return Ok((VmState::Stopped, Some(message), product));
     };
     let (state, said) = match libvirt.presence(&found).await? {

@@ -53,7 +53,7 @@ impl Host {
         self.refuse_adopted(&name)?;
         let wait = Duration::from_secs(how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT));
         if wait > SHUT_DOWN_TIMEOUT {
-            return Err(RequestError::Invalid("a guest is waited for an hour at most: wait_s".to_owned()));
+            return Err(RequestError::Invalid("wait_s is too long: at most an hour".to_owned()));
         }
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
         let ended = self.vms.stop(&name, ending).await?;
@@ -112,8 +112,8 @@ impl Host {
 fn short_wait(definition: &Definition) -> Option<String> {
     let (disk, seconds) = definition.short_waits().into_iter().next()?;
     Some(format!(
-        "its disk {disk} has reconnect-delay={seconds}, which is too short for a daemon that is away for 30 s: QEMU would tell the \
-         guest of an I/O error; write reconnect-delay={RECONNECT_SECONDS}"
+        "its disk {disk} has reconnect-delay={seconds}, which is too short for a daemon that is down for 30 s: QEMU would report \
+         an I/O error to the guest; write reconnect-delay={RECONNECT_SECONDS}"
     ))
 }
 
@@ -144,8 +144,8 @@ async fn lacks_memory(qemu: &Qemu, name: &str) -> Option<String> {
     let progress = tokio::time::timeout(ANSWER_TIMEOUT, qemu.memory_progress()).await.ok()?.ok()?;
     (progress.status == MigrationStatus::PostcopyPaused).then(|| {
         format!(
-            "it waits for the rest of its memory, which only the host has that it came from (--memory post-copy); if that host is lost \
-             for good: sterna vm stop {name} --now, then sterna vm start {name}"
+            "it waits for the rest of its memory, which only its former host has (--memory post-copy); if that host is lost for \
+             good: sterna vm stop {name} --now, then sterna vm start {name}"
         )
     })
 }
@@ -159,7 +159,7 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
             Ok(Ok(RunState::Running)) => (VmState::Running, lacks_memory(&alive.qemu, &known.name).await),
             Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
             Ok(Ok(RunState::IoError)) => {
-                let why = "a disk answered with an error; it goes on when it is told to: sterna vm resume";
+                let why = "a disk answered with an error; to continue: sterna vm resume";
                 (VmState::Paused, Some(why.to_owned()))
             }
             Ok(Ok(other)) => (VmState::Paused, Some(format!("QEMU says: {other}"))),

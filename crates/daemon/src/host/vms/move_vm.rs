@@ -135,10 +135,10 @@ impl Host {
             return Ok(());
         }
         let text = match self.config.hosts.machines {
-            false => "it takes no VMs from other hosts; machines = true below [hosts] in its configuration lets them come".to_owned(),
+            false => "it accepts no VMs of other hosts; to allow them: machines = true below [hosts] in its configuration".to_owned(),
             true => {
                 let name = self.hosts.name_of(peer);
-                format!("it takes no VMs from this host; there: sterna host set {name} --allow-machines")
+                format!("it accepts no VMs of this host; run there: sterna host set {name} --allow-machines")
             }
         };
         Err(RequestError::Invalid(text))
@@ -190,7 +190,7 @@ impl Host {
                 let found = self.vms.found(vm).await;
                 // The VM may have been loaded just before the last daemon was killed.
                 let is_kept = self.vms.keep_tpm(vm).await.map_err(|error| {
-                    tracing::warn!(vm = %vm, %error, "a VM that came does not run without its TPM");
+                    tracing::warn!(vm = %vm, %error, "cannot run an arriving VM without its TPM");
                 });
                 Expected::Again(found.filter(|_| is_kept.is_ok()))
             }
@@ -208,7 +208,7 @@ impl Host {
         let names = match self.journal.read(|state| authority::judge_memory(state, peer, remote)) {
             Ok(names) => names,
             Err(reason) => {
-                return tracing::warn!(%peer, remote = %remote, %reason, "what a host says of a VM's memory is left out");
+                return tracing::warn!(%peer, remote = %remote, %reason, "ignored a host's message about a VM's memory");
             }
         };
         let channel = VmChannel::without_main(self.peers.vm_streams(session, peer, remote));
@@ -331,7 +331,7 @@ impl Keeper for Reception {
 pub(in crate::host) fn check_order(order: &MigrateVolume) -> Result<(), RequestError> {
     match order.memory_streams {
         Some(streams) if !(1..=MEMORY_STREAMS_MAX).contains(&streams) => {
-            let text = format!("memory goes over 1 to {MEMORY_STREAMS_MAX} streams, not {streams}");
+            let text = format!("memory is sent over 1 to {MEMORY_STREAMS_MAX} streams, not {streams}");
             Err(RequestError::Invalid(text))
         }
         Some(2..) if order.memory == Memory::PostCopy => {
@@ -355,8 +355,8 @@ pub(in crate::host) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) ->
 /// Returns the message for a VM whose memory is lost, at the host of its disks.
 pub(in crate::host) fn memory_lost(name: &str, reason: &str) -> String {
     format!(
-        "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are whole, \
-         and here; start it again: sterna vm start {name}"
+        "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are \
+         complete, and here; start it again: sterna vm start {name}"
     )
 }
 
@@ -384,7 +384,7 @@ pub(in crate::host) fn not_to_a_store(volumes: &[String], order: &MigrateVolume)
 /// Returns the error for a VM without volumes.
 pub(in crate::host) fn no_volumes(vm: &str) -> RequestError {
     RequestError::Invalid(format!(
-        "the VM \"{vm}\" has no volume, and a VM is where its volumes are: start it there"
+        "the VM \"{vm}\" has no volume that could move: start it at the other host"
     ))
 }
 
@@ -412,7 +412,7 @@ async fn check_memory(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestErro
     let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());
     if vm.memory_progress().await.map_err(silent)?.status.is_post_copy() {
-        let text = "the rest of its memory is still coming from where it was; wait until that is here";
+        let text = "the rest of its memory is still arriving from its former host; wait until it is here";
         return Err(unmovable(text.to_owned()));
     }
     let reasons = vm.migration_blockers().await.map_err(silent)?;

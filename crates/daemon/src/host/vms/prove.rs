@@ -126,12 +126,14 @@ impl Host {
         let (image, former, (user, group)) = (Arc::clone(image), kept.proved.first().cloned(), process.owner);
         blocking(move || {
             let given = match &former {
-                Some(former) => image.give(former.user, former.group).and_then(|()| image.set_mode(former.mode)),
+                Some(former) => {
+                    image.give(former.user, former.group).and_then(|()| image.set_mode(former.mode))
+                }
                 None => image.give(user, group),
             };
             if given.is_ok() {
                 let owner = former.map_or(user, |former| former.user);
-                tracing::info!(file = %image.path().display(), user = owner, "the image is given to its owner");
+                tracing::info!(file = %image.path().display(), user = owner, "gave the image to its owner");
             }
             Ok(given.is_ok())
         })
@@ -182,8 +184,8 @@ impl Host {
             refuse(
                 name,
                 format!(
-                    "its QEMU, which runs as the user {user}, cannot connect to {socket}, where its disk would be: {error}; let it: \
-                     owner and mode below [volume_sockets] in the configuration, and a folder that it may pass through"
+                    "its QEMU, which runs as the user {user}, cannot connect to the socket of its disk, {socket}: {error}; \
+                     permit it: owner and mode below [volume_sockets] in the configuration, and a folder that it may pass through"
                 ),
             )
         })
@@ -204,8 +206,8 @@ async fn same_file(
     Err(refuse(
         name,
         format!(
-            "what its QEMU finds at {file} is another file than what is there for this daemon: QEMU runs in a name space of its own \
-             (a container, a chroot); run the daemon in the same one"
+            "at {file} its QEMU finds another file than this daemon: QEMU runs in a namespace of its own (a container, a \
+             chroot); run the daemon in the same one"
         ),
     ))
 }
@@ -227,8 +229,8 @@ fn another_file(disk: &LocalDisk, file: &Path) -> String {
 fn cannot_open(kept: &AdoptedDisk, process: &Launched, error: &HypervisorError) -> String {
     let (file, user) = (kept.file.display(), process.owner.0);
     format!(
-        "its QEMU, which runs as the user {user}, could not open {file} when it has its disk back: {error}; let it open that file \
-         (chown, chmod, and the folders above it)"
+        "its QEMU, which runs as the user {user}, could not open {file} when it has its disk back: {error}; permit it to open \
+         that file (chown, chmod, and the folders above it)"
     )
 }
 

@@ -49,7 +49,7 @@ impl Host {
                 for vm in known {
                     let of_it = remembered.entry(vm.name.clone()).or_default();
                     if let Err(error) = host.see_to_stall(&vm, of_it).await {
-                        tracing::debug!(vm = %vm.name, %error, "a VM whose disks lack blocks is looked at again");
+                        tracing::debug!(vm = %vm.name, %error, "checking a VM again whose disks lack blocks");
                     }
                 }
                 tokio::select! {
@@ -182,7 +182,8 @@ impl Host {
             Step::Say => {
                 if !holds.is_told(name) {
                     let (seconds, volumes) = (READ_WAIT_MAX.as_secs(), names(lacking));
-                    tracing::warn!(vm = %name, %volumes, seconds, "the VM is stopped: a disk of it waits for what another host has");
+                    tracing::warn!(vm = %name, %volumes, seconds, "the VM is stopped: a disk of it waits for blocks of another \
+                        host");
                 }
                 holds.tell(name, Some(waits_for(lacking)));
             }
@@ -194,12 +195,12 @@ impl Host {
                 if let Err(error) = alive.qemu.resume().await {
                     holds.tell(
                         name,
-                        Some(format!("what it waited for has come, and it does not go on yet: {error}")),
+                        Some(format!("the blocks that it waited for have arrived, and it cannot be resumed yet: {error}")),
                     );
                     return Err(VmError::of(name)(error));
                 }
                 remembered.late_before = Some(late_reads);
-                tracing::info!(vm = %name, "the VM goes on: what a disk of it waited for has come");
+                tracing::info!(vm = %name, "the VM continues: the blocks that a disk of it waited for have arrived");
             }
             Step::Forget => holds.forget(name).await,
         }
@@ -236,7 +237,7 @@ fn waits_for(lacking: &[Lacking]) -> String {
         })
         .collect();
     format!(
-        "a disk of it has waited {seconds} s for what has not come ({}); it goes on by itself when that has come",
+        "a disk of it has waited {seconds} s for missing blocks ({}); Sterna resumes the VM when they arrive",
         of.join("; ")
     )
 }

@@ -40,10 +40,10 @@ impl Host {
             // A VM that was leaving has a note if it may be paused. A VM that arrived was loaded paused.
             let is_to_run = standing == Standing::Arriving && !self.vms.stays_paused(name);
             if is_to_run && let Err(error) = self.vms.holds.hold(name, Reason::MoveAhead, true).await {
-                tracing::error!(vm = %name, %error, "whether the VM runs is not noted");
+                tracing::error!(vm = %name, %error, "cannot record whether the VM runs");
             }
             if let Err(error) = self.let_it_run(name).await {
-                tracing::warn!(vm = %name, reason = error.message(), "the VM does not go on");
+                tracing::warn!(vm = %name, reason = error.message(), "cannot resume the VM");
             }
         }
         self.settle(name, standing, is_here).await;
@@ -70,7 +70,7 @@ impl Host {
                     Err(_) => true,
                 };
                 if is_settled || host.try_to_settle(&name, standing, is_here).await.is_ok() {
-                    tracing::info!(vm = %name, "where the VM is has been noted");
+                    tracing::info!(vm = %name, "recorded where the VM is");
                     return;
                 }
             }

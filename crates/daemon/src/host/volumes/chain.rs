@@ -26,18 +26,18 @@ pub(in crate::host) fn kept(
         return invalid("only a store that is a folder can hold a qcow2 image; leave --keep-chain out");
     }
     if order.format == Some(AskedFormat::Raw) {
-        return invalid("a raw image stands on nothing; leave --format out, or --keep-chain");
+        return invalid("a raw image has no backing file; leave --format out, or --keep-chain");
     }
     if order.allocation == Allocation::Thick {
-        return invalid("all of its space cannot be taken as well; leave --thick out, or --keep-chain");
+        return invalid("its whole space cannot be reserved as well; leave --thick out, or --keep-chain");
     }
     let path = match (record.image.format, record.image.place.file()) {
         (ImageFormat::Qcow2, Some(path)) => Path::new(path),
-        _ => return invalid("its image is not qcow2 and stands on nothing; leave --keep-chain out"),
+        _ => return invalid("its image is not qcow2, and has no backing file; leave --keep-chain out"),
     };
     let top = TopLayer::of(path, finder)?;
     if top.backing.is_none() {
-        return invalid("its image stands on no backing file; leave --keep-chain out");
+        return invalid("its image has no backing file; leave --keep-chain out");
     }
     Ok(top)
 }

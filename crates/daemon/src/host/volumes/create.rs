@@ -169,8 +169,12 @@ impl Host {
         let size_bytes = blocking(move || {
             let path = opened.place.file().map(Path::new);
             if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
-                let detail = "it is a half-made target: parts of the disk are missing; to serve it all the same: --fenced";
-                return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
+                let detail =
+                    "it is a half-made target: parts of the disk are missing; to serve it anyway: --fenced";
+                return Err(RequestError::ImageUnsuitable {
+                    path: path.to_owned(),
+                    detail: detail.to_owned(),
+                });
             }
             custody.check(service_step(access), &Owner::Administrator(word(fences)), &opened)?;
             if access == Access::ReadWrite {
@@ -313,10 +317,10 @@ fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, Reques
     let size = match (asked, given) {
         (Some(size), _) => size,
         (None, Some(given)) => given.size_bytes.next_multiple_of(SIZE_STEP_BYTES),
-        (None, None) => return Err(RequestError::Invalid("say how large the volume is to be".to_owned())),
+        (None, None) => return Err(RequestError::Invalid("give the size of the volume".to_owned())),
     };
     if size == 0 && asked.is_none() {
-        let detail = "the image is empty: say how large the volume is to be (--size)".to_owned();
+        let detail = "the image is empty: give the size of the volume (--size)".to_owned();
         return Err(RequestError::Invalid(detail));
     }
     if size == 0 || !size.is_multiple_of(SECTOR_BYTES) {

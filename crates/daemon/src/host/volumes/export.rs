@@ -53,7 +53,7 @@ impl Host {
         }
         let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
         if matches!(self.encryption, Encryption::Off) && !is_local {
-            tracing::warn!(%volume, %address, "whoever reaches this port can use the volume: no TLS is configured");
+            tracing::warn!(%volume, %address, "all that reach this port can use the volume: no TLS is configured");
         }
         Ok(Some((listener.into(), self.encryption.clone())))
     }
@@ -94,11 +94,11 @@ impl Host {
         };
         match credentials.reload(&tls.files) {
             Ok(()) => {
-                tracing::info!(certificate = %tls.files.certificate.display(), "certificates have been read again");
+                tracing::info!(certificate = %tls.files.certificate.display(), "reloaded certificates");
             }
             Err(error) => {
                 let reason = with_causes(&error);
-                tracing::error!(%reason, "certificates cannot be read again; those of before go on being used");
+                tracing::error!(%reason, "cannot reload certificates; the previous ones stay in use");
             }
         }
     }
@@ -134,7 +134,7 @@ pub(in crate::host) fn export_settings(asked: &api::ExportSettings) -> Result<Ex
     }
     let listen = asked.listen.as_deref().map(listen_address).transpose()?;
     if asked.connections_max == Some(0) {
-        return Err(RequestError::Invalid("nobody could connect with 0 connections at most".to_owned()));
+        return Err(RequestError::Invalid("no client could connect with at most 0 connections".to_owned()));
     }
     Ok(ExportSettings {
         access: if asked.read_only { ExportAccess::ReadOnly } else { ExportAccess::ReadWrite },

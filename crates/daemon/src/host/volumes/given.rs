@@ -27,9 +27,9 @@ impl GivenImage {
         let place = Place::File(crate::stores::path_text(path)?);
         let format = format_of(&place, None)?;
         if format == ImageFormat::Qcow2 && !is_named_qcow2(path) && names_backing_file(path)? {
-            let detail = "it begins as a qcow2 image that stands on another file, is not named so, and a guest can have written \
-                          that into its raw disk; if it is a qcow2 image, let its name end in .qcow2; if it is a raw disk: sterna \
-                          volume add NAME --image FILE --format raw";
+            let detail = "it begins as a qcow2 image with a backing file, but its name does not end in .qcow2, and a guest can \
+                          have written that into its raw disk; if it is a qcow2 image, rename it to end in .qcow2; if it is a \
+                          raw disk: sterna volume add NAME --image FILE --format raw";
             return Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() });
         }
         let image = ImageLocation { store: String::new(), place, format };
@@ -63,8 +63,8 @@ pub(in crate::host) fn format_in_place(
     let format = format_of(place, said)?;
     match place.file().map(Path::new) {
         Some(path) if said.is_none() && format == ImageFormat::Qcow2 && !is_named_qcow2(path) => {
-            let detail = "it begins as a qcow2 image and is not named so, and a guest can have written that into its raw disk; \
-                          say which it is: --format raw or --format qcow2";
+            let detail = "it begins as a qcow2 image, but its name does not end in .qcow2, and a guest can have written that \
+                          into its raw disk; name the format: --format raw or --format qcow2";
             Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail: detail.to_owned() })
         }
         _ => Ok(format),
@@ -98,8 +98,8 @@ pub(in crate::host) fn format_of(
         Format::Other(name) => name,
     };
     let detail = format!(
-        "it begins as a {name} image, and those cannot be served; convert it: qemu-img convert -O qcow2 FILE NEW; if it \
-         is a raw disk all the same: --format raw"
+        "it begins as a {name} image, which cannot be served; convert it: qemu-img convert -O qcow2 FILE NEW; if it is a raw \
+         disk after all: --format raw"
     );
     Err(RequestError::ImageUnsuitable { path: path.to_owned(), detail })
 }

@@ -50,18 +50,18 @@ impl Host {
         let (shown, kept) = blocking(move || Ok((describe(&data_dir, &kept), kept))).await?;
         let Some(path) = inventory::file_of(&kept) else {
             self.journal.commit(vec![Record::ReservationLifted { place: kept.image.place.clone() }]).await?;
-            tracing::info!(%volume, place = %kept.image.place, "what a migration kept there is given up");
+            tracing::info!(%volume, place = %kept.image.place, "gave up the image that a migration kept");
             return Ok(shown);
         };
         if kept.image.is_adopted() {
             let owner = Owner::Administrator(Word::Plain);
             let advised = self.custody.check(Step::Advise(Advice::Delete), &owner, &kept.image);
             let advice = match advised {
-                Ok(()) => format!("if nobody needs it: rm {}", path.display()),
+                Ok(()) => format!("if it is not needed: rm {}", path.display()),
                 Err(refused) => format!("and it is needed: {refused}"),
             };
             let text = format!(
-                "{} was somebody's before it was served in place, so it is not deleted; {advice}",
+                "{} existed before it was served in place, so it is not deleted; {advice}",
                 path.display()
             );
             return Err(RequestError::Invalid(text));
@@ -69,7 +69,7 @@ impl Host {
         let (data_dir, image) = (self.config.data_dir.clone(), kept.image.clone());
         let (custody, owner) = (self.custody.clone(), Owner::Administrator(Word::Plain));
         blocking(move || delete(&custody, &data_dir, &path, &image, &owner)).await?;
-        tracing::info!(%volume, migration = %kept.migration, image = %kept.image.place, "a kept image is deleted");
+        tracing::info!(%volume, migration = %kept.migration, image = %kept.image.place, "deleted a kept image");
         Ok(shown)
     }
 
@@ -93,7 +93,7 @@ impl Host {
                 });
                 let found = found.await.flatten();
                 if found.is_none() {
-                    tracing::warn!(store = %name, "what is kept in it cannot be seen");
+                    tracing::warn!(store = %name, "cannot examine the kept images in it");
                 }
                 found.unwrap_or_default()
             }
@@ -110,7 +110,7 @@ impl Host {
     fn claim_replica(&self, volume: &str) -> Result<Claim, RequestError> {
         let in_use = || RequestError::ReplicaInUse {
             volume: volume.to_owned(),
-            user: "something is being done with the volume; wait until it is served again".to_owned(),
+            user: "another operation on the volume is under way; wait until it is served again".to_owned(),
         };
         match self.volumes.claim_new(volume) {
             Ok((claim, _)) => Ok(claim),
@@ -130,7 +130,7 @@ fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Resul
         [one] => Ok(one),
         [] => Err(RequestError::ReplicaNotFound { volume: volume.to_owned(), known: names(&of_volume) }),
         _ => Err(RequestError::Invalid(format!(
-            "{} images of \"{volume}\" were kept; say which, --migration with one of {}, or --all",
+            "{} images of \"{volume}\" are kept; name one, --migration with one of {}, or give --all",
             of_volume.len(),
             names(&of_volume)
         ))),

@@ -72,7 +72,7 @@ impl Host {
         }
         let chronicles = self.chronicles.clone();
         if let Ok(Err(error)) = tokio::task::spawn_blocking(move || chronicles.forget_volume(volume)).await {
-            tracing::warn!(volume = %name, %error, "what was kept of its chronicle is left over");
+            tracing::warn!(volume = %name, %error, "its chronicle is left over");
         }
         claim.removed();
         tracing::info!(volume = %name, "volume removed");

@@ -99,10 +99,10 @@ impl Host {
                 Ok(()) => tracing::info!(
                     volume = %spare.volume,
                     image = %spare.image.place,
-                    "more images are kept than limits.kept_images_per_volume or limits.kept_percent_of_store allow: the oldest is given up"
+                    "gave up the oldest kept image: limits.kept_images_per_volume or limits.kept_percent_of_store is exceeded"
                 ),
                 Err(error) => {
-                    tracing::debug!(volume = %spare.volume, reason = %error.message(), "a kept image cannot be given up yet");
+                    tracing::debug!(volume = %spare.volume, reason = %error.message(), "cannot give up a kept image yet");
                 }
             }
         }

@@ -104,7 +104,8 @@ impl Host {
                         }
                         if host.record_named(&name).is_err() {
                             // It has moved to another host, and its last clients were lost with the thread.
-                            tracing::error!(volume = %name, "the thread that forwarded its clients has ended by a defect");
+                            tracing::error!(volume = %name, "the thread that forwarded its clients has ended because of a \
+                                defect");
                             host.volumes.forget(&name, &attempt);
                             return;
                         }
@@ -131,8 +132,8 @@ impl Host {
 
     /// Cleans up after a lane whose thread has ended by a defect: its migration ends as after a crash.
     async fn lane_ended(&self, name: &str, attempt: &Arc<AtomicBool>) {
-        tracing::error!(volume = %name, "the volume's thread has ended by a defect; it is started again");
-        let reason = "its thread has ended by a defect, and is started again".to_owned();
+        tracing::error!(volume = %name, "the volume's thread has ended because of a defect; restarting it");
+        let reason = "its thread has ended because of a defect, and is being restarted".to_owned();
         self.volumes.set(name, attempt, Service::Failed(reason));
         let Ok(record) = self.record_named(name) else { return };
         let ended = match recovery::run_of(&self.journal, &self.custody, record.volume).await {
@@ -197,15 +198,15 @@ impl Host {
         let unknown = |why: String| RequestError::VolumeUnavailable {
             volume: record.name.clone(),
             reason: format!(
-                "which of its blocks are missing is not known any more ({why}), so it cannot be served: what is fetched again would \
-                 come over newer writes. Put that file back, or give the volume up here and promote what host \"{}\" has",
+                "it is unknown which of its blocks are missing ({why}), so it cannot be served: blocks that were fetched again \
+                 would overwrite newer writes. Restore that file, or give the volume up here and promote the copy of host \"{}\"",
                 filling.peer_name
             ),
         };
         let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes, &place)).await;
         let missing = match read {
             Ok(Ok(missing)) if missing.manifest == filling.manifest => missing,
-            Ok(Ok(_)) => return Err(unknown("its file is not that of the handover".to_owned())),
+            Ok(Ok(_)) => return Err(unknown("its file is not the file of the handover".to_owned())),
             Ok(Err(error)) => return Err(unknown(with_causes(&error))),
             Err(error) => return Err(RequestError::Internal(error.to_string())),
         };
@@ -357,8 +358,7 @@ impl Host {
             }
             if said.as_ref() != Some(holder) {
                 tracing::warn!(volume = %name, image = %place, %holder, "waiting for the image");
-                let reason =
-                    format!("its image is in use by {holder}; it is served as soon as that has ended");
+                let reason = format!("its image is in use by {holder}; it is served as soon as that ends");
                 self.volumes.set(name, attempt, Service::Waiting(reason));
                 said = Some(holder.clone());
             }

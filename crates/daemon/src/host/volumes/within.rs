@@ -29,9 +29,9 @@ pub(in crate::host) async fn check_moves_whole(record: VolumeRecord) -> Result<(
         return Ok(());
     }
     Err(RequestError::Invalid(format!(
-        "the image of volume \"{name}\" has {} internal snapshots, which would not go along, and be deleted with it: stop serving \
-         it (sterna volume remove {name} --keep-image), remove them (qemu-img snapshot -l, -d) or keep a copy of it, and add it \
-         again (sterna volume add)",
+        "the image of volume \"{name}\" has {} internal snapshots, which would not move, and would be deleted with it: stop \
+         serving it (sterna volume remove {name} --keep-image), remove them (qemu-img snapshot -l, -d) or keep a copy of it, and \
+         add it again (sterna volume add)",
         within.snapshots
     )))
 }

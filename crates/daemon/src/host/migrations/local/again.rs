@@ -53,7 +53,7 @@ impl Host {
             Ok(record) => record,
             Err(error) => {
                 let reason = error.message();
-                tracing::error!(%migration, reason, "an interrupted migration has no volume any more");
+                tracing::error!(%migration, reason, "the volume of an interrupted migration is gone");
                 return;
             }
         };
@@ -93,9 +93,10 @@ impl LocalMigration {
             }
             Err(Obstacle::Unbelieved(why)) => {
                 let migration = self.task.migration.map(|migration| migration.to_string());
-                tracing::warn!(migration, reason = why, "an interrupted migration cannot be gone on with");
+                tracing::warn!(migration, reason = why, "cannot continue an interrupted migration");
                 let detail = format!(
-                    "the daemon stopped before the handover; the volume stayed at the source, and its copy was of no use: {why}"
+                    "the daemon stopped before the handover; the volume stayed at the source, and its copy could not be used: \
+                     {why}"
                 );
                 // N.B. a start waits for this.
                 Event::Done(Step::Begin, Err(Failure { code: FailureCode::DaemonStopped, detail }))
@@ -149,7 +150,7 @@ impl LocalMigration {
             }
             refused => unavailable(refused),
         })?;
-        tracing::info!(volume = %name, %migration, target = %self.order.to, "an interrupted migration goes on");
+        tracing::info!(volume = %name, %migration, target = %self.order.to, "an interrupted migration continues");
         host.begin_history(migration, self.record.size_bytes, &self.order);
         host.metadata_folder.note(migration, begun, |noted| noted.goes_on = false).await;
         self.lane = Some(lane);

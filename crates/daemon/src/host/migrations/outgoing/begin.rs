@@ -152,7 +152,7 @@ impl OutgoingMigration {
             // not leave without the VM.
             host.prepare_hooks_away(migration, session);
             self.stays = format!(
-                "this host's daemon was started again before {vm} had begun to leave; it goes on here: migrate it again"
+                "this host's daemon was restarted before {vm} began to leave; it continues here: migrate it again"
             );
             return Ok(());
         }
@@ -180,7 +180,7 @@ impl OutgoingMigration {
         leaving.resume_post_copy();
         self.vm_leaves(migration, leaving);
         self.stays = format!(
-            "this host's daemon was started again while the memory of {vm} was copied, which broke the copy; the VM goes on here: \
+            "this host's daemon was restarted while the memory of {vm} was copied, which broke the copy; the VM continues here: \
              migrate it again"
         );
         Ok(())
@@ -192,16 +192,18 @@ impl Host {
     /// it. The target knows whether anything is missing, and ends the VM then.
     async fn tell_lost(&self, migration: MigrationId, vm: &str, session: &Session) {
         let streams = self.peers.vm_streams(session, self.peers.own(), migration);
-        let reason = "its QEMU at the source has ended, with what had not come";
+        let reason = "its QEMU at the source has ended, with the rest of its memory";
         VmChannel::without_main(streams).send(&VmMessage::lost(reason));
-        tracing::warn!(vm = %vm, %migration, "the QEMU has ended here that a VM has moved from; the target hears that nothing more comes");
+        tracing::warn!(vm = %vm, %migration, "the QEMU of a VM that has moved has ended here; the target learns that no more \
+            memory follows");
         let Some(begun) = self.begun_unix_ms(migration) else { return };
         let ahead = |metadata: &Metadata| {
             metadata.order.as_ref().is_some_and(|order| order.memory == api::Memory::PostCopy)
         };
         let text = format!(
-            "the QEMU of {vm} at this host ended before all of its memory may have gone (--memory post-copy): if some was missing, the VM \
-             is crashed at the target, with its disks whole; there: sterna vm show {vm}, sterna vm start {vm}"
+            "the QEMU of {vm} at this host ended before all of its memory may have gone (--memory post-copy): if some was \
+             missing, the VM has crashed at the target, and its disks are complete; run there: sterna vm show {vm}, sterna vm \
+             start {vm}"
         );
         let warn = |metadata: &mut Metadata| {
             if ahead(metadata) {

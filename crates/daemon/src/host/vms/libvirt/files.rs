@@ -42,7 +42,7 @@ pub(super) fn discard_copy(custody: &Custody, path: &Path, vm: &str, made: FileI
     match custody.delete_this(path, Some(&copy), &OWNER) {
         Err(CustodyError::Refused { refused, .. }) => {
             let kept = put_aside(custody, path, vm, Some(made))?.unwrap_or_default();
-            tracing::warn!(vm, kept = %kept.display(), %refused, "a copy that is no disk is kept");
+            tracing::warn!(vm, kept = %kept.display(), %refused, "kept an unused copy of a disk");
             Ok(())
         }
         deleted => Ok(deleted?),

@@ -26,30 +26,31 @@ pub(super) fn explain(adopted: &Adopted, presence: Option<Presence>, obstacle: O
                 _ => DomainState::NoState,
             };
             format!(
-                "libvirt says that the domain {domain} is \"{state}\", which does not tell whether it has a QEMU: virsh domstate {domain} \
-                 --reason; start it, or shut it off (virsh destroy {domain}), then release it"
+                "libvirt says that the domain {domain} is \"{state}\", which does not show whether it has a QEMU: virsh domstate \
+                 {domain} --reason; start it, or shut it off (virsh destroy {domain}), then release it"
             )
         }
         Obstacle::Saved => format!(
-            "the domain {domain} has a managed save, which goes on with the volumes; start it and release it while it runs (virsh start \
-             {domain}), or give its memory up (virsh managedsave-remove {domain})"
+            "the domain {domain} has a managed save, which continues with the volumes; start it and release it while it runs \
+             (virsh start {domain}), or give its memory up (virsh managedsave-remove {domain})"
         ),
         Obstacle::Above(index) => {
             return disk(index).map_or_else(
                 || VmError::NotFound(adopted.name.clone()).into(),
-                |kept| stands_above(adopted, kept, "an overlay stands on the volume"),
+                |kept| stands_above(adopted, kept, "an overlay uses the volume as its backing file"),
             );
         }
         Obstacle::DiskUnknown(_) => format!(
-            "{target}: what it is over is not recognised, so the volume {volume} may be in use: virsh dumpxml {domain}, virsh dumpxml \
-             {domain} --inactive; lead {target} over the volume again, or detach what uses it"
+            "{target}: its source is not recognised, so the volume {volume} may be in use: virsh dumpxml {domain}, virsh dumpxml \
+             {domain} --inactive; point {target} to the volume again, or detach the disk that uses it"
         ),
         Obstacle::Remote(_) => format!(
-            "{target}: the volume {volume} is at another host; move it home first, or start the domain: it is copied while it runs"
+            "{target}: the volume {volume} is at another host; move it back first, or start the domain: it is copied while it \
+             runs"
         ),
         Obstacle::NoVolume(_) => format!(
-            "{target} is over the volume {volume}, which this host does not have: sterna volume list; where it is gone for good, lead the \
-             disk elsewhere (virsh edit {domain})"
+            "{target} is over the volume {volume}, which this host does not have: sterna volume list; if it is gone for good, \
+             point the disk to another source (virsh edit {domain})"
         ),
     };
     VmError::Disk { vm: adopted.name.clone(), why }.into()
@@ -60,8 +61,8 @@ pub(super) fn stands_above(adopted: &Adopted, kept: &AdoptedDisk, found: &str) -
     let domain = adopted.libvirt.as_ref().map_or(adopted.name.as_str(), |domain| &domain.name);
     let (target, volume) = (&kept.device, &kept.volume);
     let why = format!(
-        "{target} is not just over its volume {volume}: {found}; commit the overlay first, while it runs: virsh blockcommit {domain} \
-         {target} --active --pivot; what was put there without libvirt must be removed as it was put there"
+        "{target} is not just over its volume {volume}: {found}; commit the overlay first, while it runs: virsh blockcommit \
+         {domain} {target} --active --pivot; an overlay that was added without libvirt must be removed in the same way"
     );
     VmError::Disk { vm: adopted.name.clone(), why }.into()
 }

@@ -80,7 +80,7 @@ impl Host {
                 return Ok(Look { libvirt, domain, presence, seen: seen_of(before), disks, defined });
             }
         }
-        let why = "its state changes all the while; nothing was changed".to_owned();
+        let why = "its state keeps changing; nothing was changed".to_owned();
         Err(VmError::Disk { vm: adopted.name.clone(), why }.into())
     }
 

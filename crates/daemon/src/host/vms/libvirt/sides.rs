@@ -63,7 +63,7 @@ impl Host {
                 }
             };
             let step = copied.next_step(look.seen, &look.disks);
-            tracing::debug!(vm = %name, ?step, domain = ?look.seen, disks = ?look.disks, "the disks of a domain change sides");
+            tracing::debug!(vm = %name, ?step, domain = ?look.seen, disks = ?look.disks, "exchanging the disks of a domain");
             if let Some(obstacle) = copied.obstacle() {
                 let why = explain(&adopted, look.presence, obstacle);
                 self.vms.holds.tell(name, Some(why.message()));
@@ -97,7 +97,7 @@ impl Host {
                 (Ok(()), _) => {}
                 (Err(error), _) => {
                     let reason = error.message();
-                    tracing::warn!(vm = %name, reason, "a step of the change of sides of its disks failed");
+                    tracing::warn!(vm = %name, reason, "a step of the exchange of its disks failed");
                     self.vms.holds.tell(name, Some(reason));
                     failure.get_or_insert(error);
                     let pause = copied.failed(look.seen, &look.disks);
@@ -337,7 +337,7 @@ impl Host {
         if let Some(found) = &look.domain {
             self.keep_waiting(&name, look, found, &adopted.disks).await;
             if let Err(error) = self.check_definition(look, found, &adopted.disks).await {
-                tracing::warn!(vm = %name, %error, "what the domain has at its next start is not known");
+                tracing::warn!(vm = %name, %error, "it is unknown which disks the domain has at its next start");
             }
         }
         for (kept, seen) in adopted.disks.iter_mut().zip(&look.disks) {
@@ -349,11 +349,13 @@ impl Host {
                 Ok(aside) => {
                     (kept.found, kept.copy) = (None, CopyNote::None);
                     let Some(aside) = aside else { continue };
-                    tracing::info!(vm = %name, disk = %kept.device, kept = %aside.display(), "the image that the domain had is kept");
+                    tracing::info!(vm = %name, disk = %kept.device, kept = %aside.display(), "kept the former image of the \
+                        domain");
                     left.push(aside);
                 }
                 Err(error) => {
-                    tracing::warn!(vm = %name, file = %kept.file.display(), %error, "an image that the domain had is left as it was");
+                    tracing::warn!(vm = %name, file = %kept.file.display(), %error, "left the former image of the domain \
+                        unchanged");
                 }
             }
         }
@@ -389,7 +391,7 @@ impl Host {
         if let Err(error) = had.await {
             tracing::warn!(
                 vm = %name, disk = %kept.device, %error,
-                "the copy does not wait for a daemon that is killed: it would begin anew"
+                "the copy would not wait for a restarted daemon: it would begin again"
             );
         }
     }
@@ -408,7 +410,7 @@ impl Host {
             if let Err(error) = had {
                 tracing::warn!(
                     vm = %name, disk = %kept.device, %error,
-                    "libvirt does not have the disk wait for a daemon that is killed: its guest would see errors"
+                    "libvirt would not make the disk wait for a restarted daemon: its guest would see errors"
                 );
             }
         }
