@@ -86,6 +86,7 @@ struct TaskWaker {
 type TimerKey = (Duration, u64);
 
 impl<D: Driver> Executor<D> {
+    /// Makes an executor over `driver`.
     pub fn new(driver: D) -> Self {
         let ready = Arc::new(ReadyQueue {
             woken: Mutex::new(VecDeque::new()),

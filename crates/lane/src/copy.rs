@@ -29,6 +29,7 @@ use crate::signal::Signal;
 /// Bytes per query for allocation: keeps the answer small, and gives other tasks their turn.
 const SURVEY_BYTES: u64 = 1 << 30;
 
+/// One volume being copied from its source store to its target store.
 pub struct VolumeCopy {
     me: Weak<Self>,
     volume: VolumeIndex,
