@@ -2,7 +2,7 @@
 //!
 //! Checked: a hook begins once, alone among those of its VM, and after the end of the one before it. A hook that has begun is
 //! followed by the hook that comes after it, and no other is. A process behind its gate is not overdue. Each requester of a hook
-//! is told its result.
+//! gets its result.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -23,7 +23,7 @@ const STEP: Duration = Duration::from_secs(1);
 const LIMIT: Duration = Duration::from_secs(12);
 const TAKES_MAX: u64 = 20;
 const VMS: u64 = 2;
-/// Of a hundred migrations whose hooks are not over when a daemon begins: those that it goes on with.
+/// The percentage of migrations with unfinished hooks which a starting daemon continues.
 const GOES_ON_PERCENT: u64 = 30;
 
 pub(super) struct World {
@@ -161,7 +161,7 @@ impl World {
         }
     }
 
-    /// Starts the next daemon. It goes on with some migrations; others end, because the memory of a VM is lost with a daemon.
+    /// Starts the next daemon. It continues some migrations; others end, because the memory of a VM is lost with a daemon.
     fn start(&mut self) {
         self.say(|| "a daemon starts".to_owned());
         let mut book = HookBook::new(LIMIT);
@@ -343,7 +343,7 @@ impl World {
         }
     }
 
-    /// In the end nobody waits for what runs before a migration.
+    /// Checks that finally no requester waits for the hook before a migration.
     fn check_told(&mut self) {
         let waits = |known: &Migration| known.asked_before && !known.has_ended;
         if let Some(id) = self.migrations.iter().find(|(_, known)| waits(known)).map(|(id, _)| *id) {
