@@ -53,7 +53,7 @@ fn top_draws_answers_keys_and_sizes_and_outlives_the_daemon() {
             |screen: &str| screen.lines().nth(39).is_some_and(|line| line.starts_with("q quit"));
         terminal.until("the whole of a larger screen is used", is_at_the_end)?;
         terminal.press(&["1", "/", "z", "z", "Enter"])?;
-        terminal.until("nothing passes the filter", |screen| screen.contains("nothing has that in it"))?;
+        terminal.until("nothing passes the filter", |screen| screen.contains("no row contains that"))?;
         terminal.press(&["Escape"])?;
         scene.sterna(["migration", "cancel", &moving.id])?.success()?;
         scene.wait_for_migration(&moving.id)?;

@@ -54,7 +54,7 @@ pub(crate) enum CommandError {
     Tunnel(#[from] TunnelError),
     /// The machine is reached, but no daemon answers there.
     #[error(
-        "no daemon answers at {address}: it does not run, its socket is elsewhere (ssh://HOST/PATH), or the user of this ssh may not use it"
+        "no daemon answers at {address}: it does not run, it has another socket (ssh://HOST/PATH), or the ssh user may not use it"
     )]
     NoDaemonThere {
         address: String,
@@ -93,10 +93,10 @@ pub(crate) enum CommandError {
         source: std::io::Error,
     },
     /// The path of this program's own file is unknown.
-    #[error("the program cannot find itself")]
+    #[error("the program cannot find its own file")]
     Program(#[source] std::io::Error),
     /// There is no terminal to draw on.
-    #[error("there is no terminal to draw on; print what it would show with: sterna top --once")]
+    #[error("there is no terminal to draw on; print one screen with: sterna top --once")]
     NoTerminal,
     /// The handler of Ctrl-C cannot be installed.
     #[error("signals cannot be waited for")]

@@ -141,7 +141,7 @@ impl Seen {
         if std::mem::replace(&mut self.is_away, true) {
             return Vec::new();
         }
-        let message = format!("it does not answer, and is waited for: {reason}");
+        let message = format!("it does not answer; waiting for it: {reason}");
         vec![Happening {
             time_unix_ms: None,
             about: About::Daemon,
@@ -205,7 +205,7 @@ impl Seen {
         }
         let is_new = !self.migrations.contains_key(&key);
         if is_new {
-            let retried = migration.retry_of.as_ref().map(|id| format!(", which {id} did not come to"));
+            let retried = migration.retry_of.as_ref().map(|id| format!(", as a retry of {id}"));
             let message = format!("{}{}", order(migration), retried.unwrap_or_default());
             happened.push(of_migration(migration, Some(migration.started_unix_ms), Event::Begun, message));
         }

@@ -154,12 +154,12 @@ fn advice(error: &CommandError) -> &'static str {
         CommandError::Client(ClientError::Unreachable { address, source })
             if source.kind() == io::ErrorKind::PermissionDenied && address.starts_with("https://") =>
         {
-            "; its administrator sees who may use it with: sterna access list, and lets you in with: sterna access grant"
+            "; its administrator can list the users with: sterna access list, and grant you access with: sterna access grant"
         }
         CommandError::Client(ClientError::Unreachable { source, .. })
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            "; who may use the API is said by api_socket in the daemon's configuration"
+            "; api_socket in the daemon's configuration sets who may use the API"
         }
         CommandError::Client(ClientError::Unreachable { .. }) => {
             "; start one with: sterna serve, or name another with --host unix:PATH, --host ssh://USER@HOST, --host https://HOST:PORT or STERNA_HOST"
@@ -231,14 +231,14 @@ pub(crate) fn unknown_images(stores: &[Store]) -> String {
     let mut text = String::new();
     for store in stores.iter().filter(|store| !store.unknown_images.is_empty()) {
         text += &format!(
-            "\nimages in store {} that belong to no volume that is known here: {}\n",
+            "\nimages in store {} that belong to no volume of this host: {}\n",
             store.name,
             store.unknown_images.join(", ")
         );
     }
     if !text.is_empty() {
-        text += "If the data folder was lost, bring it back from a backup, or see what they are, and make volumes of them:\n  sterna store \
-                 scan\n  sterna store import STORE/FILE\n";
+        text += "If the data folder was lost, restore it from a backup, or list the images and make volumes of them:\n  sterna \
+                 store scan\n  sterna store import STORE/FILE\n";
     }
     text
 }
@@ -318,7 +318,7 @@ pub(crate) fn migration(migration: &Migration) -> String {
         let (target, volume) = (place(&migration.target), &migration.volume);
         rows.push((
             "",
-            format!("if this host is not heard at {target}: sterna volume promote {volume} --ticket … there"),
+            format!("if {target} cannot reach this host: sterna volume promote {volume} --ticket … there"),
         ));
     }
     rows.extend(migration.suspended.clone().map(|reason| ("suspended", reason)));
@@ -350,7 +350,7 @@ pub(crate) fn ended(migration: &Migration) -> String {
             format!("{id} was cancelled{who}; {volume} is at {source}\n")
         }
         (_, api::GuestLocation::Unknown) => {
-            format!("{id} failed: {why}\nwhere {volume} is, is unknown: restart the daemon, it will tell\n")
+            format!("{id} failed: {why}\nit is unknown where {volume} is: restart the daemon to find out\n")
         }
         (_, api::GuestLocation::Target) => format!("{id} failed: {why}\n{volume} is at {target}\n"),
         (_, api::GuestLocation::Source) => format!("{id} failed: {why}\n{volume} is at {source}\n"),
@@ -432,7 +432,7 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
 fn spared(migration: &Migration, replica: &api::ReplicaUsed) -> String {
     let sent = migration.bytes_moved;
     format!(
-        "{} of {}: an image of an earlier stay had the rest, {}",
+        "{} of {}: a kept image had the rest, {}",
         bytes(sent),
         bytes(replica.bytes_held),
         bytes(replica.bytes_spared)

@@ -46,7 +46,7 @@ pub(crate) async fn follow(
         if let Some(next) = next_of(&migration) {
             let next = next.to_owned();
             shown.say(&format!(
-                "{}: a restart of the daemon has interrupted it; it begins anew as {next}",
+                "{}: a restart of the daemon has interrupted it; it begins again as {next}",
                 migration.id
             ));
             (migration.id, migration.change) = (next, 0);
@@ -186,7 +186,7 @@ impl Display {
 
     /// Reports once that the daemon does not answer.
     fn lost(&mut self) {
-        const LOST: &str = "the daemon has gone away; waiting for it to come back";
+        const LOST: &str = "the daemon has stopped; waiting until it is back";
         match self {
             Self::Bar(bar) => bar.set_message(LOST),
             Self::Lines { gone, .. } => {

@@ -63,8 +63,8 @@ pub(crate) enum RemoteError {
     NoHome,
     /// The daemon was not added.
     #[error(
-        "{0} is no daemon that this user has added; have an administrator there run: sterna access grant NAME --role ROLE; \
-         then here: sterna remote add {0}"
+        "this user has not added the daemon {0}; an administrator there runs: sterna access grant NAME --role ROLE; then run \
+         here: sterna remote add {0}"
     )]
     Unknown(RemoteAddress),
     /// The file cannot be used.
@@ -253,8 +253,8 @@ impl Way {
         stream.set_nodelay(true)?;
         self.connector.connect(stream).await.map_err(|error| match pinned::other_server(&error) {
             Some(other) => io::Error::other(format!(
-                "who answers there has the key {}, and not {}: it is somebody else, or a daemon that has lost its data folder; \
-                 if you know that it is right: sterna remote remove {}, and add it again",
+                "the daemon there has the key {} instead of {}: it is another one, or has lost its data folder; if it is the \
+                 right daemon: sterna remote remove {}, and add it again",
                 other.short(),
                 self.key.short(),
                 self.address,
@@ -270,7 +270,10 @@ struct Judged<S>(S);
 
 fn judged(error: io::Error) -> io::Error {
     match pinned::is_refusal(&error) {
-        true => io::Error::new(io::ErrorKind::PermissionDenied, "it ends the connection at the sight of it"),
+        true => io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it closes the connection when it receives the key",
+        ),
         false => error,
     }
 }

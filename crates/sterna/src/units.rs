@@ -46,7 +46,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum UnitError {
     /// It does not begin with a number.
-    #[error("it must begin with a number: write for example {example}")]
+    #[error("it must begin with a number: write, for example, {example}")]
     Number {
         /// An example of a valid text.
         example: &'static str,

@@ -22,12 +22,12 @@ pub(super) async fn run(
         AccessCommand::Set { name, role } => {
             let changed = client.set_access(&name, &SetGrant { role }).await?;
             output::print(format, &changed, |grant| {
-                format!("{} has the role {} from now on\n", grant.name, grant.role)
+                format!("{} now has the role {}\n", grant.name, grant.role)
             })?;
         }
         AccessCommand::Revoke { name } => {
             let revoked = client.revoke_access(&name).await?;
-            output::print(format, &revoked, |grant| format!("{} is let in no more\n", grant.name))?;
+            output::print(format, &revoked, |grant| format!("revoked the access of {}\n", grant.name))?;
         }
     }
     Ok(Exit::Success)

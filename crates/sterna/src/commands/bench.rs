@@ -147,7 +147,7 @@ fn nbd_text(report: &NbdReport) -> String {
 fn machine_text(report: &MachineReport) -> String {
     let MachineReport { environment, size_bytes, rounds, memory_bytes, .. } = report;
     let machine = format!("VMs of {}, {rounds} rounds", bytes(*memory_bytes));
-    heading(environment, *size_bytes, &machine) + "\nHow long a VM stands still\n" + &lines(&report.table())
+    heading(environment, *size_bytes, &machine) + "\nHow long a VM is paused\n" + &lines(&report.table())
 }
 
 fn mirror_text(report: &MirrorReport) -> String {
@@ -156,7 +156,7 @@ fn mirror_text(report: &MirrorReport) -> String {
     if let Some(idle) = idle {
         let data = bytes(idle.data_bytes);
         let table = lines(&idle.table());
-        let _ = write!(text, "\nNobody uses the image; {data} of it are data, the rest holes\n{table}");
+        let _ = write!(text, "\nNo guest uses the image; {data} of it are data, the rest holes\n{table}");
     }
     if let Some(load) = load {
         let _ = write!(text, "\nUnder a guest: {}\n{}", load.guest(), lines(&load.table()));
@@ -170,7 +170,7 @@ fn link_text(report: &LinkReport) -> String {
         heading(environment, *size_bytes, &format!("{rounds} rounds, TCP with {congestion_control}"));
     for copy in copies {
         // Writing to a string cannot fail.
-        let _ = write!(text, "\nNobody uses the image: {}\n{}", copy.heading(), lines(&copy.table()));
+        let _ = write!(text, "\nNo guest uses the image: {}\n{}", copy.heading(), lines(&copy.table()));
     }
     if let Some(guest) = guest {
         let _ = write!(text, "\nUnder {}\n{}", guest.title, lines(&guest.table()));
@@ -185,7 +185,7 @@ fn return_text(report: &ReturnReport) -> String {
         // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}", load.load.title(), lines(&load.table()));
     }
-    text + "every image that has come home was compared\n"
+    text + "every image that returned was compared\n"
 }
 
 fn strategies_text(report: &StrategiesReport) -> String {

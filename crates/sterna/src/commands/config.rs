@@ -36,14 +36,14 @@ fn text(found: &ConfigCheck) -> String {
             let stores: Vec<_> = config.stores.keys().map(String::as_str).collect();
             let (data, api) = (config.data_dir.display(), &config.api);
             return format!(
-                "{file} is in order\n  stores  {}\n  data    {data}\n  API     {api}\n",
+                "{file} is correct\n  stores  {}\n  data    {data}\n  API     {api}\n",
                 stores.join(", ")
             );
         }
-        (Some(_), 1) => format!("{file} has 1 problem; a daemon would start all the same\n"),
-        (Some(_), many) => format!("{file} has {many} problems; a daemon would start all the same\n"),
-        (None, 1) => format!("{file} has 1 problem, and no daemon would start by it\n"),
-        (None, many) => format!("{file} has {many} problems, and no daemon would start by it\n"),
+        (Some(_), 1) => format!("{file} has 1 problem; a daemon would start anyway\n"),
+        (Some(_), many) => format!("{file} has {many} problems; a daemon would start anyway\n"),
+        (None, 1) => format!("{file} has 1 problem; no daemon would start with it\n"),
+        (None, many) => format!("{file} has {many} problems; no daemon would start with it\n"),
     };
     for found in &found.problems {
         // A syntax error has several lines.

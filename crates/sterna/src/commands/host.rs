@@ -47,7 +47,7 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
         }
         HostCommand::Remove { name, force } => {
             let removed = client.remove_peer(&name, RemovePeer { force }).await?;
-            output::print(format, &removed, |removed| format!("{} is no longer known here\n", removed.name))?;
+            output::print(format, &removed, |removed| format!("removed host {}\n", removed.name))?;
         }
     }
     Ok(Exit::Success)

@@ -28,7 +28,7 @@ pub(super) fn run(command: JournalCommand, format: Format) -> Result<Exit, Comma
             output::print(Format::Json, &found.export(), |_| String::new())?;
             // The output may go to a file, so the problem is printed on standard error as well.
             if let (Some(problem), Format::Text) = (&found.problem, format) {
-                output::say(&format!("the export ends where the journal cannot be read any more: {problem}"));
+                output::say(&format!("the export ends where the journal becomes unreadable: {problem}"));
             }
             found
         }
@@ -63,7 +63,7 @@ fn restore(order: RestoreArguments) -> Result<RestoredJournal, CommandError> {
 
 fn restored(restored: &RestoredJournal) -> String {
     let (path, age) = (restored.path.display(), output::replicas::age(restored.backup_unix_ms));
-    let mut text = format!("{path} is the journal of {age} ago\n");
+    let mut text = format!("{path} is now the journal of {age} ago\n");
     if let Some(replaced) = &restored.replaced {
         // Writing to a string does not fail.
         let _ = writeln!(text, "the former journal is {}", replaced.display());
@@ -84,8 +84,8 @@ fn hosts(restored: &RestoredJournal) -> String {
         false => format!("it names these:\n{}", named.concat()),
     };
     format!(
-        "\n**No volume is served by itself**: it is not known which other hosts there are, for the list of hosts is missing, or may be of \
-         another time. Any of them may have a volume. Pair this host again with every host that it was paired with (sterna host invite, \
+        "\n**No volume is served automatically**: the list of hosts is missing, or may be of another time, so other hosts may \
+         exist. Any of them may have a volume. Pair this host again with every host that it was paired with (sterna host invite, \
          sterna host join); of the backup {}\n",
         named.trim_end()
     )
@@ -100,15 +100,13 @@ fn text(found: &JournalExamination) -> String {
     let path = found.path.display();
     let mut text = match &found.problem {
         None => format!("{path} is intact\n"),
-        Some(problem) => format!("{problem}\n\nWhat it says before that:\n"),
+        Some(problem) => format!("{problem}\n\nIts content before that:\n"),
     };
     let version = found.version.map_or_else(|| "unknown".to_owned(), |version| version.to_string());
     let last = found.last_unix_ms.map(|then| format!(", the last {} ago", output::replicas::age(then)));
     let torn = match found.torn_bytes {
         0 => String::new(),
-        torn => format!(
-            "; behind them {torn} bytes of a commit that was cut off, or is on its way: nobody was told that it is durable"
-        ),
+        torn => format!("; behind them {torn} bytes of an incomplete commit, which nothing relies on"),
     };
     // Writing to a string does not fail.
     let _ = writeln!(text, "  version   {version}");
@@ -135,7 +133,7 @@ fn volumes(volumes: &[JournalVolume]) -> String {
             JournalOwner::Here => "here".to_owned(),
             JournalOwner::BeingFilled => format!("here, being filled from host {host}"),
             JournalOwner::Elsewhere => format!("at host {host}"),
-            JournalOwner::Arriving => format!("on its way here from host {host}"),
+            JournalOwner::Arriving => format!("arriving here from host {host}"),
             JournalOwner::Unconfirmed => "unconfirmed".to_owned(),
         };
         let image = volume.image.clone().unwrap_or_else(|| "-".to_owned());

@@ -134,5 +134,5 @@ async fn wait(
 
 /// Returns the text for a migration whose end the command does not wait for.
 pub(super) fn unwatched(id: &str) -> String {
-    format!("{id} goes on without being watched; see: sterna migration show {id}")
+    format!("{id} continues without being watched; see: sterna migration show {id}")
 }

@@ -29,7 +29,7 @@ pub(super) async fn run(
             });
             let is_all = !order.running && order.since.is_none();
             output::print(format, &migrations, |migrations| match migrations.is_empty() && !is_all {
-                true => "no such migrations; all that are remembered: sterna migration list\n".to_owned(),
+                true => "no such migrations; for all recorded ones: sterna migration list\n".to_owned(),
                 false => output::migrations(migrations),
             })?;
         }
@@ -42,7 +42,7 @@ pub(super) async fn run(
         MigrationCommand::Pause(migration) => {
             let shown = client.pause_migration(&migration.id).await?;
             output::print(format, &shown, |migration| {
-                format!("{id} rests; go on with: sterna migration resume {id}\n", id = migration.id)
+                format!("{id} is paused; to continue: sterna migration resume {id}\n", id = migration.id)
             })?;
         }
         MigrationCommand::Resume(migration) => {
@@ -56,7 +56,7 @@ pub(super) async fn run(
             };
             let shown = client.set_migration(id, &SetMigration { bandwidth_bytes_per_second }).await?;
             output::print(format, &shown, |migration| match bandwidth_bytes_per_second {
-                None => format!("{} copies as fast as it goes\n", migration.id),
+                None => format!("{} copies without a rate limit\n", migration.id),
                 Some(rate) => format!("{} copies at most {}/s\n", migration.id, Bytes(rate)),
             })?;
         }

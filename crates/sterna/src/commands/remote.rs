@@ -42,7 +42,7 @@ pub(super) async fn run(command: RemoteCommand, format: Format) -> Result<Exit, 
         RemoteCommand::List => output::print(format, &remotes.list()?, |remotes| access::remotes(remotes))?,
         RemoteCommand::Remove { address } => {
             output::print(format, &remotes.remove(&address)?, |remote| {
-                format!("{} is no longer known here\n", remote.address)
+                format!("removed {}\n", remote.address)
             })?;
         }
         RemoteCommand::Key => {

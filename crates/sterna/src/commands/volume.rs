@@ -70,7 +70,7 @@ pub(super) async fn run(
                 let here = resized.statistics.as_ref().map_or(0, |statistics| statistics.connections);
                 let note = match (here, resized.clients_elsewhere.is_empty()) {
                     (0, true) => "",
-                    _ => "; clients that are connected see that when they connect anew",
+                    _ => "; connected clients see that when they connect again",
                 };
                 format!("{} has {size} ({} bytes){note}\n", resized.name, resized.size_bytes)
             })?;
@@ -82,7 +82,9 @@ pub(super) async fn run(
             let promoted = client.promote_volume(&name, &request).await?;
             output::print(format, &promoted, |promoted| match &promoted.filling {
                 Some(filling) => format!("{}: {}\n", promoted.name, output::filling(filling)),
-                None => format!("{} is this host's, and served at {}\n", promoted.name, promoted.uri),
+                None => {
+                    format!("{} now belongs to this host, and is served at {}\n", promoted.name, promoted.uri)
+                }
             })?;
         }
         VolumeCommand::Remove(order) => {
@@ -98,7 +100,7 @@ pub(super) async fn run(
                 ImageFate::Elsewhere => {
                     let host = removed.host.as_deref().unwrap_or("that has it");
                     format!(
-                        "{}: clients are no longer forwarded from here; the volume stays at host {host}\n",
+                        "{}: stopped forwarding clients from here; the volume stays at host {host}\n",
                         removed.name
                     )
                 }
@@ -111,9 +113,9 @@ pub(super) async fn run(
 /// Returns why an image was kept, and what to do with it.
 fn kept_because(why: KeptBecause) -> &'static str {
     match why {
-        KeptBecause::Given => ": what is in it was yours before Sterna served it",
+        KeptBecause::Given => ": you had its content before Sterna served it",
         KeptBecause::Unknown => {
-            ": whether what is in it was yours is not known; delete it if nobody needs it"
+            ": it is unknown whether you had its content before; delete it if it is not needed"
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::remotes::Remote;
 /// Returns the grants as a table.
 pub(crate) fn list(access: &Access) -> String {
     let mut text = match (&access.problem, &access.listen, &access.key) {
-        (Some(problem), ..) => format!("nobody is let in: {problem}\n"),
+        (Some(problem), ..) => format!("no user may use the API: {problem}\n"),
         (None, Some(listen), Some(key)) => {
             format!("the API is served over TLS at {listen}, with the key {key}\n")
         }
@@ -18,7 +18,7 @@ pub(crate) fn list(access: &Access) -> String {
     };
     let mut table = table(&["NAME", "ROLE", "KEY"], &[]);
     for grant in &access.grants {
-        let key = grant.key.clone().unwrap_or_else(|| format!("invited, for {} min yet", minutes(grant)));
+        let key = grant.key.clone().unwrap_or_else(|| format!("invited, for {} min more", minutes(grant)));
         table.add_row([grant.name.clone(), grant.role.to_string(), key]);
     }
     text.push_str(&format!("{table}\n"));
@@ -30,11 +30,11 @@ pub(crate) fn granted(granted: &NewlyGranted) -> String {
     let NewlyGranted { grant, token, listen } = granted;
     let port = listen.as_deref().and_then(|listen| listen.rsplit(':').next()).unwrap_or("PORT");
     let Some(token) = token else {
-        return format!("{} is known by his key, with the role {}\n", grant.name, grant.role);
+        return format!("{} is known by a key, with the role {}\n", grant.name, grant.role);
     };
     format!(
-        "{} may have the role {}; on his machine, within {} min:\n\nsterna remote add https://HOST:{port}\n\nand this \
-         invitation, when it asks:\n\n{token}\n",
+        "{} may have the role {}; on that user's machine, within {} min:\n\nsterna remote add https://HOST:{port}\n\nand enter \
+         this access token at its prompt:\n\n{token}\n",
         grant.name,
         grant.role,
         minutes(grant),

@@ -14,8 +14,10 @@ const SHORT_DIGITS: usize = 12;
 pub(crate) fn identity(identity: &Identity) -> String {
     let listening = match identity.listening.as_slice() {
         [] if identity.problem.is_some() => dash(),
-        [] => "nowhere: this host can call others, but not be called (hosts.listen in the configuration)"
-            .to_owned(),
+        [] => {
+            "nowhere: this host can connect to others, but not be reached (hosts.listen in the configuration)"
+                .to_owned()
+        }
         addresses => addresses.join(", "),
     };
     let mut rows =
@@ -33,7 +35,8 @@ pub(crate) fn invitation(invitation: &Invitation) -> String {
     let address = invitation.addresses.first().map_or("HOST:PORT", String::as_str);
     let token = &invitation.token;
     format!(
-        "on the other host, within {minutes} min:\n\nsterna host join {address}\n\nand this invitation, when it asks:\n\n{token}\n"
+        "on the other host, within {minutes} min:\n\nsterna host join {address}\n\nand enter this invitation at its \
+         prompt:\n\n{token}\n"
     )
 }
 
@@ -42,7 +45,7 @@ pub(crate) fn joined(peer: &Peer) -> String {
     let mut text = format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id));
     if let Some(name) = &peer.calls_itself {
         text.push_str(&format!(
-            "it calls itself {name}, as another host that is known here does, or this one: here it is {}\n",
+            "its name {name} is taken here by another host or this one: here it is {}\n",
             peer.name
         ));
     }
@@ -104,7 +107,7 @@ pub(crate) fn peer(peer: &Peer) -> String {
         ("state", state(peer)),
         (
             "queued",
-            format!("{}, and {} on their way", bytes(peer.queued_bytes), bytes(peer.unacknowledged_bytes)),
+            format!("{}, and {} arriving", bytes(peer.queued_bytes), bytes(peer.unacknowledged_bytes)),
         ),
     ];
     if peer.connected {
@@ -115,7 +118,7 @@ pub(crate) fn peer(peer: &Peer) -> String {
     if peer.refused_requests > 0 {
         rows.push((
             "refused",
-            format!("{} of its requests, which it had no right to", peer.refused_requests),
+            format!("{} of its requests, for which it had no permission", peer.refused_requests),
         ));
     }
     let mut text = properties(&rows);

@@ -35,15 +35,15 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
     if let Some(machine) = &plan.machine {
         rows.push(("machine", machine.name.clone()));
         rows.push(("memory", machine.memory_bytes.map_or_else(dash, bytes)));
-        let least = machine.least_downtime_ms.map(|least| format!(" (the way alone takes {least:.1} ms)"));
+        let least =
+            machine.least_downtime_ms.map(|least| format!(" (the distance alone takes {least:.1} ms)"));
         let text = format!("{} ms at most{}", machine.max_downtime_ms, least.unwrap_or_default());
         rows.push(("stands still", text));
     }
-    let copied = format!("{} at most, besides what guests write meanwhile", bytes(plan.bytes_max));
+    let copied = format!("at most {}, and what guests write meanwhile", bytes(plan.bytes_max));
     rows.push(("copied", copied));
     for link in &plan.links {
-        let round_trip =
-            link.round_trip_us.map(|us| format!(", {:.1} ms there and back", us as f64 / 1000.0));
+        let round_trip = link.round_trip_us.map(|us| format!(", {:.1} ms round trip", us as f64 / 1000.0));
         let speed = link.bytes_per_second.map(|speed| format!(", carried {}/s", bytes(speed)));
         let ends = format!("{} to {}", link.local, link.remote);
         rows.push(("link", ends + &round_trip.unwrap_or_default() + &speed.unwrap_or_default()));
@@ -58,7 +58,7 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
 
 fn target(volume: &PlannedVolume) -> String {
     let Some(target) = &volume.target else { return dash() };
-    let begun = if volume.replica { " (begins with the image of an earlier stay)" } else { "" };
+    let begun = if volume.replica { " (begins with a kept image)" } else { "" };
     let way = if volume.shared { ", written straight there" } else { "" };
     format!("{} {} ({}){begun}{way}", place(target), target.image, target.format.name())
 }
@@ -110,7 +110,7 @@ mod tests {
         let text = plan(&found);
         for words in [
             "beta:a /b/root.img (raw)",
-            "300 ms at most (the way alone takes 15.0 ms)",
+            "300 ms at most (the distance alone takes 15.0 ms)",
             "(stated)",
             "web1 would move to beta; nothing was begun",
             "N.B. stays behind: a window",

@@ -10,7 +10,7 @@ use crate::units::{bytes, duration};
 /// Returns the kept images as a table.
 pub(crate) fn list(replicas: &Vec<Replica>) -> String {
     if replicas.is_empty() {
-        return "no images were kept; sterna migrate VOLUME --to … --keep-source keeps one\n".to_owned();
+        return "no images are kept; to keep one: sterna migrate VOLUME --to … --keep-source\n".to_owned();
     }
     let header = ["VOLUME", "LEFT BY", "WENT TO", "STORE", "SIZE", "USED", "AGE", "WAY HOME", "IMAGE"];
     let mut table = table(&header, &[4, 5, 6]);
@@ -35,10 +35,12 @@ pub(crate) fn dropped(replica: &Replica) -> String {
     let (image, migration) = (&replica.image, &replica.migration);
     match (replica.kind, replica.allocated_bytes) {
         (ImageKind::File, Some(freed)) => {
-            format!("{image}, which {migration} left, is deleted; {} are free again\n", bytes(freed))
+            format!("deleted {image}, which {migration} left; {} are free again\n", bytes(freed))
         }
-        (ImageKind::File, None) => format!("{image}, which {migration} left, is deleted\n"),
-        _ => format!("{image} may take another volume; what {migration} left there is given up\n"),
+        (ImageKind::File, None) => format!("deleted {image}, which {migration} left\n"),
+        _ => {
+            format!("{image} is free for another volume; the image that {migration} left there is given up\n")
+        }
     }
 }
 

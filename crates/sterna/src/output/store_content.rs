@@ -32,12 +32,12 @@ pub(crate) fn list(stores: &Vec<StoreContent>) -> String {
         if store.files_left_out > 0 {
             let _ = writeln!(
                 text,
-                "\n!! {} more files in store {} were not looked at",
+                "\n!! {} more files in store {} were not examined",
                 store.files_left_out, store.store
             );
         }
         if let Some(problem) = &store.problem {
-            let _ = writeln!(text, "\n!! what lies in store {} is not known: {problem}", store.store);
+            let _ = writeln!(text, "\n!! the content of store {} is unknown: {problem}", store.store);
         }
     }
     text + &advice(stores)
@@ -63,12 +63,8 @@ fn advice(stores: &[StoreContent]) -> String {
             let _ = writeln!(text, "\n{what}:\n  sterna store {command} {file}");
         }
     };
-    add(
-        FileRole::Unclaimed,
-        "unclaimed images become volumes, if no other host has them in use, by",
-        "import",
-    );
-    add(FileRole::HalfMade, "half-made targets, if nobody needs them, are deleted by", "drop");
+    add(FileRole::Unclaimed, "unclaimed images that no other host uses become volumes by", "import");
+    add(FileRole::HalfMade, "half-made targets that are not needed are deleted by", "drop");
     text
 }
 

@@ -45,7 +45,7 @@ pub(crate) fn show(vm: &Vm) -> String {
 /// Returns the text about an added VM, with warnings.
 pub(crate) fn added(vm: &Vm) -> String {
     let warning = vm.message.as_ref().map(|message| format!("warning: {message}\n")).unwrap_or_default();
-    format!("{} is added; start it: sterna vm start {}\n{warning}", vm.name, vm.name)
+    format!("added {}; start it: sterna vm start {}\n{warning}", vm.name, vm.name)
 }
 
 /// Returns the text about a started VM.
@@ -62,7 +62,7 @@ pub(crate) fn stopped(vm: &Vm) -> String {
 
 /// Returns the text about adopted disks.
 pub(crate) fn adopted(vm: &Vm) -> String {
-    let mut text = format!("{} goes on; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
+    let mut text = format!("{} is running; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
     if vm.libvirt_domain.is_some() {
         text += &vm.message.as_ref().map(|message| format!("note: {message}\n")).unwrap_or_default();
         return text + &format!("to move them: sterna migrate {} --to STORE\n", vm.volumes.join(", "));
@@ -74,7 +74,7 @@ pub(crate) fn adopted(vm: &Vm) -> String {
         }
         Some(WholeMove { obstacle: None, left_behind }) => {
             text += &format!("to move it to another host: sterna migrate {} --to HOST\n", vm.name);
-            left_behind.iter().for_each(|what| text += &format!("  what would stay behind: {what}\n"));
+            left_behind.iter().for_each(|what| text += &format!("  it would leave behind: {what}\n"));
         }
     }
     text

@@ -45,13 +45,14 @@ fn state(volume: &Volume) -> String {
 pub(crate) fn filling(filling: &VolumeFilling) -> String {
     if filling.is_given_up {
         return format!(
-            "{} never came from host {}, and were given up: reading them is an I/O error, until they are overwritten or discarded (where they are: --json)",
+            "{} never arrived from host {}, and were given up: reading them is an I/O error until they are overwritten or \
+             discarded (where they are: --json)",
             bytes(filling.bytes_missing),
             filling.host,
         );
     }
     let mut text = format!(
-        "{} of {} have not come from host {} yet ({} pulled, {} pushed, {} overwritten here)",
+        "{} of {} have not arrived from host {} yet ({} pulled, {} pushed, {} overwritten here)",
         bytes(filling.bytes_missing),
         bytes(filling.bytes_at_handover),
         filling.host,
@@ -61,15 +62,16 @@ pub(crate) fn filling(filling: &VolumeFilling) -> String {
     );
     match filling.requests_waiting {
         0 => {}
-        1 => text += "; one request waits for that",
-        waiting => text += &format!("; {waiting} requests wait for that"),
+        1 => text += "; one request waits for them",
+        waiting => text += &format!("; {waiting} requests wait for them"),
     }
     match filling.reads_refused {
         0 => {}
-        1 => text += "; one read got an error for that, and its VM is stopped until it has come",
+        1 => text += "; one read failed for that, and its VM is stopped until the blocks arrive",
         refused => {
-            text +=
-                &format!("; {refused} reads got errors for that, and their VM is stopped until it has come");
+            text += &format!(
+                "; {refused} reads failed for that, and their VM is stopped until the blocks arrive"
+            );
         }
     }
     if filling.bytes_unreadable > 0 {
@@ -93,7 +95,7 @@ pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
     rows.extend(volume.message.clone().map(|message| ("why", message)));
     rows.extend(volume.migration.clone().map(|migration| ("migration", migration)));
     rows.extend(volume.filling.as_ref().map(|lacking| ("missing", filling(lacking))));
-    rows.push(("generation", format!("{} (times that it changed hands)", volume.generation)));
+    rows.push(("generation", format!("{} (number of handovers)", volume.generation)));
     if let Some(statistics) = &volume.statistics {
         let guest = format!(
             "{} connected, {} requests in flight; {} reads ({}), {} writes ({}), {} flushes, {} errors{}",

@@ -42,7 +42,7 @@ pub(crate) fn draw(frame: &mut Frame<'_>, top: &mut Top, now: Instant) {
     }
     let away = top.away.as_ref().map(|(since, reason)| {
         let since = duration(now.saturating_duration_since(*since).as_secs_f64());
-        format!("the daemon does not answer, for {since}; it is asked again every second: {reason}")
+        format!("the daemon does not answer, for {since}; trying again every second: {reason}")
     });
     let Some(overview) = top.latest.take() else {
         let words = away.unwrap_or_else(|| "waiting for the answer of the daemon".to_owned());
@@ -317,10 +317,10 @@ fn key_line(top: &Top) -> Line<'static> {
         let cursor = Span::styled(" ", Style::new().add_modifier(Modifier::REVERSED));
         let typed = Span::styled(clean(&top.filter), style(Tone::Name));
         return Line::from(vec![
-            Span::raw("show only what has: "),
+            Span::raw("show only rows with: "),
             typed,
             cursor,
-            Span::styled("  Enter keeps it, Esc takes it away", style(Tone::Quiet)),
+            Span::styled("  Enter keeps it, Esc removes it", style(Tone::Quiet)),
         ]);
     }
     let order = format!("sort: {}{}", top.order.name(), if top.is_reversed { ", reversed" } else { "" });
@@ -346,8 +346,8 @@ const HELP: [(&str, &str); 9] = [
     ("q, Ctrl-C", "quit"),
     ("Tab, 1 to 5", "volumes, VMs, stores, hosts, history"),
     ("s", "sort volumes by the next column"),
-    ("r", "the other way round"),
-    ("/", "show only rows that have something in them"),
+    ("r", "reverse the order"),
+    ("/", "show only rows that contain a text"),
     ("Esc", "show all again"),
     ("up, down", "scroll by a row, PgUp and PgDn by ten"),
     ("guest a / b", "latency of half, of 99 of 100 requests"),

@@ -204,7 +204,7 @@ impl Top {
         let wanted = self.filter.to_lowercase();
         if !wanted.is_empty() {
             shown.rows.retain(|row| row.iter().any(|cell| cell.text.to_lowercase().contains(&wanted)));
-            shown.when_empty = "nothing has that in it; Esc takes the filter away";
+            shown.when_empty = "no row contains that; Esc removes the filter";
         }
         shown
     }

@@ -147,7 +147,7 @@ fn volumes_are_sorted_and_filtered_by_keys() {
     assert_eq!(names(&drawn(&mut top)), ["c"]);
     // A letter in a filter is not a command.
     press(&mut top, "/q");
-    assert!(drawn(&mut top).contains("nothing has that in it"));
+    assert!(drawn(&mut top).contains("no row contains that"));
     press(&mut top, "\u{1b}");
     assert_eq!((names(&drawn(&mut top)).len(), top.keys), (3, Keys::Commands));
     assert_eq!(top.press(KeyEvent::new(KeyCode::Char('q'), KeyModifiers::NONE)), Next::Quit);

@@ -472,7 +472,7 @@ fn another_daemon_at_the_address_is_told_nothing() {
     let ann = User { address: other.address(), ..ann };
     let refused = ann.run(&other, &["volume", "list"]);
     assert_eq!(refused.code, 7, "{refused:?}");
-    assert!(refused.stderr.contains("it is somebody else"), "{refused:?}");
+    assert!(refused.stderr.contains("it is another one"), "{refused:?}");
 }
 
 /// A script of the client in Python that prints the number of volumes, or the error.

@@ -58,7 +58,7 @@ fn kept_images_are_listed_with_what_they_take_and_dropped_one_by_one() {
         (list(&scene).len(), scene.images("a"), scene.images("b")),
         (0, vec![], vec!["v.img".to_owned()])
     );
-    assert!(scene.succeed(&["replica", "list"]).starts_with("no images were kept"));
+    assert!(scene.succeed(&["replica", "list"]).starts_with("no images are kept"));
 }
 
 #[test]

@@ -65,10 +65,7 @@ fn volume_grows_while_its_guest_works_and_says_why_it_does_not() {
     scene.create_volume();
     let guest = scene.start_guest();
     let said = scene.succeed(&["volume", "resize", "v", "40MiB"]);
-    assert_eq!(
-        said,
-        "v has 40.0 MiB (41943040 bytes); clients that are connected see that when they connect anew\n"
-    );
+    assert_eq!(said, "v has 40.0 MiB (41943040 bytes); connected clients see that when they connect again\n");
     resize(&scene, 40 * MIB);
     assert!(refused(&scene, 39 * MIB, "cannot_shrink").contains("volumes never shrink"));
     assert!(refused(&scene, 41 * MIB + 512, "invalid_request").ends_with("the next one is 42995712"));

@@ -86,7 +86,7 @@ fn a_host_alone_serves_what_is_there_and_people_say_the_rest() {
     std::fs::rename(scene.path("a/gone.img"), scene.path("gone.img")).unwrap();
     // The folder came from a backup as a whole: its list of hosts, if there was one, is as old.
     let said = scene.succeed(&["journal", "restore", &data, "--data-dir", &data]);
-    assert!(said.contains("No volume is served by itself"), "{said}");
+    assert!(said.contains("No volume is served automatically"), "{said}");
     scene.start(None);
     wait_for(&scene, "v", "unconfirmed", "the list of hosts may be of another time");
     scene.stop();
@@ -139,7 +139,7 @@ fn a_host_whose_list_of_hosts_is_lost_serves_nothing_by_itself() {
     std::fs::rename(&data, one.path("lost")).unwrap();
     std::fs::create_dir(&data).unwrap();
     let said = one.succeed(&["journal", "restore", &backup, "--data-dir", &data.display().to_string()]);
-    assert!(said.contains("No volume is served by itself") && said.contains(&two_is), "{said}");
+    assert!(said.contains("No volume is served automatically") && said.contains(&two_is), "{said}");
     one.start(None);
     for name in ["moves", "stays"] {
         let volume =

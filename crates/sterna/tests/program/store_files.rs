@@ -225,7 +225,7 @@ fn a_store_that_cannot_be_looked_at_hides_no_other() {
     assert_eq!((exit, found[0]["files"][0]["name"].as_str()), (1, Some("v.img")), "{found}");
     assert!(found[1]["problem"].as_str().unwrap().contains("does not exist"), "{found}");
     let outcome = scene.run(&["store", "scan"]);
-    assert!(outcome.code == 1 && outcome.stdout.contains("what lies in store b is not known"), "{outcome:?}");
+    assert!(outcome.code == 1 && outcome.stdout.contains("the content of store b is unknown"), "{outcome:?}");
 }
 
 #[test]

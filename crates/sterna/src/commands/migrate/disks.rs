@@ -119,7 +119,7 @@ async fn follow_all(
         false => all.iter().map(output::ended).collect(),
     })?;
     if all.len() < count {
-        display.say(&format!("{} of {count} disks of {vm} were not begun", count - all.len()));
+        display.say(&format!("{} of {count} disks of {vm} were not moved", count - all.len()));
     }
     Ok(exit)
 }
