@@ -11,6 +11,9 @@ use block::engine::{Engine, EngineChoice, EngineDriver};
 use block::{Buffer, BufferPool, Executor, MemoryStore};
 use export::nbd::intake::{Admission, Intake, Taken};
 use export::nbd::negotiation::{AllocationContext, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode};
+use export::nbd::protocol::negotiation::{OptionRequest, decode_option};
+use export::nbd::protocol::reply::{HEAD_LENGTH_MAX, decode_extents, encode_extents};
+use export::nbd::protocol::{ReplyHead, ReplyStyle, RequestHeader, option};
 use export::nbd::transmission::Terms;
 use export::nbd::{Access, Export, Exports, Limits, Server};
 use futures_util::future::{Either, join, select};
@@ -27,6 +30,7 @@ const RECEIVE_BYTES: usize = 64 << 10;
 /// Feeds negotiation and requests without a socket, in pieces whose size depends on the first byte.
 pub(crate) fn feed_decoders(bytes: &[u8]) {
     let Some((kind, bytes)) = bytes.split_first() else { return };
+    check_codec(bytes);
     let tls = [TlsMode::Off, TlsMode::Offered, TlsMode::Required, TlsMode::Off][usize::from(kind % 4)];
     let piece = [1, 7, 64, usize::MAX][usize::from(kind / 4 % 4)];
     let exports = exports();
@@ -58,6 +62,35 @@ pub(crate) fn feed_decoders(bytes: &[u8]) {
     kept.extend_from_slice(unread);
     take_requests(&kept, &terms, piece);
     take_requests(bytes, &Terms { allocation: AllocationContext::Chosen, ..terms }, piece);
+}
+
+/// Checks that what is decoded is encoded, and decoded again, as the same.
+fn check_codec(bytes: &[u8]) {
+    for style in [ReplyStyle::Simple, ReplyStyle::Structured, ReplyStyle::Extended] {
+        if let Ok(Some((head, length))) = ReplyHead::decode(bytes, style) {
+            assert!(length <= HEAD_LENGTH_MAX, "{head:?} takes {length} bytes");
+            let again = ReplyHead::decode(head.encode(style, 0).as_slice(), style);
+            assert_eq!(again, Ok(Some((head, length))));
+        }
+        if let Ok(extents) = decode_extents(bytes, style) {
+            assert_eq!(decode_extents(&encode_extents(&extents, style), style), Ok(extents));
+        }
+        let Some(header) = bytes.first_chunk() else { continue };
+        if let Ok(request) = RequestHeader::decode(header, style) {
+            let mut encoded = request.encode_extended();
+            if style != ReplyStyle::Extended {
+                encoded[..style.request_length()].copy_from_slice(&request.encode());
+            }
+            assert_eq!(RequestHeader::decode(&encoded, style), Ok(request));
+        }
+    }
+    if let Ok(OptionRequest::SetMetaContext(request)) = decode_option(option::SET_META_CONTEXT, bytes) {
+        let encoded = request.encode();
+        assert_eq!(
+            decode_option(option::SET_META_CONTEXT, &encoded),
+            Ok(OptionRequest::SetMetaContext(request))
+        );
+    }
 }
 
 fn take_requests(bytes: &[u8], terms: &Terms, piece: usize) {

@@ -15,10 +15,8 @@ use block::store::remote::{NbdUri, RemoteOptions};
 use block::{
     Access, BlockDevice, Buffer, ByteRange, Durability, Executor, RemoteImage, RemoteStore, ZeroMode,
 };
-use export::nbd::protocol::{
-    INIT_MAGIC, OPTION_MAGIC, OPTION_REPLY_MAGIC, allocation, handshake_flag, info, option, option_reply,
-    transmission_flag,
-};
+use export::nbd::protocol::negotiation::{ExportInfo, OptionReplies, encode_greeting};
+use export::nbd::protocol::{allocation, option, option_reply, transmission_flag};
 use futures_util::future::{Either, join5, select};
 
 /// Longest time of the requests to a store, far more than they need.
@@ -174,24 +172,16 @@ fn serve(listener: &UnixListener) {
 
 /// Returns the negotiation of a well-behaved server for our client.
 fn greeting(style: ReplyStyle) -> Vec<u8> {
-    let mut said = INIT_MAGIC.to_be_bytes().to_vec();
-    said.extend(OPTION_MAGIC.to_be_bytes());
-    said.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
-    let mut reply = |option: u32, kind: u32, data: &[u8]| {
-        said.extend(OPTION_REPLY_MAGIC.to_be_bytes());
-        said.extend(option.to_be_bytes());
-        said.extend(kind.to_be_bytes());
-        // These are only a few bytes.
-        said.extend((data.len() as u32).to_be_bytes());
-        said.extend(data);
-    };
+    let mut said = Vec::new();
+    encode_greeting(&mut said);
+    let mut replies = OptionReplies::new(&mut said, option::STRUCTURED_REPLY);
     match style {
-        ReplyStyle::Simple => reply(option::STRUCTURED_REPLY, option_reply::ERR_UNSUP, &[]),
+        ReplyStyle::Simple => replies.reply(option_reply::ERR_UNSUP, &[]),
         ReplyStyle::Chunks => {
-            reply(option::STRUCTURED_REPLY, option_reply::ACK, &[]);
-            let context = [&1_u32.to_be_bytes()[..], allocation::NAME.as_bytes()].concat();
-            reply(option::SET_META_CONTEXT, option_reply::META_CONTEXT, &context);
-            reply(option::SET_META_CONTEXT, option_reply::ACK, &[]);
+            replies.acknowledge();
+            let mut contexts = OptionReplies::new(&mut said, option::SET_META_CONTEXT);
+            contexts.meta_context(1, allocation::NAME);
+            contexts.acknowledge();
         }
     }
     let flags = transmission_flag::HAS_FLAGS
@@ -199,8 +189,8 @@ fn greeting(style: ReplyStyle) -> Vec<u8> {
         | transmission_flag::SEND_FUA
         | transmission_flag::SEND_TRIM
         | transmission_flag::SEND_WRITE_ZEROES;
-    let export = [&info::EXPORT.to_be_bytes()[..], &DISK_BYTES.to_be_bytes(), &flags.to_be_bytes()].concat();
-    reply(option::GO, option_reply::INFO, &export);
-    reply(option::GO, option_reply::ACK, &[]);
+    let mut replies = OptionReplies::new(&mut said, option::GO);
+    replies.info_export(ExportInfo { size: DISK_BYTES, flags });
+    replies.acknowledge();
     said
 }

@@ -1,10 +1,25 @@
-//! The numbers of the NBD protocol, under the names of its specification.
+//! The NBD protocol: its numbers under the names of its specification, and the one codec of its messages, without I/O.
 //!
-//! It holds only those that Sterna uses, as a server (`export`) and as a client (`block`, `lab`). All fields on the wire are
-//! big-endian. Nothing is encoded, decoded or checked here; each side does that for itself.
+//! ```text
+//!   negotiation   greeting, options, replies to options     both directions
+//!   request       headers of requests                       both directions
+//!   reply         heads of replies, extents                 both directions
+//!   client        a client's side of the negotiation over a blocking stream
+//!   uri           addresses of exports
+//! ```
+//! Only what Sterna speaks is here, as a server (`export`) and as a client (`block`, `testbed`). All fields on the wire are
+//! big-endian. Decoders check each length before anything is allocated by it. What an export offers, and whether a request
+//! may be carried out, is decided elsewhere.
 
+pub mod client;
+mod fields;
+pub mod negotiation;
+pub mod reply;
+pub mod request;
 pub mod uri;
 
+pub use reply::{ReplyBody, ReplyHead, ReplyViolation};
+pub use request::{ReplyStyle, RequestHeader, RequestViolation};
 pub use uri::{NbdUri, Security, Server, UriError};
 
 /// Opens the server's greeting (`NBDMAGIC`).

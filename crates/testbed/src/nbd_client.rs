@@ -20,7 +20,6 @@ mod error;
 mod handshake;
 mod in_flight;
 mod stream;
-mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -111,23 +110,6 @@ pub struct Export {
     pub block_size_preferred: u32,
     /// The largest read or write, in bytes.
     pub payload_bytes_max: u32,
-}
-
-impl Export {
-    fn new(size: u64, flags: u16, sizes: Option<handshake::BlockSizes>) -> Self {
-        let flag = |bit: u16| flags & (1 << bit) != 0;
-        Self {
-            size,
-            read_only: flag(1),
-            flush: flag(2),
-            fua: flag(3),
-            trim: flag(5),
-            write_zeroes: flag(6),
-            block_size_min: sizes.map_or(1, |sizes| sizes.minimum),
-            block_size_preferred: sizes.map_or(4096, |sizes| sizes.preferred),
-            payload_bytes_max: sizes.map_or(wire::PAYLOAD_BYTES_MAX, |sizes| sizes.payload_max),
-        }
-    }
 }
 
 /// An operation of the server. Buffers come back with the [`Completion`].

@@ -34,7 +34,6 @@ mod in_flight;
 mod ledger;
 mod link;
 mod receiver;
-mod reply;
 mod request;
 mod store;
 mod terms;

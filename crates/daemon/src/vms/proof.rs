@@ -6,9 +6,9 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener as StdListener;
 
+use nbd_protocol::negotiation::{ExportInfo, OptionHeader, OptionReplies, Padding, encode_greeting};
 use nbd_protocol::{
-    CLIENT_FLAGS_LENGTH, INIT_MAGIC, OPTION_HEADER_LENGTH, OPTION_MAGIC, OPTION_REPLY_MAGIC,
-    STRING_LENGTH_MAX, handshake_flag, info, option, option_reply, transmission_flag,
+    CLIENT_FLAGS_LENGTH, OPTION_HEADER_LENGTH, STRING_LENGTH_MAX, option, option_reply, transmission_flag,
 };
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{UnixListener, UnixStream};
@@ -35,9 +35,8 @@ pub(crate) async fn serve(listener: OwnedFd, size_bytes: u64) -> io::Error {
 
 /// Answers a client's options until it has opened the disk, and then waits until it leaves.
 async fn answer(mut client: UnixStream, size_bytes: u64) -> io::Result<()> {
-    let mut greeting = INIT_MAGIC.to_be_bytes().to_vec();
-    greeting.extend(OPTION_MAGIC.to_be_bytes());
-    greeting.extend((handshake_flag::FIXED_NEWSTYLE | handshake_flag::NO_ZEROES).to_be_bytes());
+    let mut greeting = Vec::new();
+    encode_greeting(&mut greeting);
     client.write_all(&greeting).await?;
     client.read_exact(&mut [0; CLIENT_FLAGS_LENGTH]).await?;
     let flags = transmission_flag::HAS_FLAGS
@@ -45,46 +44,35 @@ async fn answer(mut client: UnixStream, size_bytes: u64) -> io::Result<()> {
         | transmission_flag::SEND_FUA
         | transmission_flag::SEND_TRIM
         | transmission_flag::SEND_WRITE_ZEROES;
-    let mut export = size_bytes.to_be_bytes().to_vec();
-    export.extend(flags.to_be_bytes());
+    let export = ExportInfo { size: size_bytes, flags };
     loop {
         let mut header = [0; OPTION_HEADER_LENGTH];
         client.read_exact(&mut header).await?;
-        let word = |at: usize| {
-            header.get(at..at + 4).and_then(|word| word.try_into().ok()).map_or(0, u32::from_be_bytes)
-        };
-        let (asked, length) = (word(8), word(12) as usize);
+        let invalid = || io::Error::from(io::ErrorKind::InvalidData);
+        let header = OptionHeader::decode(&header).ok().flatten().ok_or_else(invalid)?;
+        let (asked, length) = (header.option, header.length as usize);
         if length > OPTION_LENGTH_MAX {
-            return Err(io::ErrorKind::InvalidData.into());
+            return Err(invalid());
         }
         client.read_exact(&mut vec![0; length]).await?;
+        let mut said = Vec::new();
+        let mut replies = OptionReplies::new(&mut said, asked);
         match asked {
-            option::EXPORT_NAME => {
-                client.write_all(&export).await?;
-                break;
-            }
+            option::EXPORT_NAME => export.encode(Padding::Left, &mut said),
             option::INFO | option::GO => {
-                let mut told = info::EXPORT.to_be_bytes().to_vec();
-                told.extend(&export);
-                reply(&mut client, asked, option_reply::INFO, &told).await?;
-                reply(&mut client, asked, option_reply::ACK, &[]).await?;
-                if asked == option::GO {
-                    break;
-                }
+                replies.info_export(export);
+                replies.acknowledge();
             }
-            option::ABORT => return reply(&mut client, asked, option_reply::ACK, &[]).await,
-            _ => reply(&mut client, asked, option_reply::ERR_UNSUP, &[]).await?,
+            option::ABORT => replies.acknowledge(),
+            _ => replies.reply(option_reply::ERR_UNSUP, &[]),
+        }
+        client.write_all(&said).await?;
+        match asked {
+            option::ABORT => return Ok(()),
+            option::EXPORT_NAME | option::GO => break,
+            _ => {}
         }
     }
     // It disconnects; its other requests are not served.
     client.read_u8().await.map(drop)
-}
-
-async fn reply(client: &mut UnixStream, asked: u32, kind: u32, payload: &[u8]) -> io::Result<()> {
-    let mut reply = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
-    reply.extend(asked.to_be_bytes());
-    reply.extend(kind.to_be_bytes());
-    reply.extend(u32::try_from(payload.len()).unwrap_or(0).to_be_bytes());
-    reply.extend(payload);
-    client.write_all(&reply).await
 }

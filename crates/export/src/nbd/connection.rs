@@ -15,10 +15,9 @@ use block::{Buffer, IoError};
 use self::exchange::Ending;
 
 use crate::nbd::caller::Caller;
-use crate::nbd::negotiation::{
-    self, Agreement, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode, encode_greeting,
-};
+use crate::nbd::negotiation::{self, Agreement, INPUT_LENGTH_MAX, Negotiation, Step, TlsMode};
 use crate::nbd::passing::{PassedConnection, PassedSession};
+use crate::nbd::protocol::negotiation::encode_greeting;
 use crate::nbd::server::{ConnectionPhase, Member, Shared, Stage};
 use crate::nbd::stream::{Stream, TlsFailure};
 use crate::nbd::tls::Encryption;

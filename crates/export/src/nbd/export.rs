@@ -5,9 +5,12 @@ use std::rc::Rc;
 use block::{BlockDevice, Geometry};
 
 use crate::nbd::caller::Caller;
+use crate::nbd::protocol::negotiation::{BlockSizes, ExportInfo};
 use crate::nbd::protocol::{
     MINIMUM_BLOCK_SIZE_MAX, PAYLOAD_LENGTH_MAX, STRING_LENGTH_MAX, transmission_flag,
 };
+
+pub use crate::nbd::protocol::ReplyStyle;
 
 /// A device that clients can connect to.
 pub struct Export {
@@ -45,17 +48,6 @@ impl Export {
         let geometry = self.device.geometry();
         Offer::new(&geometry, self.access, replies)
     }
-}
-
-/// How requests and replies are laid out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReplyStyle {
-    /// A fixed header, and the data of a read.
-    Simple,
-    /// Chunks with a type, for everything that has a payload.
-    Structured,
-    /// The same chunks, with headers that have 64 bits for lengths; requests have such headers, too.
-    Extended,
 }
 
 /// Description of an export for a client, by which its requests are checked.
@@ -110,6 +102,20 @@ impl Offer {
     #[must_use]
     pub fn with_status_payload(self) -> Self {
         Self { flags: self.flags | transmission_flag::BLOCK_STATUS_PAYLOAD, ..self }
+    }
+
+    /// Size and transmission flags.
+    pub(crate) fn export_info(&self) -> ExportInfo {
+        ExportInfo { size: self.size, flags: self.flags }
+    }
+
+    /// Which lengths are taken.
+    pub(crate) fn block_sizes(&self) -> BlockSizes {
+        BlockSizes {
+            minimum: self.block_size_minimum,
+            preferred: self.block_size_preferred,
+            maximum: self.block_size_maximum,
+        }
     }
 
     /// Returns whether all of `flags` are offered.

@@ -17,7 +17,7 @@ use block::{Buffer, BufferPool};
 use crate::nbd::export::ReplyStyle;
 use crate::nbd::transmission::{
     Command, HEADER_LENGTH_MAX, Refusal, RequestHeader, STATUS_PAYLOAD_LENGTH, Terms, Violation,
-    decode_request, header_length, judge, narrow,
+    brings_contexts, judge, narrow,
 };
 
 /// Position of a connection in its stream of requests.
@@ -94,14 +94,14 @@ impl Intake {
         loop {
             match &mut self.stage {
                 Stage::Header { bytes, length } => {
-                    let needed = header_length(terms.offer.replies);
+                    let needed = terms.offer.replies.request_length();
                     fill(&mut bytes[..needed], length, input);
                     if *length < needed {
                         return Ok(Taken::NeedBytes);
                     }
-                    let header = decode_request(bytes, terms.offer.replies)?;
+                    let header = RequestHeader::decode(bytes, terms.offer.replies)?;
                     self.begun.restart(&bytes[..needed]);
-                    self.stage = if header.brings_contexts(terms) {
+                    self.stage = if brings_contexts(&header, terms) {
                         Stage::Contexts { header, bytes: [0; STATUS_PAYLOAD_LENGTH], length: 0 }
                     } else {
                         Stage::judged(&header, judge(&header, terms))
@@ -175,7 +175,7 @@ impl Intake {
             }
             Stage::Lent { .. } => None,
             Stage::Skip { remaining, .. } => {
-                let header = decode_request(self.begun.bytes.first_chunk()?, style).ok()?;
+                let header = RequestHeader::decode(self.begun.bytes.first_chunk()?, style).ok()?;
                 let skipped = (header.payload_length as usize).checked_sub(*remaining)?;
                 Some([begun, &vec![0; skipped]].concat())
             }

@@ -11,20 +11,17 @@
 //!
 //! At most [`INPUT_LENGTH_MAX`] bytes of a client need to be kept at a time. The caller enforces the deadline.
 
-mod encode;
-mod option;
-
 use std::rc::Rc;
 
 use crate::nbd::export::{Export, Exports, Offer, ReplyStyle};
+use crate::nbd::protocol::negotiation::{
+    InfoRequest, Malformed, MetaContextRequest, OptionHeader, OptionReplies, OptionRequest, Padding,
+    decode_option,
+};
 use crate::nbd::protocol::{
     CLIENT_FLAGS_LENGTH, OPTION_HEADER_LENGTH, allocation, handshake_flag, info, option as number,
     option_reply,
 };
-pub use encode::encode_greeting;
-use encode::{Encoder, Padding, encode_export_name_reply};
-pub use option::{InfoRequest, Malformed, MetaContextRequest, OptionHeader, OptionRequest};
-pub use option::{decode_header, decode_option};
 
 /// The longest option data that is decoded, in bytes: two of the protocol's longest strings, and room for lists.
 pub const OPTION_LENGTH_MAX: u32 = 16 << 10;
@@ -173,7 +170,7 @@ impl Default for Negotiation {
 }
 
 impl Negotiation {
-    /// Begins without TLS: the caller has sent, or is sending, the greeting of [`encode_greeting`].
+    /// Begins without TLS: the caller has sent, or is sending, the greeting of [`encode_greeting`](crate::nbd::protocol::negotiation::encode_greeting).
     pub fn new() -> Self {
         Self::with_tls(TlsMode::Off)
     }
@@ -217,7 +214,7 @@ impl Negotiation {
                     self.stage = Stage::Skip { newstyle, option, answer, remaining };
                     return Ok((available as usize, Step::NeedBytes));
                 }
-                Encoder::new(output, option).reply(answer, &[]);
+                OptionReplies::new(output, option).reply(answer, &[]);
                 self.stage = Stage::Options { newstyle };
                 Ok((available as usize, Step::Continue))
             }
@@ -247,7 +244,8 @@ impl Negotiation {
         exports: &Exports,
         output: &mut Vec<u8>,
     ) -> Result<(usize, Step), Violation> {
-        let Some(header) = decode_header(input)? else { return Ok((0, Step::NeedBytes)) };
+        let header = OptionHeader::decode(input).map_err(|magic| Violation::OptionMagic { magic })?;
+        let Some(header) = header else { return Ok((0, Step::NeedBytes)) };
         let OptionHeader { option, length } = header;
         if newstyle == Newstyle::Plain && option != number::EXPORT_NAME {
             return Err(Violation::NotFixed { option });
@@ -290,7 +288,7 @@ impl Negotiation {
             if option == number::EXPORT_NAME {
                 return Err(Violation::ExportNameBeforeTls);
             }
-            Encoder::new(output, option).reply(option_reply::ERR_TLS_REQD, &[b"TLS comes first"]);
+            OptionReplies::new(output, option).reply(option_reply::ERR_TLS_REQD, &[b"TLS comes first"]);
             return Ok(Step::Continue);
         }
         if let Ok(OptionRequest::ExportName(name)) = request {
@@ -298,62 +296,62 @@ impl Negotiation {
                 return Err(Violation::ExportNameAfterExtendedHeaders);
             }
             let agreement = self.agree(exports.find(name).ok_or(Violation::UnknownExport)?);
-            encode_export_name_reply(output, &agreement.offer, self.padding);
+            agreement.offer.export_info().encode(self.padding, output);
             return Ok(Step::Agreed(agreement));
         }
-        let mut encoder = Encoder::new(output, option);
+        let mut replies = OptionReplies::new(output, option);
         match request {
             Err(_) if option == number::EXPORT_NAME => return Err(Violation::UnknownExport),
             Err(Malformed) => {
                 if option == number::SET_META_CONTEXT {
                     self.allocation_of = None;
                 }
-                encoder.reply(option_reply::ERR_INVALID, &[]);
+                replies.reply(option_reply::ERR_INVALID, &[]);
             }
             Ok(OptionRequest::Abort) => {
-                encoder.acknowledge();
+                replies.acknowledge();
                 return Ok(Step::Aborted);
             }
             Ok(OptionRequest::List) => {
                 for export in exports.iter() {
-                    encoder.server(export);
+                    replies.server(&export.name, &export.description);
                 }
-                encoder.acknowledge();
+                replies.acknowledge();
             }
             Ok(OptionRequest::StructuredReply) => match self.replies {
-                ReplyStyle::Extended => encoder
+                ReplyStyle::Extended => replies
                     .reply(option_reply::ERR_EXT_HEADER_REQD, &[b"extended headers were agreed on already"]),
                 ReplyStyle::Simple | ReplyStyle::Structured => {
                     self.replies = ReplyStyle::Structured;
-                    encoder.acknowledge();
+                    replies.acknowledge();
                 }
             },
             Ok(OptionRequest::ExtendedHeaders) => {
                 self.replies = ReplyStyle::Extended;
-                encoder.acknowledge();
+                replies.acknowledge();
             }
             Ok(OptionRequest::Info(request)) => {
-                self.describe(&request, exports, Inquiry::Info, &mut encoder);
+                self.describe(&request, exports, Inquiry::Info, &mut replies);
             }
             Ok(OptionRequest::Go(request)) => {
-                if let Some(export) = self.describe(&request, exports, Inquiry::Go, &mut encoder) {
+                if let Some(export) = self.describe(&request, exports, Inquiry::Go, &mut replies) {
                     return Ok(Step::Agreed(self.agree(export)));
                 }
             }
             Ok(OptionRequest::ListMetaContext(request)) => {
-                self.list_contexts(&request, exports, &mut encoder);
+                self.list_contexts(&request, exports, &mut replies);
             }
-            Ok(OptionRequest::SetMetaContext(request)) => self.set_contexts(&request, exports, &mut encoder),
+            Ok(OptionRequest::SetMetaContext(request)) => self.set_contexts(&request, exports, &mut replies),
             Ok(OptionRequest::StartTls) => match self.tls {
-                TlsMode::Off => encoder.reply(option_reply::ERR_POLICY, &[b"there is no TLS here"]),
-                TlsMode::Begun => encoder.reply(option_reply::ERR_INVALID, &[b"TLS has begun already"]),
+                TlsMode::Off => replies.reply(option_reply::ERR_POLICY, &[b"there is no TLS here"]),
+                TlsMode::Begun => replies.reply(option_reply::ERR_INVALID, &[b"TLS has begun already"]),
                 TlsMode::Offered | TlsMode::Required => {
-                    encoder.acknowledge();
+                    replies.acknowledge();
                     return Ok(Step::StartTls);
                 }
             },
             Ok(OptionRequest::Unknown | OptionRequest::ExportName(_)) => {
-                encoder.reply(option_reply::ERR_UNSUP, &[]);
+                replies.reply(option_reply::ERR_UNSUP, &[]);
             }
         }
         Ok(Step::Continue)
@@ -390,40 +388,45 @@ impl Negotiation {
         request: &InfoRequest<'_>,
         exports: &'a Exports,
         inquiry: Inquiry,
-        encoder: &mut Encoder<'_>,
+        replies: &mut OptionReplies<'_>,
     ) -> Option<&'a Rc<Export>> {
         let Some(export) = exports.find(request.name) else {
-            encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+            replies.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
             return None;
         };
         let offer = self.offer(export, inquiry);
-        encoder.info_export(&offer);
+        replies.info_export(offer.export_info());
         if request.wants(info::NAME) {
-            encoder.info_text(info::NAME, &export.name);
+            replies.info_text(info::NAME, &export.name);
         }
         if request.wants(info::DESCRIPTION) && !export.description.is_empty() {
-            encoder.info_text(info::DESCRIPTION, &export.description);
+            replies.info_text(info::DESCRIPTION, &export.description);
         }
         if request.wants(info::BLOCK_SIZE) {
-            encoder.info_block_size(&offer);
+            replies.info_block_sizes(offer.block_sizes());
         }
-        encoder.acknowledge();
+        replies.acknowledge();
         Some(export)
     }
 
-    fn list_contexts(&self, request: &MetaContextRequest<'_>, exports: &Exports, encoder: &mut Encoder<'_>) {
+    fn list_contexts(
+        &self,
+        request: &MetaContextRequest<'_>,
+        exports: &Exports,
+        replies: &mut OptionReplies<'_>,
+    ) {
         if self.replies == ReplyStyle::Simple {
-            return encoder.reply(option_reply::ERR_INVALID, &[b"structured replies come first"]);
+            return replies.reply(option_reply::ERR_INVALID, &[b"structured replies come first"]);
         }
         if exports.find(request.export).is_none() {
-            return encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+            return replies.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
         }
         let listed = |query: &&str| [allocation::NAME, allocation::NAMESPACE].contains(query);
         if request.queries.is_empty() || request.queries.iter().any(listed) {
             // The id has no meaning in a list.
-            encoder.meta_context(0, allocation::NAME);
+            replies.meta_context(0, allocation::NAME);
         }
-        encoder.acknowledge();
+        replies.acknowledge();
     }
 
     /// Replaces the earlier choice, also when it fails.
@@ -431,20 +434,20 @@ impl Negotiation {
         &mut self,
         request: &MetaContextRequest<'_>,
         exports: &Exports,
-        encoder: &mut Encoder<'_>,
+        replies: &mut OptionReplies<'_>,
     ) {
         self.allocation_of = None;
         if self.replies == ReplyStyle::Simple {
-            return encoder.reply(option_reply::ERR_INVALID, &[b"structured replies come first"]);
+            return replies.reply(option_reply::ERR_INVALID, &[b"structured replies come first"]);
         }
         let Some(export) = exports.find(request.export) else {
-            return encoder.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
+            return replies.reply(option_reply::ERR_UNKNOWN, &[b"no such export"]);
         };
         if request.queries.contains(&allocation::NAME) {
             self.allocation_of = Some(export.name.clone());
-            encoder.meta_context(allocation::ID, allocation::NAME);
+            replies.meta_context(allocation::ID, allocation::NAME);
         }
-        encoder.acknowledge();
+        replies.acknowledge();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Replies to requests, and their encoding, without I/O.
+//! Replies to requests, and what they are cut into, without I/O.
 //!
 //! Headers are written to memory that a whole batch shares; the data of a read stays where it is.
 
@@ -7,10 +7,8 @@ use block::{Buffer, ByteRange, Extent, ExtentKind};
 
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::ReplyStyle;
-use crate::nbd::protocol::{
-    CHUNK_HEADER_LENGTH, EXTENDED_CHUNK_HEADER_LENGTH, EXTENDED_REPLY_MAGIC, SIMPLE_REPLY_LENGTH,
-    SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk,
-};
+use crate::nbd::protocol::reply::{self, HEAD_LENGTH_MAX};
+use crate::nbd::protocol::{ReplyBody, ReplyHead, allocation};
 use crate::nbd::transmission::{ExtentCount, Framing};
 
 /// Limit of the chunks that the data of one read is cut into.
@@ -21,7 +19,7 @@ pub const ZERO_STEP: usize = 64 << 10;
 /// The longest text of an error, in bytes.
 pub const MESSAGE_LENGTH_MAX: usize = 256;
 /// Header bytes that one reply needs at most.
-pub const HEADERS_LENGTH_MAX: usize = CHUNKS_MAX * (EXTENDED_CHUNK_HEADER_LENGTH + 12) + MESSAGE_LENGTH_MAX;
+pub const HEADERS_LENGTH_MAX: usize = CHUNKS_MAX * HEAD_LENGTH_MAX + MESSAGE_LENGTH_MAX;
 /// Extents in one reply: 64 or 128 KiB of them; the client asks again after the last.
 pub const EXTENTS_MAX: usize = 8192;
 
@@ -94,32 +92,17 @@ impl<'a> Headers<'a> {
         self.filled += bytes.len();
     }
 
-    fn simple(&mut self, cookie: u64, error: u32) {
-        let mut header = [0; SIMPLE_REPLY_LENGTH];
-        header[..4].copy_from_slice(&SIMPLE_REPLY_MAGIC.to_be_bytes());
-        header[4..8].copy_from_slice(&error.to_be_bytes());
-        header[8..].copy_from_slice(&cookie.to_be_bytes());
-        self.put(&header);
+    fn head(&mut self, to: ReplyTo, body: ReplyBody, end: End) {
+        let head = ReplyHead { cookie: to.cookie, body, is_last: end == End::Last };
+        self.put(head.encode(to.style, to.offset).as_slice());
     }
+}
 
-    fn chunk(&mut self, reply: ReplyTo, flags: u16, kind: u16, payload_length: usize) {
-        let ReplyTo { cookie, offset, style } = reply;
-        let mut header = [0; EXTENDED_CHUNK_HEADER_LENGTH];
-        header[4..6].copy_from_slice(&flags.to_be_bytes());
-        header[6..8].copy_from_slice(&kind.to_be_bytes());
-        header[8..16].copy_from_slice(&cookie.to_be_bytes());
-        if style == ReplyStyle::Extended {
-            header[..4].copy_from_slice(&EXTENDED_REPLY_MAGIC.to_be_bytes());
-            header[16..24].copy_from_slice(&offset.to_be_bytes());
-            header[24..].copy_from_slice(&(payload_length as u64).to_be_bytes());
-            self.put(&header);
-        } else {
-            header[..4].copy_from_slice(&STRUCTURED_REPLY_MAGIC.to_be_bytes());
-            // The length is at most `PAYLOAD_LENGTH_MAX` and an offset.
-            header[16..20].copy_from_slice(&(payload_length as u32).to_be_bytes());
-            self.put(&header[..CHUNK_HEADER_LENGTH]);
-        }
-    }
+/// Whether a chunk is the last one of its reply.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum End {
+    Last,
+    MoreFollows,
 }
 
 #[derive(Clone, Copy)]
@@ -136,38 +119,34 @@ pub fn encode_reply(reply: Reply, style: ReplyStyle, headers: &mut Headers<'_>, 
     let data = match (body, style) {
         // Clients take simple replies where there is no payload, and they are shorter.
         (Body::Done, ReplyStyle::Simple | ReplyStyle::Structured) => {
-            headers.simple(cookie, 0);
+            headers.head(to, ReplyBody::Simple { error: 0 }, End::Last);
             None
         }
         (Body::Done, ReplyStyle::Extended) => {
-            headers.chunk(to, chunk::DONE, chunk::NONE, 0);
+            headers.head(to, ReplyBody::None, End::Last);
             None
         }
         (Body::Failed { code, .. }, ReplyStyle::Simple) => {
-            headers.simple(cookie, code.wire());
+            headers.head(to, ReplyBody::Simple { error: code.wire() }, End::Last);
             None
         }
         (Body::Failed { code, message }, ReplyStyle::Structured | ReplyStyle::Extended) => {
             let message = &message.as_bytes()[..message.len().min(MESSAGE_LENGTH_MAX)];
-            headers.chunk(to, chunk::DONE, chunk::ERROR, 6 + message.len());
-            headers.put(&code.wire().to_be_bytes());
-            headers.put(&(message.len() as u16).to_be_bytes());
+            let body = ReplyBody::Error { error: code.wire(), rest: message.len() as u32 };
+            headers.head(to, body, End::Last);
             headers.put(message);
             None
         }
         (Body::Data { data, .. }, ReplyStyle::Simple) => {
-            headers.simple(cookie, 0);
+            headers.head(to, ReplyBody::Simple { error: 0 }, End::Last);
             Some(data)
         }
         (Body::Data { offset, data, framing }, ReplyStyle::Structured | ReplyStyle::Extended) => {
             return encode_chunks(to, offset, &data, framing, headers, segments);
         }
         (Body::Extents(extents), _) => {
-            let kind = match style {
-                ReplyStyle::Extended => chunk::BLOCK_STATUS_EXT,
-                ReplyStyle::Simple | ReplyStyle::Structured => chunk::BLOCK_STATUS,
-            };
-            headers.chunk(to, chunk::DONE, kind, extents.len());
+            let body = ReplyBody::Extents { context: allocation::ID, length: extents.len() as u32 };
+            headers.head(to, body, End::Last);
             Some(extents)
         }
     };
@@ -185,7 +164,7 @@ fn encode_chunks(
 ) {
     let length = data.len();
     if length == 0 {
-        headers.chunk(to, chunk::DONE, chunk::NONE, 0);
+        headers.head(to, ReplyBody::None, End::Last);
         segments.push(Segment { headers_end: headers.filled, data: None });
         return;
     }
@@ -201,16 +180,13 @@ fn encode_chunks(
             end += step;
         }
         let end = end.min(length);
-        let flags = if end == length { chunk::DONE } else { 0 };
-        let at = (offset + start as u64).to_be_bytes();
+        let is_last = if end == length { End::Last } else { End::MoreFollows };
+        let (at, run) = (offset + start as u64, (end - start) as u32);
         let data = if zero {
-            headers.chunk(to, flags, chunk::OFFSET_HOLE, 12);
-            headers.put(&at);
-            headers.put(&((end - start) as u32).to_be_bytes());
+            headers.head(to, ReplyBody::Hole { offset: at, length: run }, is_last);
             None
         } else {
-            headers.chunk(to, flags, chunk::OFFSET_DATA, 8 + end - start);
-            headers.put(&at);
+            headers.head(to, ReplyBody::Data { offset: at, length: run }, is_last);
             Some(data.slice(start, end - start))
         };
         segments.push(Segment { headers_end: headers.filled, data });
@@ -223,7 +199,7 @@ fn step_is_zero(data: &Buffer, start: usize, step: usize) -> bool {
     is_zero(&bytes[start..(start + step).min(bytes.len())])
 }
 
-/// Encodes a device's description of `range` as the payload of a block status chunk. Neighbours of the same kind become one, and
+/// Encodes what a device says of `range` as the extents of a block status chunk: neighbours that are alike become
 /// the list ends after [`EXTENTS_MAX`].
 ///
 /// `range` is not empty, and without extended headers at most 4 GiB − 1 long.
@@ -237,7 +213,7 @@ pub fn encode_extents(
         ExtentCount::One => 1,
         ExtentCount::Many => EXTENTS_MAX,
     };
-    let mut runs: Vec<(u64, u32)> = Vec::new();
+    let mut runs: Vec<reply::Extent> = Vec::new();
     let mut position = range.offset;
     for extent in extents {
         // Parts before or after the range do not concern the client.
@@ -249,30 +225,16 @@ pub fn encode_extents(
         let state = state_of(extent.kind);
         let full = runs.len() == limit;
         match runs.last_mut() {
-            Some((run, last)) if *last == state => *run += length,
+            Some(run) if run.state == state => run.length += length,
             _ if full => break,
-            _ => runs.push((length, state)),
+            _ => runs.push(reply::Extent { length, state }),
         }
     }
     if runs.is_empty() {
         // The device described nothing: everything may hold data.
-        runs.push((range.length, state_of(ExtentKind::Data)));
+        runs.push(reply::Extent { length: range.length, state: state_of(ExtentKind::Data) });
     }
-    let mut payload = Vec::with_capacity(8 + 16 * runs.len());
-    payload.extend_from_slice(&allocation::ID.to_be_bytes());
-    if style == ReplyStyle::Extended {
-        payload.extend_from_slice(&(runs.len() as u32).to_be_bytes());
-    }
-    for (length, state) in runs {
-        if style == ReplyStyle::Extended {
-            payload.extend_from_slice(&length.to_be_bytes());
-            payload.extend_from_slice(&u64::from(state).to_be_bytes());
-        } else {
-            payload.extend_from_slice(&(length as u32).to_be_bytes());
-            payload.extend_from_slice(&state.to_be_bytes());
-        }
-    }
-    payload
+    reply::encode_extents(&runs, style)
 }
 
 const fn state_of(kind: ExtentKind) -> u32 {

@@ -1,4 +1,4 @@
-//! Decodes requests, without I/O: from 28 or 32 bytes to a typed command that may be executed, or to the error it gets.
+//! Judges requests, without I/O: from a decoded header to a typed command that may be executed, or to the error it gets.
 //!
 //! There are two kinds of fault. After a [`Violation`] the next request in the stream cannot be found, so the connection ends. A
 //! [`Refusal`] is answered, and the connection continues.
@@ -9,35 +9,17 @@ use block::{ByteRange, Durability, Geometry, IoError, ZeroMode};
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::{Offer, ReplyStyle};
 use crate::nbd::negotiation::AllocationContext;
-use crate::nbd::protocol::{
-    EXTENDED_REQUEST_LENGTH, EXTENDED_REQUEST_MAGIC, PAYLOAD_LENGTH_MAX, REQUEST_LENGTH, REQUEST_MAGIC,
-    allocation, command, command_flag, transmission_flag,
-};
+#[cfg(doc)]
+use crate::nbd::protocol::PAYLOAD_LENGTH_MAX;
+use crate::nbd::protocol::{EXTENDED_REQUEST_LENGTH, allocation, command, command_flag, transmission_flag};
 
-/// A request as it was sent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RequestHeader {
-    /// Flags of the command.
-    pub flags: u16,
-    /// Number of the command.
-    pub command: u16,
-    /// The cookie for the reply.
-    pub cookie: u64,
-    /// Offset of its first byte.
-    pub offset: u64,
-    /// Length in bytes of its range, or of its payload.
-    pub length: u64,
-    /// Bytes that follow the header: at most [`PAYLOAD_LENGTH_MAX`].
-    pub payload_length: u32,
-}
+pub use crate::nbd::protocol::{RequestHeader, RequestViolation as Violation};
 
-impl RequestHeader {
-    /// Returns whether the payload names the range and context to describe; see [`narrow`].
-    pub fn brings_contexts(&self, terms: &Terms) -> bool {
-        self.command == command::BLOCK_STATUS
-            && self.payload_length as usize == STATUS_PAYLOAD_LENGTH
-            && terms.offer.has(transmission_flag::BLOCK_STATUS_PAYLOAD)
-    }
+/// Tells whether the payload of a request says which range to describe in which contexts; see [`narrow`].
+pub fn brings_contexts(header: &RequestHeader, terms: &Terms) -> bool {
+    header.command == command::BLOCK_STATUS
+        && header.payload_length as usize == STATUS_PAYLOAD_LENGTH
+        && terms.offer.has(transmission_flag::BLOCK_STATUS_PAYLOAD)
 }
 
 /// Bytes reserved for a request for allocation. If every other block of a disk is written, its store answers with 65,536 extents
@@ -49,14 +31,6 @@ const DESCRIBE_MEMORY: usize = 2 << 20;
 pub const STATUS_PAYLOAD_LENGTH: usize = 12;
 /// Bytes of the longest header of a request.
 pub const HEADER_LENGTH_MAX: usize = EXTENDED_REQUEST_LENGTH;
-
-/// Returns the bytes of a request's header.
-pub const fn header_length(style: ReplyStyle) -> usize {
-    match style {
-        ReplyStyle::Simple | ReplyStyle::Structured => REQUEST_LENGTH,
-        ReplyStyle::Extended => EXTENDED_REQUEST_LENGTH,
-    }
-}
 
 /// What a client may request of the export that it chose.
 #[derive(Clone, Copy, Debug)]
@@ -147,67 +121,6 @@ pub struct Refusal {
     pub code: ErrorCode,
     /// The reason, for people to read.
     pub reason: &'static str,
-}
-
-/// A breach of the protocol that ends the connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Violation {
-    /// The bytes are not a request.
-    #[error("a request opens with {magic:#x}")]
-    RequestMagic {
-        /// The bytes in place of the magic number.
-        magic: u32,
-    },
-    /// The payload is longer than is read.
-    #[error("a request brings {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
-    PayloadTooLong {
-        /// Length of the payload in bytes.
-        length: u64,
-    },
-}
-
-/// Decodes the header of a request: the first [`header_length`] bytes.
-///
-/// # Errors
-/// [`Violation`], also if a payload is announced that is larger than [`PAYLOAD_LENGTH_MAX`].
-pub fn decode_request(
-    bytes: &[u8; HEADER_LENGTH_MAX],
-    style: ReplyStyle,
-) -> Result<RequestHeader, Violation> {
-    let [m0, m1, m2, m3, f0, f1, t0, t1, rest @ ..] = bytes;
-    let [c0, c1, c2, c3, c4, c5, c6, c7, rest @ ..] = rest;
-    let [o0, o1, o2, o3, o4, o5, o6, o7, l0, l1, l2, l3, l4, l5, l6, l7] = rest;
-    let magic = u32::from_be_bytes([*m0, *m1, *m2, *m3]);
-    let flags = u16::from_be_bytes([*f0, *f1]);
-    let command = u16::from_be_bytes([*t0, *t1]);
-    let (expected, length, has_payload) = match style {
-        ReplyStyle::Simple | ReplyStyle::Structured => {
-            let length = u32::from_be_bytes([*l0, *l1, *l2, *l3]);
-            (REQUEST_MAGIC, u64::from(length), command == command::WRITE)
-        }
-        ReplyStyle::Extended => {
-            let length = u64::from_be_bytes([*l0, *l1, *l2, *l3, *l4, *l5, *l6, *l7]);
-            // QEMU omits the flag in its writes, which still have a payload.
-            let has_payload = command == command::WRITE || flags & command_flag::PAYLOAD_LEN != 0;
-            (EXTENDED_REQUEST_MAGIC, length, has_payload)
-        }
-    };
-    if magic != expected {
-        return Err(Violation::RequestMagic { magic });
-    }
-    let payload_length = match u32::try_from(length) {
-        _ if !has_payload => 0,
-        Ok(length) if length <= PAYLOAD_LENGTH_MAX => length,
-        _ => return Err(Violation::PayloadTooLong { length }),
-    };
-    Ok(RequestHeader {
-        flags,
-        command,
-        cookie: u64::from_be_bytes([*c0, *c1, *c2, *c3, *c4, *c5, *c6, *c7]),
-        offset: u64::from_be_bytes([*o0, *o1, *o2, *o3, *o4, *o5, *o6, *o7]),
-        length,
-        payload_length,
-    })
 }
 
 /// Applies the payload of `BLOCK_STATUS`, and returns the equivalent request without one.

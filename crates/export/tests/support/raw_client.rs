@@ -3,9 +3,10 @@
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::UnixStream;
 
+use export::nbd::protocol::negotiation::{InfoRequest, MetaContextRequest, OptionReplyHeader, encode_option};
 use export::nbd::protocol::{
-    EXTENDED_REPLY_MAGIC, EXTENDED_REQUEST_MAGIC, OPTION_MAGIC, REQUEST_MAGIC, SIMPLE_REPLY_MAGIC,
-    STRUCTURED_REPLY_MAGIC, allocation, chunk, option, option_reply,
+    EXTENDED_REPLY_MAGIC, RequestHeader, SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, allocation, chunk,
+    option, option_reply,
 };
 
 use super::{PATIENCE, Running};
@@ -60,8 +61,6 @@ impl RawClient {
     pub(crate) fn connect(server: &Running, export: &str, style: Style) -> Self {
         let mut client = Self::try_connect(server).expect("a greeting");
         client.stream.write_all(&3_u32.to_be_bytes()).unwrap();
-        let mut data = (export.len() as u32).to_be_bytes().to_vec();
-        data.extend(export.as_bytes());
         let headers = match style {
             Style::Simple => None,
             Style::Structured => Some(option::STRUCTURED_REPLY),
@@ -69,32 +68,25 @@ impl RawClient {
         };
         if let Some(headers) = headers {
             assert_eq!(client.option(headers, &[]), [option_reply::ACK]);
-            let mut query = data.clone();
-            query.extend(1_u32.to_be_bytes());
-            query.extend((allocation::NAME.len() as u32).to_be_bytes());
-            query.extend(allocation::NAME.as_bytes());
-            let kinds = client.option(option::SET_META_CONTEXT, &query);
+            let query = MetaContextRequest { export, queries: vec![allocation::NAME] };
+            let kinds = client.option(option::SET_META_CONTEXT, &query.encode());
             assert_eq!(kinds, [option_reply::META_CONTEXT, option_reply::ACK]);
         }
-        data.extend([0, 0]);
-        assert_eq!(client.option(option::GO, &data), [option_reply::INFO, option_reply::ACK]);
+        assert_eq!(
+            client.option(option::GO, &InfoRequest::encode(export, &[])),
+            [option_reply::INFO, option_reply::ACK]
+        );
         client
     }
 
     pub(crate) fn option(&mut self, option: u32, data: &[u8]) -> Vec<u32> {
-        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(option.to_be_bytes());
-        bytes.extend((data.len() as u32).to_be_bytes());
-        bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
+        self.stream.write_all(&encode_option(option, data)).unwrap();
         let mut kinds = Vec::new();
         loop {
-            let header: [u8; 20] = self.read();
-            let kind = u32::from_be_bytes(header[12..16].try_into().unwrap());
-            let length = u32::from_be_bytes(header[16..].try_into().unwrap());
-            self.read_bytes(length as usize);
-            kinds.push(kind);
-            if kind == option_reply::ACK || kind & (1 << 31) != 0 {
+            let header = OptionReplyHeader::decode(&self.read()).unwrap();
+            self.read_bytes(header.length as usize);
+            kinds.push(header.kind);
+            if header.kind == option_reply::ACK || header.is_error() {
                 return kinds;
             }
         }
@@ -102,11 +94,7 @@ impl RawClient {
 
     /// Chooses an export by the option that has no error reply.
     pub(crate) fn choose_by_name(&mut self, export: &str) -> Option<()> {
-        let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(option::EXPORT_NAME.to_be_bytes());
-        bytes.extend((export.len() as u32).to_be_bytes());
-        bytes.extend(export.as_bytes());
-        self.stream.write_all(&bytes).ok()
+        self.stream.write_all(&encode_option(option::EXPORT_NAME, export.as_bytes())).ok()
     }
 
     /// Sends a request; a write has as many bytes as its length says.
@@ -119,14 +107,9 @@ impl RawClient {
         length: u32,
         data: &[u8],
     ) {
-        let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend(command.to_be_bytes());
-        bytes.extend(cookie.to_be_bytes());
-        bytes.extend(offset.to_be_bytes());
-        bytes.extend(length.to_be_bytes());
-        bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
+        let length = u64::from(length);
+        let header = RequestHeader { flags, command, cookie, offset, length, payload_length: 0 };
+        self.stream.write_all(&[&header.encode(), data].concat()).unwrap();
     }
 
     /// Sends a request with an extended header, and a payload.
@@ -139,12 +122,8 @@ impl RawClient {
         length: u64,
         data: &[u8],
     ) {
-        let mut bytes = EXTENDED_REQUEST_MAGIC.to_be_bytes().to_vec();
-        bytes.extend(flags.to_be_bytes());
-        bytes.extend(command.to_be_bytes());
-        bytes.extend([cookie, offset, length].map(u64::to_be_bytes).concat());
-        bytes.extend(data);
-        self.stream.write_all(&bytes).unwrap();
+        let header = RequestHeader { flags, command, cookie, offset, length, payload_length: 0 };
+        self.stream.write_all(&[&header.encode_extended(), data].concat()).unwrap();
     }
 
     pub(crate) fn reply(&mut self) -> RawReply {

@@ -5,7 +5,8 @@
 
 use std::time::{Duration, Instant};
 
-use super::wire::{self, Command};
+use nbd_protocol::{RequestHeader, command, command_flag, error};
+
 use super::{Completion, Errno, Operation, WriteDurability};
 
 #[derive(Debug, Default)]
@@ -112,8 +113,7 @@ impl Waiting {
     /// Notes an error; the first one counts.
     pub(super) fn fail(&mut self, code: u32) {
         // Zero would mean success, but an error without a code is an error as well.
-        const EIO: u32 = 5;
-        self.error.get_or_insert(Errno(if code == 0 { EIO } else { code }));
+        self.error.get_or_insert(Errno(if code == 0 { error::EIO } else { code }));
     }
 
     fn complete(self, completed: Instant) -> Result<Completion, &'static str> {
@@ -129,23 +129,24 @@ impl Waiting {
     fn encode(&self, outgoing: &mut Vec<u8>) {
         let mut header = |command, flags, offset, length: usize| {
             // Lengths were checked against limits below 4 GiB when the request was submitted.
-            let length = u32::try_from(length).unwrap_or(u32::MAX);
-            wire::encode_request(outgoing, command, flags, self.cookie, offset, length);
+            let (cookie, length) = (self.cookie, length as u64);
+            let header = RequestHeader { flags, command, cookie, offset, length, payload_length: 0 };
+            outgoing.extend_from_slice(&header.encode());
         };
         match &self.operation {
-            Operation::Read { offset, buffer } => header(Command::Read, 0, *offset, buffer.len()),
+            Operation::Read { offset, buffer } => header(command::READ, 0, *offset, buffer.len()),
             Operation::Write { offset, data, durability } => {
                 let flags = match durability {
                     WriteDurability::Volatile => 0,
-                    WriteDurability::Durable => wire::COMMAND_FLAG_FUA,
+                    WriteDurability::Durable => command_flag::FUA,
                 };
-                header(Command::Write, flags, *offset, data.len());
+                header(command::WRITE, flags, *offset, data.len());
                 outgoing.extend_from_slice(data);
             }
-            Operation::Flush => header(Command::Flush, 0, 0, 0),
-            Operation::Trim { offset, length } => header(Command::Trim, 0, *offset, *length as usize),
+            Operation::Flush => header(command::FLUSH, 0, 0, 0),
+            Operation::Trim { offset, length } => header(command::TRIM, 0, *offset, *length as usize),
             Operation::WriteZeroes { offset, length } => {
-                header(Command::WriteZeroes, 0, *offset, *length as usize);
+                header(command::WRITE_ZEROES, 0, *offset, *length as usize);
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!            ┌────────── whole head here? ─────────┐
-//!   Head ────┤ data follows ─► Data (fill the read's buffer) ─┐
+//!   Head ────┤ data follows ─► Payload (fill the read's buffer)┐
 //!     ▲      └ none ─► note it, finish the request            │
 //!     └────────────────────────────────────────────────────────┘
 //! ```
@@ -10,17 +10,18 @@
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
+use nbd_protocol::reply::HEAD_LENGTH_MAX;
+use nbd_protocol::{ReplyBody, ReplyHead, ReplyStyle, RequestHeader, command};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 
 use super::in_flight::InFlight;
-use super::wire::{self, Body, Command, End};
 use super::{ClientError, Completion};
 
 /// Size of the receive buffer, enough for one `recv` to take a whole queue of replies.
 const RECEIVE_BYTES: usize = 256 << 10;
-const _: () = assert!(RECEIVE_BYTES > wire::REPLY_HEAD_BYTES_MAX);
+const _: () = assert!(RECEIVE_BYTES > HEAD_LENGTH_MAX);
 
 /// A connected socket with its outgoing and incoming bytes.
 #[derive(Debug)]
@@ -40,7 +41,13 @@ pub(super) struct Stream {
 #[derive(Clone, Copy, Debug)]
 enum State {
     Head,
-    Data { cookie: u64, offset: u64, bytes_left: usize, end: End },
+    /// Bytes of a read, from an offset of the export on; without one they are for people, who are not here.
+    Payload {
+        cookie: u64,
+        offset: Option<u64>,
+        bytes_left: usize,
+        is_last: bool,
+    },
 }
 
 impl Stream {
@@ -91,7 +98,9 @@ impl Stream {
     pub(super) fn disconnect(&mut self) {
         self.outgoing.clear();
         self.bytes_sent = 0;
-        wire::encode_request(&mut self.outgoing, Command::Disconnect, 0, 0, 0, 0);
+        let (command, flags) = (command::DISC, 0);
+        let goodbye = RequestHeader { flags, command, cookie: 0, offset: 0, length: 0, payload_length: 0 };
+        self.outgoing.extend_from_slice(&goodbye.encode());
         if let Err(error) = self.send() {
             tracing::trace!(%error, "the server left before the goodbye");
         }
@@ -134,7 +143,7 @@ impl Stream {
     fn receive(&mut self, in_flight: &mut InFlight) -> Result<bool, ClientError> {
         let received = match self.state {
             // The rest of a large read is received directly into its buffer.
-            State::Data { cookie, offset, bytes_left, end }
+            State::Payload { cookie, offset: Some(offset), bytes_left, is_last }
                 if self.arrived.is_empty() && bytes_left >= RECEIVE_BYTES / 2 =>
             {
                 let waiting = in_flight.get_mut(cookie).ok_or(ClientError::Protocol(NOT_IN_FLIGHT))?;
@@ -142,8 +151,8 @@ impl Stream {
                 let received = recv(&self.socket, part, RecvFlags::empty()).map(|(bytes, _)| bytes);
                 if let Ok(bytes) = received {
                     waiting.receive(offset, bytes).map_err(ClientError::Protocol)?;
-                    let (offset, bytes_left) = (offset + bytes as u64, bytes_left - bytes);
-                    self.state = State::Data { cookie, offset, bytes_left, end };
+                    let (offset, bytes_left) = (Some(offset + bytes as u64), bytes_left - bytes);
+                    self.state = State::Payload { cookie, offset, bytes_left, is_last };
                 }
                 received
             }
@@ -179,32 +188,36 @@ impl Stream {
             match self.state {
                 State::Head => {
                     let arrived = &self.incoming[self.arrived.clone()];
-                    let Some((reply, bytes)) = wire::decode_reply(arrived).map_err(ClientError::Protocol)?
-                    else {
+                    let decoded = ReplyHead::decode(arrived, ReplyStyle::Structured);
+                    let Some((head, bytes)) = decoded.map_err(ClientError::Protocol)? else {
                         return Ok(());
                     };
                     self.arrived.start += bytes;
-                    let data = note(in_flight, &reply).map_err(ClientError::Protocol)?;
-                    let (offset, bytes_left) = data.unwrap_or((0, 0));
-                    self.state = State::Data { cookie: reply.cookie, offset, bytes_left, end: reply.end };
+                    let (offset, bytes_left) = note(in_flight, &head).map_err(ClientError::Protocol)?;
+                    let ReplyHead { cookie, is_last, .. } = head;
+                    self.state = State::Payload { cookie, offset, bytes_left, is_last };
                 }
-                State::Data { cookie, bytes_left: 0, end, .. } => {
-                    if end == End::Last {
+                State::Payload { cookie, bytes_left: 0, is_last, .. } => {
+                    if is_last {
                         completions.push(in_flight.finish(cookie, now).map_err(ClientError::Protocol)?);
                     }
                     self.state = State::Head;
                 }
-                State::Data { cookie, offset, bytes_left, end } => {
+                State::Payload { cookie, offset, bytes_left, is_last } => {
                     let bytes = bytes_left.min(self.arrived.len());
                     if bytes == 0 {
                         return Ok(());
                     }
-                    let waiting = in_flight.get_mut(cookie).ok_or(ClientError::Protocol(NOT_IN_FLIGHT))?;
-                    let part = waiting.receive(offset, bytes).map_err(ClientError::Protocol)?;
-                    part.copy_from_slice(&self.incoming[self.arrived.start..self.arrived.start + bytes]);
+                    if let Some(offset) = offset {
+                        let waiting =
+                            in_flight.get_mut(cookie).ok_or(ClientError::Protocol(NOT_IN_FLIGHT))?;
+                        let part = waiting.receive(offset, bytes).map_err(ClientError::Protocol)?;
+                        part.copy_from_slice(&self.incoming[self.arrived.start..self.arrived.start + bytes]);
+                    }
                     self.arrived.start += bytes;
-                    let (offset, bytes_left) = (offset + bytes as u64, bytes_left - bytes);
-                    self.state = State::Data { cookie, offset, bytes_left, end };
+                    let (offset, bytes_left) =
+                        (offset.map(|offset| offset + bytes as u64), bytes_left - bytes);
+                    self.state = State::Payload { cookie, offset, bytes_left, is_last };
                 }
             }
         }
@@ -213,24 +226,31 @@ impl Stream {
 
 const NOT_IN_FLIGHT: &str = "a reply to a request that is not in flight";
 
-/// Records the head of a reply, and returns the offset and length of the data that follows.
-fn note(in_flight: &mut InFlight, reply: &wire::Reply) -> Result<Option<(u64, usize)>, &'static str> {
-    let waiting = in_flight.get_mut(reply.cookie).ok_or(NOT_IN_FLIGHT)?;
-    match reply.body {
-        Body::None => Ok(None),
-        Body::Simple { error: 0 } => Ok(waiting.read_range()),
-        Body::Simple { error } | Body::Error { error } => {
+/// Notes what a reply's head says, and returns where what follows belongs and how long it is.
+fn note(in_flight: &mut InFlight, head: &ReplyHead) -> Result<(Option<u64>, usize), &'static str> {
+    let waiting = in_flight.get_mut(head.cookie).ok_or(NOT_IN_FLIGHT)?;
+    match head.body {
+        ReplyBody::None => Ok((None, 0)),
+        ReplyBody::Simple { error: 0 } => {
+            Ok(waiting.read_range().map_or((None, 0), |(offset, length)| (Some(offset), length)))
+        }
+        ReplyBody::Simple { error } => {
             waiting.fail(error);
-            Ok(None)
+            Ok((None, 0))
         }
-        Body::Hole { offset, length } => {
+        ReplyBody::Error { error, rest } => {
+            waiting.fail(error);
+            Ok((None, rest as usize))
+        }
+        ReplyBody::Hole { offset, length } => {
             waiting.receive(offset, length as usize)?.fill(0);
-            Ok(None)
+            Ok((None, 0))
         }
-        Body::Data { offset, length } => {
+        ReplyBody::Data { offset, length } => {
             // The range is checked before its data is awaited.
             waiting.peek(offset, length as usize)?;
-            Ok(Some((offset, length as usize)))
+            Ok((Some(offset), length as usize))
         }
+        ReplyBody::Extents { .. } => Err("extents that were not asked for"),
     }
 }

@@ -16,15 +16,15 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use nbd_protocol::REQUEST_LENGTH;
+use nbd_protocol::reply::HEAD_LENGTH_MAX;
+use nbd_protocol::{REQUEST_LENGTH, RequestHeader};
 use rustix::net::Shutdown;
 
 use super::dial::Line;
 use super::in_flight::{Answer, Completed, Failure, InFlight};
 use super::link::Link;
 use super::receiver::Receiver;
-use super::reply::HEAD_LENGTH_MAX;
-use super::request::{Header, Request};
+use super::request::{DISCONNECT, Request};
 use super::terms::Terms;
 use crate::buffer::Buffer;
 use crate::engine::{Engine, SEND_PIECES_MAX};
@@ -101,7 +101,7 @@ impl Connection {
         }
         let (header, payload) = request.encode(&self.terms, zeroes);
         let cookie = state.in_flight.insert(request, buffer, self.terms.allocation, sender);
-        state.queue.push_back(Outgoing { header: header.encode(cookie), payload });
+        state.queue.push_back(Outgoing { header: RequestHeader { cookie, ..header }.encode(), payload });
         drop(state);
         self.changed.notify();
         receiver
@@ -148,7 +148,7 @@ impl Connection {
             return;
         }
         state.phase = Phase::SayingGoodbye;
-        state.queue.push_back(Outgoing { header: Header::DISCONNECT.encode(0), payload: None });
+        state.queue.push_back(Outgoing { header: DISCONNECT.encode(), payload: None });
         drop(state);
         self.changed.notify();
         let handle = handle.clone();

@@ -10,12 +10,12 @@ use std::io::{self, Read, Write};
 
 use futures_channel::oneshot;
 use nbd_protocol::NbdUri;
+use nbd_protocol::reply::HEAD_LENGTH_MAX;
 
 use super::error::RemoteError;
 use super::handshake;
 use super::in_flight::{Answer, Failure, InFlight};
 use super::receiver::Receiver;
-use super::reply::HEAD_LENGTH_MAX;
 use super::request::Request;
 use super::terms::Terms;
 use crate::buffer::Buffer;

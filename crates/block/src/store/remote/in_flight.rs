@@ -1,9 +1,10 @@
 //! Requests that wait for their answers, found by cookie, and the received parts of these.
 
 use futures_channel::oneshot;
+use nbd_protocol::reply::{Extent, decode_extents};
+use nbd_protocol::{ReplyStyle, ReplyViolation as Violation};
 use slab::Slab;
 
-use super::reply::Violation;
 use super::request::Request;
 use crate::buffer::Buffer;
 use crate::change::Change;
@@ -18,12 +19,6 @@ pub(super) enum Answer {
     Data(Buffer),
     /// Extents from the start of the range on: at least one, none of them empty. They may end before or behind the range.
     Extents(Vec<Extent>),
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Extent {
-    pub(super) length: u32,
-    pub(super) state: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -203,7 +198,7 @@ impl InFlight {
                 Answer::Data(buffer)
             }
             Wanted::Data { .. } => return Err("a read is answered in part"),
-            Wanted::Extents { bytes, .. } => Answer::Extents(decode_extents(&bytes)?),
+            Wanted::Extents { bytes, .. } => Answer::Extents(decode_extents(&bytes, ReplyStyle::Structured)?),
         };
         Ok(Completed { sender, result: Ok(answer), change })
     }
@@ -220,17 +215,4 @@ impl InFlight {
 
 fn key_of(cookie: u64) -> usize {
     (cookie & u64::from(u32::MAX)) as usize
-}
-
-fn decode_extents(bytes: &[u8]) -> Result<Vec<Extent>, Violation> {
-    let (whole, _) = bytes.as_chunks::<EXTENT_LENGTH>();
-    let extents = whole.iter().map(|[l0, l1, l2, l3, s0, s1, s2, s3]| Extent {
-        length: u32::from_be_bytes([*l0, *l1, *l2, *l3]),
-        state: u32::from_be_bytes([*s0, *s1, *s2, *s3]),
-    });
-    let extents: Vec<Extent> = extents.collect();
-    if extents.is_empty() || extents.iter().any(|extent| extent.length == 0) {
-        return Err("an extent is empty, or there is none");
-    }
-    Ok(extents)
 }

@@ -8,8 +8,9 @@
 //!
 //! A server's words never cause an allocation: data goes into the request's own buffer only.
 
+use nbd_protocol::{ReplyBody as Body, ReplyHead as Head, ReplyStyle, ReplyViolation as Violation};
+
 use super::in_flight::{Completed, InFlight};
-use super::reply::{Body, Head, Violation, decode_head};
 use crate::buffer::Buffer;
 
 /// Data of at least this many bytes is received into its buffer directly, instead of being copied.
@@ -60,7 +61,9 @@ impl Receiver {
         loop {
             match self.state {
                 State::Head => {
-                    let Some((head, length)) = decode_head(&bytes[taken..])? else { return Ok(taken) };
+                    let Some((head, length)) = Head::decode(&bytes[taken..], ReplyStyle::Structured)? else {
+                        return Ok(taken);
+                    };
                     taken += length;
                     self.state = self.enter(&head, in_flight)?;
                 }

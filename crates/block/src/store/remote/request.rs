@@ -1,6 +1,6 @@
 //! Requests to a server, and their encoding.
 
-use nbd_protocol::{REQUEST_LENGTH, REQUEST_MAGIC, command, command_flag, error, transmission_flag};
+use nbd_protocol::{RequestHeader, command, command_flag, error, transmission_flag};
 use rustix::io::Errno;
 
 use super::terms::Terms;
@@ -50,8 +50,8 @@ impl Request {
         }
     }
 
-    /// Returns the command and its payload; `zeroes` are at least [`ZERO_PAYLOAD_MAX`] zero bytes.
-    pub(super) fn encode(&self, terms: &Terms, zeroes: &Buffer) -> (Header, Option<Buffer>) {
+    /// The command, but for its cookie, and what follows it; `zeroes` are at least [`ZERO_PAYLOAD_MAX`] zero bytes.
+    pub(super) fn encode(&self, terms: &Terms, zeroes: &Buffer) -> (RequestHeader, Option<Buffer>) {
         let has_fua = terms.has(transmission_flag::SEND_FUA);
         let has_zeroes = terms.has(transmission_flag::SEND_WRITE_ZEROES);
         let (command, mut flags, range, payload) = match self {
@@ -79,7 +79,9 @@ impl Request {
             flags |= command_flag::FUA;
         }
         // Every request was cut to less than 4 GiB.
-        (Header { command, flags, offset: range.offset, length: range.length as u32 }, payload)
+        let ByteRange { offset, length } = range;
+        let payload_length = payload.as_ref().map_or(0, |payload| payload.len() as u32);
+        (RequestHeader { flags, command, cookie: 0, offset, length, payload_length }, payload)
     }
 
     pub(super) fn failure(&self, code: u32) -> IoError {
@@ -97,25 +99,6 @@ impl Request {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Header {
-    command: u16,
-    flags: u16,
-    offset: u64,
-    length: u32,
-}
-
-impl Header {
-    pub(super) const DISCONNECT: Self = Self { command: command::DISC, flags: 0, offset: 0, length: 0 };
-
-    pub(super) fn encode(&self, cookie: u64) -> [u8; REQUEST_LENGTH] {
-        let mut bytes = [0; REQUEST_LENGTH];
-        bytes[..4].copy_from_slice(&REQUEST_MAGIC.to_be_bytes());
-        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
-        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
-        bytes[8..16].copy_from_slice(&cookie.to_be_bytes());
-        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
-        bytes[24..].copy_from_slice(&self.length.to_be_bytes());
-        bytes
-    }
-}
+/// Ends the session.
+pub(super) const DISCONNECT: RequestHeader =
+    RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, length: 0, payload_length: 0 };

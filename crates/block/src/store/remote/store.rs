@@ -23,7 +23,7 @@ use nbd_protocol::{NbdUri, allocation, transmission_flag};
 use rustix::io::Errno;
 
 use super::image::RemoteImage;
-use super::in_flight::{Answer, Extent as Told};
+use super::in_flight::Answer;
 use super::link::{Fate, Link, pieces};
 use super::request::{DESCRIBE_LENGTH_MAX, Request, ZERO_PAYLOAD_MAX, zero_length_max};
 use crate::buffer::Buffer;
@@ -224,7 +224,7 @@ impl RemoteStore {
                 Err(error) => return Err(error),
             };
             // Each extent covers something, so this ends.
-            for Told { length, state } in told {
+            for nbd_protocol::reply::Extent { length, state } in told {
                 let length = u64::from(length).min(rest.length);
                 push_extent(&mut extents, ByteRange::new(rest.offset, length), kind_of(state));
                 rest = ByteRange::new(rest.offset + length, rest.length - length);

@@ -1,28 +1,12 @@
 //! The terms that were agreed on with a server, and whether they suffice.
 
+use nbd_protocol::client::Offer;
+use nbd_protocol::negotiation::BlockSizes;
 use nbd_protocol::{NbdUri, PAYLOAD_LENGTH_MAX, transmission_flag};
 
 use super::error::RemoteError;
 use crate::device::ALIGNMENT;
 use crate::store::image::Access;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Offer {
-    pub(super) size: u64,
-    pub(super) flags: u16,
-    /// `None`: the server did not say.
-    pub(super) block_sizes: Option<BlockSizes>,
-    pub(super) structured: bool,
-    /// The number of the allocation context; `None`: there is none.
-    pub(super) allocation: Option<u32>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct BlockSizes {
-    pub(super) minimum: u32,
-    pub(super) preferred: u32,
-    pub(super) maximum: u32,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Terms {

@@ -7,7 +7,7 @@ use super::*;
 use crate::nbd::error_code::ErrorCode;
 use crate::nbd::export::{Access, Offer, ReplyStyle};
 use crate::nbd::negotiation::AllocationContext;
-use crate::nbd::protocol::{EXTENDED_REQUEST_MAGIC, PAYLOAD_LENGTH_MAX, REQUEST_MAGIC, command};
+use crate::nbd::protocol::{EXTENDED_REQUEST_MAGIC, PAYLOAD_LENGTH_MAX, command};
 
 fn terms_of(style: ReplyStyle) -> Terms {
     let geometry = Geometry { size: 1 << 20, alignment: 1, read_only: false, discards: true };
@@ -21,12 +21,9 @@ fn terms() -> Terms {
 }
 
 fn request(command: u16, cookie: u64, offset: u64, length: u32) -> Vec<u8> {
-    let mut bytes = REQUEST_MAGIC.to_be_bytes().to_vec();
-    bytes.extend([0, 0]);
-    bytes.extend(command.to_be_bytes());
-    bytes.extend(cookie.to_be_bytes());
-    bytes.extend(offset.to_be_bytes());
-    bytes.extend(length.to_be_bytes());
+    let header =
+        RequestHeader { flags: 0, command, cookie, offset, length: length.into(), payload_length: 0 };
+    let mut bytes = header.encode().to_vec();
     if command == command::WRITE {
         bytes.extend((0..length).map(|index| (u64::from(index) + cookie) as u8));
     }

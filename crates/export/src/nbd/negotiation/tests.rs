@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::nbd::protocol::{OPTION_MAGIC, OPTION_REPLY_MAGIC, transmission_flag};
+use crate::nbd::protocol::negotiation::{self, OptionReplyHeader};
+use crate::nbd::protocol::{OPTION_MAGIC, OPTION_REPLY_HEADER_LENGTH, transmission_flag};
 use crate::nbd::test_device::{TestDevice, export};
 
 const FIXED: u32 = 1;
@@ -20,10 +21,7 @@ impl Client {
     }
 
     fn option(mut self, option: u32, data: &[u8]) -> Self {
-        self.bytes.extend(OPTION_MAGIC.to_be_bytes());
-        self.bytes.extend(option.to_be_bytes());
-        self.bytes.extend((data.len() as u32).to_be_bytes());
-        self.bytes.extend(data);
+        self.bytes.extend(negotiation::encode_option(option, data));
         self
     }
 
@@ -47,11 +45,11 @@ impl Outcome {
         let mut rest = &self.replies[..];
         let mut replies = Vec::new();
         while !rest.is_empty() {
-            let number = |at: usize| u32::from_be_bytes(rest[at..at + 4].try_into().unwrap());
-            assert_eq!(rest[..8], OPTION_REPLY_MAGIC.to_be_bytes());
-            let (option, kind, length) = (number(8), number(12), number(16) as usize);
-            replies.push((option, kind, rest[20..20 + length].to_vec()));
-            rest = &rest[20 + length..];
+            let (header, behind) = rest.split_first_chunk::<OPTION_REPLY_HEADER_LENGTH>().unwrap();
+            let header = OptionReplyHeader::decode(header).unwrap();
+            let (data, behind) = behind.split_at(header.length as usize);
+            replies.push((header.option, header.kind, data.to_vec()));
+            rest = behind;
         }
         replies
     }
@@ -109,29 +107,11 @@ fn negotiate_where(tls: TlsMode, bytes: &[u8], step: usize) -> Outcome {
 }
 
 fn info_data(name: &str, facts: &[u16]) -> Vec<u8> {
-    let mut data = (name.len() as u32).to_be_bytes().to_vec();
-    data.extend(name.as_bytes());
-    data.extend((facts.len() as u16).to_be_bytes());
-    data.extend(facts.iter().flat_map(|fact| fact.to_be_bytes()));
-    data
+    InfoRequest::encode(name, facts)
 }
 
 fn context_data(name: &str, queries: &[&str]) -> Vec<u8> {
-    let mut data = (name.len() as u32).to_be_bytes().to_vec();
-    data.extend(name.as_bytes());
-    data.extend((queries.len() as u32).to_be_bytes());
-    for query in queries {
-        data.extend((query.len() as u32).to_be_bytes());
-        data.extend(query.as_bytes());
-    }
-    data
-}
-
-#[test]
-fn the_greeting_offers_fixed_newstyle_without_zeroes() {
-    let mut greeting = Vec::new();
-    encode_greeting(&mut greeting);
-    assert_eq!(greeting, b"NBDMAGICIHAVEOPT\0\x03");
+    MetaContextRequest { export: name, queries: queries.to_vec() }.encode()
 }
 
 #[test]

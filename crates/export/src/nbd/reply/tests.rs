@@ -3,6 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::nbd::protocol::chunk;
 
 /// Encodes one reply and returns its bytes as they are sent.
 fn wire(reply: Reply, style: ReplyStyle) -> Vec<u8> {
@@ -31,29 +32,24 @@ fn reassemble(mut bytes: &[u8], length: usize) -> (Vec<u8>, usize, usize) {
     let mut content = vec![0xee; length];
     let (mut chunks, mut data_bytes) = (0, 0);
     loop {
-        let number = |at: usize, length: usize| {
-            bytes[at..at + length].iter().fold(0_u64, |all, byte| all << 8 | u64::from(*byte)) as usize
-        };
-        assert_eq!(number(0, 4), STRUCTURED_REPLY_MAGIC as usize);
-        assert_eq!(number(8, 8), 0x0102);
-        let (flags, kind, payload) = (number(4, 2) as u16, number(6, 2) as u16, number(16, 4));
+        let (head, head_length) = ReplyHead::decode(bytes, ReplyStyle::Structured).unwrap().unwrap();
+        assert_eq!(head.cookie, 0x0102);
+        bytes = &bytes[head_length..];
         chunks += 1;
-        match kind {
-            chunk::OFFSET_DATA => {
-                let start = number(20, 8) - 4096;
-                content[start..start + payload - 8].copy_from_slice(&bytes[28..20 + payload]);
-                data_bytes += payload - 8;
+        match head.body {
+            ReplyBody::Data { offset, length } => {
+                let (start, data) = (offset as usize - 4096, bytes.split_off(..length as usize).unwrap());
+                content[start..start + data.len()].copy_from_slice(data);
+                data_bytes += data.len();
             }
-            chunk::OFFSET_HOLE => {
-                let start = number(20, 8) - 4096;
-                content[start..start + number(28, 4)].fill(0);
-                assert_eq!(payload, 12);
+            ReplyBody::Hole { offset, length } => {
+                let start = offset as usize - 4096;
+                content[start..start + length as usize].fill(0);
             }
-            chunk::NONE => assert_eq!(payload, 0),
-            other => panic!("chunk of kind {other}"),
+            ReplyBody::None => {}
+            other => panic!("{other:?}"),
         }
-        bytes = &bytes[20 + payload..];
-        if flags & chunk::DONE != 0 {
+        if head.is_last {
             assert!(bytes.is_empty());
             return (content, chunks, data_bytes);
         }
@@ -126,10 +122,10 @@ fn like_neighbours_become_one_extent_and_what_is_outside_is_left_out() {
         let payload = encode_extents(ByteRange::new(100, 200), &extents, count, ReplyStyle::Structured);
         payload.chunks(4).map(|bytes| u32::from_be_bytes(bytes.try_into().unwrap())).collect()
     };
-    assert_eq!(numbers(ExtentCount::Many), [allocation::ID, 150, 0, 10, 3, 40, 2]);
-    assert_eq!(numbers(ExtentCount::One), [allocation::ID, 150, 0]);
+    assert_eq!(numbers(ExtentCount::Many), [150, 0, 10, 3, 40, 2]);
+    assert_eq!(numbers(ExtentCount::One), [150, 0]);
     let silent = encode_extents(ByteRange::new(0, 512), &[], ExtentCount::Many, ReplyStyle::Structured);
-    assert_eq!(silent[4..], [0, 0, 2, 0, 0, 0, 0, 0]);
+    assert_eq!(silent, [0, 0, 2, 0, 0, 0, 0, 0]);
 }
 
 #[test]
@@ -142,7 +138,7 @@ fn the_number_of_extents_in_a_reply_is_bounded() {
         .collect();
     let payload =
         encode_extents(ByteRange::new(0, 20_000 * 512), &extents, ExtentCount::Many, ReplyStyle::Structured);
-    assert_eq!(payload.len(), 4 + 8 * EXTENTS_MAX);
+    assert_eq!(payload.len(), 8 * EXTENTS_MAX);
 }
 
 proptest! {

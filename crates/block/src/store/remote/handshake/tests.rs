@@ -2,6 +2,8 @@
 
 use std::io::Cursor;
 
+use nbd_protocol::negotiation::{BlockSizes, ExportInfo, OptionReplies};
+use nbd_protocol::{allocation, info, option, option_reply};
 use proptest::prelude::*;
 
 use super::*;
@@ -34,11 +36,8 @@ fn greeting(flags: u16) -> Vec<u8> {
 }
 
 fn reply(option: u32, kind: u32, data: &[u8]) -> Vec<u8> {
-    let mut bytes = OPTION_REPLY_MAGIC.to_be_bytes().to_vec();
-    for number in [option, kind, data.len() as u32] {
-        bytes.extend_from_slice(&number.to_be_bytes());
-    }
-    bytes.extend_from_slice(data);
+    let mut bytes = Vec::new();
+    OptionReplies::new(&mut bytes, option).reply(kind, &[data]);
     bytes
 }
 
@@ -47,13 +46,15 @@ fn acknowledge(option: u32) -> Vec<u8> {
 }
 
 fn export(size: u64, flags: u16) -> Vec<u8> {
-    let data = [&info::EXPORT.to_be_bytes()[..], &size.to_be_bytes(), &flags.to_be_bytes()].concat();
-    reply(option::GO, option_reply::INFO, &data)
+    let mut bytes = Vec::new();
+    OptionReplies::new(&mut bytes, option::GO).info_export(ExportInfo { size, flags });
+    bytes
 }
 
 fn context(id: u32, name: &str) -> Vec<u8> {
-    let data = [&id.to_be_bytes()[..], name.as_bytes()].concat();
-    reply(option::SET_META_CONTEXT, option_reply::META_CONTEXT, &data)
+    let mut bytes = Vec::new();
+    OptionReplies::new(&mut bytes, option::SET_META_CONTEXT).meta_context(id, name);
+    bytes
 }
 
 fn talk(says: &[Vec<u8>]) -> (Result<Offer, RemoteError>, Vec<u8>) {

@@ -1,13 +1,14 @@
 //! Tests replies in pieces of every length, lying replies, and bytes that are no replies.
 
 use futures_channel::oneshot;
+use nbd_protocol::reply::Extent;
 use nbd_protocol::{SIMPLE_REPLY_MAGIC, STRUCTURED_REPLY_MAGIC, error};
 use proptest::prelude::*;
 
 use super::*;
 use crate::change::Change;
 use crate::device::{ByteRange, Durability, ZeroMode};
-use crate::store::remote::in_flight::{Answer, Extent, Failure};
+use crate::store::remote::in_flight::{Answer, Failure};
 use crate::store::remote::request::Request;
 
 const CONTEXT: u32 = 7;
