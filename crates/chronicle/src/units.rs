@@ -56,17 +56,6 @@ impl BlockSize {
         BlockRange::new(start, last + 1)
     }
 
-    /// Returns the blocks that lie wholly inside a byte range.
-    ///
-    /// A write may *clear* these from a missing set without reading anything. If the volume's size is not a multiple of
-    /// the block size, its last block is never wholly inside. To clear that block for a write up to the volume's end,
-    /// the caller rounds the length up first.
-    pub const fn covered(self, offset: u64, length: u64) -> BlockRange {
-        let start = self.blocks_of(offset).0;
-        let end = offset.saturating_add(length) >> self.shift;
-        BlockRange::new(start, if end < start { start } else { end })
-    }
-
     /// Returns the offset and length in bytes of a range of blocks. Saturates. The last block may reach beyond the
     /// volume's end; the caller clips.
     pub const fn byte_range(self, blocks: BlockRange) -> (u64, u64) {
@@ -245,15 +234,6 @@ mod tests {
         assert_eq!(size.covering(BLOCK - 1, 2), BlockRange::new(0, 2));
         assert_eq!(size.covering(BLOCK, BLOCK), BlockRange::new(1, 2));
         assert_eq!(size.covering(u64::MAX, u64::MAX), BlockRange::new(u64::MAX >> 12, (u64::MAX >> 12) + 1));
-    }
-
-    #[test]
-    fn only_blocks_wholly_inside_are_covered() {
-        let size = BlockSize::DEFAULT;
-        assert!(size.covered(1, 2 * BLOCK - 2).is_empty());
-        assert_eq!(size.covered(1, 2 * BLOCK - 1), BlockRange::new(1, 2));
-        assert_eq!(size.covered(0, 2 * BLOCK), BlockRange::new(0, 2));
-        assert!(size.covered(u64::MAX, u64::MAX).is_empty());
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
 
 use super::access::Passable;
@@ -117,16 +117,6 @@ impl Folder {
     pub fn rename(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
         let (from, to) = (one_name(name)?, one_name(to)?);
         Ok(rustix::fs::renameat(&self.descriptor, from, &folder.descriptor, to)?)
-    }
-
-    /// Renames an entry like [`Folder::rename`], but fails if there is an entry of that name.
-    ///
-    /// # Errors
-    /// The system's error; [`io::ErrorKind::AlreadyExists`].
-    pub fn rename_without_replacing(&self, name: &OsStr, folder: &Self, to: &OsStr) -> io::Result<()> {
-        let (from, to) = (one_name(name)?, one_name(to)?);
-        let flags = RenameFlags::NOREPLACE;
-        Ok(rustix::fs::renameat_with(&self.descriptor, from, &folder.descriptor, to, flags)?)
     }
 
     /// Returns the names of its entries.

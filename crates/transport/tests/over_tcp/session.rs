@@ -46,10 +46,7 @@ fn a_process_that_is_started_again_is_another_life() {
     let (before, now) = source.inbox.restarted();
     assert_eq!(before, first);
     source.inbox.connected();
-    session.send_to(first, message(Priority::Control, "for the first", ""));
-    session.send_to(now, message(Priority::Control, "for the second", ""));
+    assert_ne!(now, first);
     session.send(message(Priority::Control, "for the second", ""));
-    for delivery in target.inbox.deliveries(2) {
-        assert_eq!(delivery.message.head(), "for the second");
-    }
+    assert_eq!(target.inbox.deliveries(1)[0].message.head(), "for the second");
 }
