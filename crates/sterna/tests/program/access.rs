@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use transport::pinned::{AccessToken, Connector};
 
-use crate::scene::{DEADLINE, Outcome, Scene, code};
+use crate::scene::{DEADLINE, Outcome, Scene, code, until, wait_until};
 
 /// Limits of handshakes under way, for one network and in total; see `crates/daemon/src/http/remote.rs`.
 const OF_ONE_NETWORK: usize = 16;
@@ -96,15 +96,11 @@ impl Served {
     }
 
     fn audit(&self, is_it: impl Fn(&Value) -> bool) -> Value {
-        let begun = Instant::now();
-        loop {
+        until("the audit log has the entry", || {
             let text = std::fs::read_to_string(self.scene.path("data/audit.log")).unwrap_or_default();
             let mut lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
-            if let Some(found) = lines.find(&is_it) {
-                return found;
-            }
-            assert!(begun.elapsed() < DEADLINE, "{text}");
-        }
+            lines.find(&is_it)
+        })
     }
 }
 
@@ -281,15 +277,10 @@ fn who_is_revoked_is_let_in_no_more_on_a_connection_that_he_has_neither_and_othe
     let text = std::fs::read_to_string(&file).unwrap().replace("\"admin\"", "\"read\"");
     std::fs::write(&file, text).unwrap();
     served.scene.signal(Signal::HUP).unwrap();
-    let begun = Instant::now();
-    while bob.run(&served, &["access", "list"]).code != 9 {
-        assert!(begun.elapsed() < DEADLINE, "the list is read again");
-    }
+    wait_until("the list is read again", || bob.run(&served, &["access", "list"]).code == 9);
     std::fs::write(&file, "{\"version\": 1, \"grants\": []}").unwrap();
     served.scene.signal(Signal::HUP).unwrap();
-    while bob.run(&served, &["volume", "list"]).code != 9 {
-        assert!(begun.elapsed() < DEADLINE, "the list is read again");
-    }
+    wait_until("the list is read again", || bob.run(&served, &["volume", "list"]).code == 9);
 }
 
 impl Served {

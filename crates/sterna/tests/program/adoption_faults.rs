@@ -4,12 +4,11 @@ use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::adoption::{Machine, adopt};
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{Scene, code, wait_until};
 
 const DRIVE: [&str; 2] = ["-drive", "file=IMAGE,if=virtio,format=raw"];
 
@@ -49,11 +48,7 @@ fn kill_at(scene: &mut Scene, machine: &Machine, command: &[&str], point: &str) 
     scene.run(command);
     scene.wait_for_death();
     scene.start(None);
-    let began = Instant::now();
-    while notes(scene) != json!([]) {
-        assert!(began.elapsed() < DEADLINE, "{command:?} {point}: {}", notes(scene));
-        std::thread::yield_now();
-    }
+    wait_until(&format!("no notes are left after {command:?}, {point}"), || notes(scene) == json!([]));
     assert!(runs(scene), "{command:?} {point}");
     let vms = scene.json(&["vm", "list"]).1;
     let is_adopted = vms != json!([]);

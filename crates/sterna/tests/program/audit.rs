@@ -3,26 +3,21 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
-use std::time::Instant;
 
 use serde_json::{Value, json};
 
 use crate::hosts::{host, init, wait_connected};
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{Scene, code, until, wait_until};
 
 /// Returns the log once it has `count` matching entries.
 fn entries(scene: &Scene, is_looked_for: impl Fn(&Value) -> bool, count: usize) -> Vec<Value> {
-    let begun = Instant::now();
-    loop {
+    until("the audit log has the entries", || {
         // The first entry creates the file.
         let text = std::fs::read_to_string(scene.path("data/audit.log")).unwrap_or_default();
         let lines = text.lines().filter_map(|line| serde_json::from_str(line).ok());
         let found: Vec<Value> = lines.filter(&is_looked_for).collect();
-        if found.len() >= count {
-            return found;
-        }
-        assert!(begun.elapsed() < DEADLINE, "{text}");
-    }
+        (found.len() >= count).then_some(found)
+    })
 }
 
 /// Sends bytes to the API as they are; returns the status of the answer.
@@ -152,10 +147,9 @@ fn a_full_disk_keeps_no_order_waiting_and_is_said() {
     let (exit, error) = scene.json(&["volume", "create", "v", "--size", "8MiB", "--store", "a"]);
     assert_eq!((exit, code(&error)), (4, "volume_exists"));
     assert!(scene.wait_for_log("cannot write the audit log"));
-    let begun = Instant::now();
-    while !scene.succeed(&["metrics"]).contains("\nsterna_audit_lost_total 2\n") {
-        assert!(begun.elapsed() < DEADLINE);
-    }
+    wait_until("two entries are lost", || {
+        scene.succeed(&["metrics"]).contains("\nsterna_audit_lost_total 2\n")
+    });
     std::fs::remove_file(scene.path("data/audit.log")).unwrap();
     scene.succeed(&["migrate", "v", "--to", "b"]);
     assert_eq!(entries(&scene, |_| true, 1)[0]["path"], "/v1/volumes/v/migrate");

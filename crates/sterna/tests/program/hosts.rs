@@ -1,11 +1,9 @@
 //! Two daemons are paired, find each other again after a restart, and forget each other.
 
-use std::time::Instant;
-
 use serde_json::Value;
 use testbed::own_address;
 
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{Scene, code, until, wait_until};
 
 /// A daemon that listens for others at an address that does not exist.
 pub(crate) fn host() -> (Scene, String) {
@@ -24,14 +22,9 @@ pub(crate) fn init(scene: &Scene, name: &str) -> String {
 
 /// Waits until a daemon is connected with another host.
 pub(crate) fn wait_connected(scene: &Scene, name: &str) -> Value {
-    let begun = Instant::now();
-    loop {
-        let (_, peer) = scene.json(&["host", "show", name]);
-        if peer["connected"] == true {
-            return peer;
-        }
-        assert!(begun.elapsed() < DEADLINE, "{peer}");
-    }
+    until(&format!("{name} is connected"), || {
+        Some(scene.json(&["host", "show", name]).1).filter(|peer| peer["connected"] == true)
+    })
 }
 
 #[test]
@@ -60,10 +53,9 @@ fn two_hosts_are_paired_and_find_each_other_again() {
     let (exit, removed) = one.json(&["host", "remove", "two"]);
     assert_eq!((exit, removed["id"].as_str()), (0, Some(id_of_two.as_str())));
     assert_eq!(one.json(&["host", "list"]).1, Value::Array(Vec::new()));
-    let begun = Instant::now();
-    while !two.run(&["host", "show", "one"]).stdout.contains("it does not know this host") {
-        assert!(begun.elapsed() < DEADLINE);
-    }
+    wait_until("two is told that one has removed it", || {
+        two.run(&["host", "show", "one"]).stdout.contains("it does not know this host")
+    });
     let (exit, error) = one.json(&["host", "show", "two"]);
     assert_eq!((exit, code(&error)), (3, "host_not_found"));
 }

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
-use crate::scene::{DEADLINE, Outcome, PROGRAM, Scene, code, stop_and_verify};
+use crate::scene::{Outcome, PROGRAM, Scene, code, stop_and_verify, wait_until};
 
 #[test]
 fn two_daemons_share_neither_data_nor_stores_nor_sockets() {
@@ -321,10 +321,7 @@ fn guest_keeps_its_disk_while_it_moves_ten_times() {
     assert_eq!((scene.images("a"), scene.images("b")), (vec!["v.img".to_owned()], vec![]));
 }
 
-/// Waits until a migration is under way; asking the daemon takes long enough to be no busy loop.
+/// Waits until a migration is under way.
 fn wait_for_migration(scene: &Scene) {
-    let began = std::time::Instant::now();
-    while scene.json(&["migration", "list"]).1.as_array().unwrap().is_empty() {
-        assert!(began.elapsed() < DEADLINE, "no migration began");
-    }
+    wait_until("a migration begins", || !scene.json(&["migration", "list"]).1.as_array().unwrap().is_empty());
 }

@@ -2,12 +2,11 @@
 
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::time::Instant;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{Scene, code, until};
 
 /// Firmware that finds nothing to boot is a VM that runs.
 const DEFINITION: &str = r#"
@@ -77,14 +76,7 @@ fn show(scene: &Scene) -> Value {
 
 /// Waits until the VM is in this state.
 fn wait_for(scene: &Scene, state: &str) -> Value {
-    let began = Instant::now();
-    loop {
-        let vm = show(scene);
-        if vm["state"] == state {
-            return vm;
-        }
-        assert!(began.elapsed() < DEADLINE, "the VM is never {state}: {vm}");
-    }
+    until(&format!("the VM is {state}"), || Some(show(scene)).filter(|vm| vm["state"] == state))
 }
 
 #[test]

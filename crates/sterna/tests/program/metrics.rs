@@ -1,13 +1,11 @@
 //! Tests of the metrics: Prometheus' own parser accepts them, and they are true.
 
-use std::time::Instant;
-
 use serde_json::Value;
 use testbed::Program;
 use testbed::nbd_client::{Operation, WriteDurability};
 
 use crate::hosts::{host, init, wait_connected};
-use crate::scene::{DEADLINE, Scene};
+use crate::scene::{Scene, wait_until};
 
 /// Of a host of the distribution, with its packages.
 const PYTHON: &str = "/usr/bin/python3";
@@ -93,10 +91,9 @@ fn figures_are_what_a_guest_did_and_what_became_of_its_migrations() {
         assert!(after[name].as_f64().is_some_and(|value| value >= least), "{name}: {after:#}");
     }
     // What a migration was is counted a moment after it is shown as ended.
-    let begun = Instant::now();
-    while samples(&scene)["sterna_migrations_ended_total{direction=local,outcome=moved}"] != 1.0 {
-        assert!(begun.elapsed() < DEADLINE);
-    }
+    wait_until("the migration is counted", || {
+        samples(&scene)["sterna_migrations_ended_total{direction=local,outcome=moved}"] == 1.0
+    });
     assert!(scene.json(&["metrics"]).1["metrics"].as_str().unwrap().starts_with("# HELP sterna_"));
 }
 

@@ -1,7 +1,6 @@
 //! Tests of operation: the next command after a move, late links, limits, and restarts.
 
 use std::net::TcpListener;
-use std::time::Instant;
 
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::Value;
@@ -9,7 +8,7 @@ use testbed::own_address;
 
 use crate::hosts::{host, init, wait_connected};
 
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{Scene, code, until};
 
 /// Number of moves to and fro, each ordered when the one before has ended.
 const MOVES: usize = 12;
@@ -34,14 +33,7 @@ pub(crate) fn pair() -> (Scene, Scene) {
 
 /// Checks a condition until it holds.
 fn wait_until(look: impl Fn() -> Value, is_so: impl Fn(&Value) -> bool) -> Value {
-    let begun = Instant::now();
-    loop {
-        let seen = look();
-        if is_so(&seen) {
-            return seen;
-        }
-        assert!(begun.elapsed() < DEADLINE, "{seen}");
-    }
+    until("it is as it must be", || Some(look()).filter(&is_so))
 }
 
 #[test]

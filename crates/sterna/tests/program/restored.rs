@@ -1,22 +1,17 @@
 //! Tests of a restored journal: none of its volumes is served before other hosts, or an administrator, have confirmed it.
 
-use std::time::Instant;
-
 use serde_json::Value;
 
 use crate::hosts::{host, init, wait_connected};
-use crate::scene::{DEADLINE, Scene, code};
+use crate::scene::{Scene, code, until};
 
 /// Waits until a volume has the expected state.
 fn wait_for(scene: &Scene, name: &str, state: &str, words: &str) -> Value {
-    let begun = Instant::now();
-    loop {
+    let says = |volume: &Value| volume["message"].as_str().unwrap_or_default().contains(words);
+    until(&format!("volume {name} is {state}: {words}"), || {
         let (_, volume) = scene.json(&["volume", "show", name]);
-        if volume["state"] == state && volume["message"].as_str().unwrap_or_default().contains(words) {
-            return volume;
-        }
-        assert!(begun.elapsed() < DEADLINE, "{volume}");
-    }
+        (volume["state"] == state && says(&volume)).then_some(volume)
+    })
 }
 
 fn export(scene: &Scene, name: &str) -> String {

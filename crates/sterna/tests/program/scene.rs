@@ -4,7 +4,7 @@ use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use lab::workload::{self, Content, Guest, GuestOptions};
 use serde_json::Value;
@@ -165,15 +165,14 @@ impl Scene {
 
     /// The store that the volume `v` is in, once it is served: the last writes of a killed daemon may hold its image.
     pub(crate) fn store_of_volume(&self) -> String {
-        let began = Instant::now();
-        loop {
+        until("the volume is served", || {
             let (code, volume) = self.json(&["volume", "show", "v"]);
             match volume["state"].as_str() {
-                Some("serving") => return volume["store"].as_str().unwrap().to_owned(),
-                Some("waiting") if began.elapsed() < DEADLINE => {}
+                Some("serving") => Some(volume["store"].as_str().unwrap().to_owned()),
+                Some("waiting") => None,
                 _ => panic!("the volume is not served ({code}): {volume}"),
             }
-        }
+        })
     }
 }
 
@@ -199,6 +198,16 @@ impl Outcome {
         let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap());
         Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
+}
+
+/// Looks until `look` finds something; `what` is what is waited for.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    testbed::until(what, || Ok(look())).unwrap()
+}
+
+/// Looks until something is so.
+pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
+    until(what, || is_so().then_some(()));
 }
 
 /// Stops a guest and compares its whole disk with what it knows: what was acknowledged, and nothing else.
