@@ -127,17 +127,11 @@ impl Strategy {
     /// The default of the largest number of rounds with [`Strategy::ThreePhase`].
     pub const ROUNDS_USUAL: u32 = 4;
 
-    /// The warning about a handover with blocks missing, printed before the migration begins.
-    pub const LEAVES_BLOCKS_PRICE: &'static str = "the guest moves to the other host before its disk is complete there: \
-        while the link is broken, its reads of missing blocks wait, and until the disk is complete, losing either host for \
-        good loses the disk";
-
     /// Returns whether volumes are handed over with blocks missing.
     pub fn leaves_blocks(self) -> bool {
         matches!(self, Self::ThreePhase | Self::PostCopy)
     }
 
-    /// Returns whether daemons of all versions know this strategy.
     fn is_mirror(&self) -> bool {
         *self == Self::Mirror
     }
@@ -367,16 +361,10 @@ pub struct MemoryMove {
     /// By how much the guest's processors are slowed down, in percent, so that the guest writes less.
     pub throttle_percent: u8,
     /// Number of streams that carry it.
-    #[serde(default = "one")]
     pub streams: u8,
     /// Whether the VM runs at the target before all of its memory has arrived (post-copy).
     #[serde(default)]
     pub post_copy: bool,
-}
-
-/// Returns the number of streams of older daemons, which do not report it.
-fn one() -> u8 {
-    1
 }
 
 /// Downtime of a VM, measured at the source. The parts add up to the total.

@@ -106,7 +106,7 @@ pub struct Peer {
     /// Its own name, if that was used here already.
     #[serde(default)]
     pub calls_itself: Option<String>,
-    /// Version of its program; `None`: not yet known, or the version is too old to report it.
+    /// Version of its program; `None`: not yet known.
     #[serde(default)]
     pub program_version: Option<String>,
     /// Version of the protocol that both speak; `None` before the first connection.

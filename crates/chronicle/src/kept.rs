@@ -68,10 +68,19 @@ pub struct KeptReplica {
 
 /// Bytes that are not a kept chronicle of this residency: damaged, of another version, or something else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("read a kept chronicle of {bytes} bytes")]
-pub struct NotKept {
-    /// The number of bytes read.
-    pub bytes: usize,
+pub enum NotKept {
+    /// They are damaged, or something else.
+    #[error("read a kept chronicle of {bytes} bytes")]
+    Damaged {
+        /// How many there are.
+        bytes: usize,
+    },
+    /// Another version of the program wrote them.
+    #[error("read a kept chronicle of version {found}: this program reads version {} alone", HEADER[7])]
+    Version {
+        /// The version in the header.
+        found: u8,
+    },
 }
 
 impl Kept {
@@ -111,7 +120,10 @@ impl Kept {
     /// # Errors
     /// [`NotKept`]: nothing is known, and every copy counts as lacking everything.
     pub fn decode(bytes: &[u8], volume: [u8; 16], stay: StayId) -> Result<Self, NotKept> {
-        Self::read(bytes, volume, stay).ok_or(NotKept { bytes: bytes.len() })
+        match bytes.strip_prefix(&HEADER[..7]) {
+            Some([found, ..]) if *found != HEADER[7] => Err(NotKept::Version { found: *found }),
+            _ => Self::read(bytes, volume, stay).ok_or(NotKept::Damaged { bytes: bytes.len() }),
+        }
     }
 
     /// Returns whether the parts fit together: no replica is as of an epoch that had not ended at the time of storing.
@@ -287,6 +299,14 @@ mod tests {
         for (volume, stay) in [(VOLUME, StayId::Made), (VOLUME, StayId::Arrived(6)), ([8; 16], STAY)] {
             assert!(Kept::decode(&encoded(), volume, stay).is_err());
         }
+    }
+
+    #[test]
+    fn a_kept_chronicle_of_another_version_is_refused_by_its_number() {
+        let mut bytes = encoded();
+        bytes[7] += 1;
+        let refused = Kept::decode(&bytes, VOLUME, STAY).unwrap_err();
+        assert_eq!(refused, NotKept::Version { found: HEADER[7] + 1 });
     }
 
     #[test]

@@ -185,7 +185,7 @@ impl Journal {
 
 fn advice(error: &CodecError) -> &'static str {
     match error {
-        CodecError::Version { .. } => "start the program that wrote it",
+        CodecError::Version { .. } => "nothing of it was changed: start the program that wrote it",
         _ => "is this the right data folder? If so, restore a backup: sterna journal restore",
     }
 }

@@ -111,21 +111,6 @@ impl Peers {
         self.open_route(session, subject.channel(target))
     }
 
-    /// Opens a channel about the first of these subjects that has none.
-    pub(crate) fn free_line(
-        &self,
-        session: &Session,
-        mut subjects: impl Iterator<Item = Subject> + Clone,
-    ) -> PeerChannel {
-        let (peer, first) = (host_id(session.peer()), subjects.clone().next());
-        let target = |subject: &Subject| if subject.source == peer { self.own() } else { peer };
-        let is_free = |subject: &Subject| self.routes.get(peer, subject.channel(target(subject))).is_none();
-        // There are more positions than one migration has volumes.
-        let chosen = subjects.find(is_free).or(first);
-        let channel = chosen.map_or(ChannelId(0), |subject| subject.channel(target(&subject)));
-        self.open_route(session, channel)
-    }
-
     /// Returns the channels to the other host for a VM that moves with a migration, which began at `source`.
     pub(crate) fn vm_streams(
         &self,

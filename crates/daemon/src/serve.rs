@@ -435,7 +435,7 @@ fn make_folder(path: &Path) -> Result<(), ServeError> {
     made.map_err(|source| ServeError::Folder { path: path.to_owned(), source })
 }
 
-/// Removes other users' access to the data folder, or to the lists of an earlier version in it.
+/// Removes other users' access to the data folder.
 fn keep_to_owner(data_dir: &Path) -> Result<(), ServeError> {
     use std::os::unix::fs::PermissionsExt as _;
     let failed = |source| ServeError::Folder { path: data_dir.to_owned(), source };

@@ -185,7 +185,7 @@ impl Vms {
             }
             match Definition::parse(&record.definition) {
                 Ok(definition) => drop(entries.insert(record.name.clone(), Entry::new(record, definition))),
-                // An older version had other rules. The VM stays in the file and is not shown.
+                // The VM stays in the file and is not shown.
                 Err(error) => {
                     tracing::warn!(vm = %record.name, %error, "the definition of a VM is not valid");
                 }
@@ -228,7 +228,12 @@ impl Vms {
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
         let tpm_state = tpm_state.map_err(|(path, error)| VmError::io("read", &path, error))?;
         // Refuses what could not be sent to another host.
-        let manifest = Manifest { name: name.to_owned(), definition: text.to_owned(), files, needs: None };
+        let manifest = Manifest {
+            name: name.to_owned(),
+            definition: text.to_owned(),
+            files,
+            needs: needs::Needs::default(),
+        };
         manifest.encode()?;
         self.enter(&record, definition, &manifest.files, tpm_state.as_deref())
     }

@@ -21,7 +21,7 @@ use migration::stay::{COPIES_MAX, CopyElsewhere, Departed};
 use tracing::{debug, info, warn};
 
 use crate::peer::head::{Address, Operation};
-use crate::peer::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
+use crate::peer::{PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 use crate::signal::Signal;
 use crate::stack::Volume;
 
@@ -38,9 +38,6 @@ pub(crate) fn tell(
     index: VolumeIndex,
     rpc: Rc<RpcChannel>,
 ) {
-    if rpc.capabilities() < Capabilities::Copies {
-        return;
-    }
     let (id, size_bytes, block_size) = (volume.id(), volume.size(), volume.block_size());
     let timeout = handle.sleep(TELLING_MAX);
     handle.spawn(async move {
@@ -142,10 +139,8 @@ impl Learner {
         self.news.notify();
     }
 
-    pub(crate) async fn has_learnt(&self, handle: &Handle, rpc: &RpcChannel) {
-        if rpc.capabilities() < Capabilities::Copies {
-            return;
-        }
+    /// Resolves when the other host has sent all sets, or had the time to.
+    pub(crate) async fn has_learnt(&self, handle: &Handle) {
         let told = self.news.wait_for(|| self.is_all_told.get().then_some(()));
         select(pin!(told), handle.sleep(TELLING_MAX)).await;
     }

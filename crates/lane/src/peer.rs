@@ -67,10 +67,6 @@ struct Nowhere;
 
 impl Channel for Nowhere {
     fn send(&self, _: RequestPriority, _: Bytes, _: Bytes) {}
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::Unknown
-    }
 }
 
 impl PeerChannel {
@@ -134,9 +130,6 @@ pub trait Channel {
     /// Queues a message for the peer; never blocks. The caller limits how much is in flight.
     fn send(&self, priority: RequestPriority, head: Bytes, payload: Bytes);
 
-    /// Returns what the peer's present process understands.
-    fn capabilities(&self) -> Capabilities;
-
     /// Changes the priority of all present and future messages of the channel. A channel with a link of its own may ignore this.
     fn set_boost(&self, _: PriorityBoost) {}
 }
@@ -148,23 +141,6 @@ pub enum PriorityBoost {
     Off,
     /// The VM's handover waits for this data only, so it precedes the VM's memory.
     AboveMemory,
-}
-
-/// A peer's capabilities, each including the ones before it. They are known once its process has connected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Capabilities {
-    /// The peer has not connected yet.
-    Unknown,
-    /// Calls, without fencing tokens.
-    Calls,
-    /// Calls with fencing tokens, too.
-    FencingTokens,
-    /// Calls about any range of bytes: the owner claims the blocks that they touch.
-    Parts,
-    /// Missing sets of copies at other hosts, too.
-    Copies,
-    /// The size of a volume at its owner, too.
-    Sizes,
 }
 
 /// An event of a channel to another host.
@@ -355,23 +331,13 @@ impl RpcChannel {
         let (answer, answered) = oneshot::channel();
         self.waiting.borrow_mut().insert(call, PendingRequest { answer, _permit: permit });
         let Question { address, operation, fence } = question;
-        let head = match fence.filter(|_| self.capabilities() >= Capabilities::FencingTokens) {
+        let head = match fence {
             Some(fence) => Head::FencedCall { call, address, operation, fence },
-            // An owner that knows fencing tokens refuses a change without one, and answers with the present one.
+            // An owner refuses a change without a fencing token, and answers with the present one.
             None => Head::Call { call, address, operation },
         };
         self.channel.send(priority, head.encode(), payload);
         async move { answered.await.unwrap_or(Err(IoError::Closed)) }
-    }
-
-    pub(crate) fn capabilities(&self) -> Capabilities {
-        self.channel.capabilities()
-    }
-
-    pub(crate) async fn known_capabilities(&self) -> Capabilities {
-        let capabilities =
-            || Some(self.capabilities()).filter(|capabilities| *capabilities != Capabilities::Unknown);
-        self.news.heard.wait_for(capabilities).await
     }
 
     pub(crate) fn answer(

@@ -30,8 +30,7 @@ pub struct VolumeIndex(pub u32);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CommitId(pub u64);
 
-/// The bits that count the attempts of one run. Version 0.1 had one run only and counted a few attempts a second, without
-/// bound: hours of these fit.
+/// The bits that count the attempts of one run.
 const RUN_BITS: u32 = 20;
 const RUN_MASK: u32 = (1 << RUN_BITS) - 1;
 

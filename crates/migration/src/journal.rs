@@ -22,7 +22,6 @@ mod restored;
 mod side;
 mod stage;
 mod state;
-mod version_3;
 
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
 pub use filling::{Hollow, VolumeFilling, Way};

@@ -29,8 +29,8 @@ use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{MigrationId, VolumeId};
 use crate::restoration::Knowledge;
 
-/// The version of the encoding that this program writes. The transport selects a version that both ends know.
-pub const VERSION: u8 = 1;
+/// Version of the encoding that this program writes, and the only one that it reads.
+pub const VERSION: u8 = 2;
 /// The longest message; its largest part is the list of blocks that a target already holds.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The most volumes of one migration: more disks than a VM can have.

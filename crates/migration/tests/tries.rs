@@ -233,19 +233,6 @@ fn a_promise_of_the_run_before_is_not_taken_for_one_of_this() {
 }
 
 #[test]
-fn numbers_that_version_0_1_gave_are_none_of_a_later_run() {
-    // Version 0.1 assigned a number to each flush, and recorded at most ten more than were aborted.
-    let mut leaving = Leaving::begin();
-    leaving.record(vec![Record::AttemptAborted { migration: ID, attempt: Attempt(10) }]);
-    leaving.restart();
-    let attempt = leaving.prepare();
-    assert!(attempt > Attempt(100_000), "{attempt:?}");
-    let mut target = promised(Attempt(5000));
-    target.handle_event(leaving.now, TargetEvent::Received(ToTarget::Prepare(attempt)));
-    assert!(matches!(actions(&mut target)[..], [TargetAction::Flush { .. }]));
-}
-
-#[test]
 fn a_source_that_goes_on_changing_has_its_promise_taken_back_first() {
     let (mut target, now) = (promised(Attempt(1)), Duration::ZERO);
     target.handle_event(now, TargetEvent::ChangeHeld);

@@ -160,14 +160,6 @@ impl Host {
     pub fn start_with(&mut self, environment: &[(&str, &str)]) -> anyhow::Result<()> {
         let mut command = Command::new(&self.program);
         command.env("STERNA_LOG", "info").envs(environment.iter().copied());
-        self.start_by(command)
-    }
-
-    /// Starts it as [`Host::start`], by a command that executes the program with its last arguments.
-    ///
-    /// # Errors
-    /// If it ends instead.
-    pub fn start_by(&mut self, command: Command) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "the daemon runs already");
         let daemon = Daemon::spawn(command, &self.folder)?;
         self.daemon.insert(daemon).wait_for_answer()

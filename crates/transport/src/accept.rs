@@ -72,9 +72,9 @@ async fn shake_hands(
     socket::prepare(&stream, context.settings.limits.silence_max)?;
     let acceptor = TlsAcceptor::from(Arc::clone(&context.tls.server));
     let mut wire = Wire::new(TlsStream::Server(acceptor.accept(stream).await?))?;
-    let version = wire.greet(context.settings.versions).await?;
+    wire.greet(context.settings.versions).await?;
     match wire.read_control().await {
-        Ok(Control::Hello(hello)) => join_session(context, (wire, version), hello).await.map(Some),
+        Ok(Control::Hello(hello)) => join_session(context, wire, hello).await.map(Some),
         Ok(Control::Join(request)) => invitation::welcome(context, wire, request).await.map(|()| None),
         Err(HandshakeError::Refused { by, refusal: RefusalReason::WrongHost { expected } }) => {
             Err(HandshakeError::WrongHostCalled { by, expected, this: context.id() })
@@ -89,7 +89,7 @@ async fn shake_hands(
 
 async fn join_session(
     context: &Arc<Context>,
-    (mut wire, version): (Wire, u16),
+    mut wire: Wire,
     hello: Hello,
 ) -> Result<(Wire, Connection), HandshakeError> {
     let came = wire.host;
@@ -114,7 +114,6 @@ async fn join_session(
         counters: Arc::clone(&counters),
         stop: Arc::clone(&stop),
         is_inbound: true,
-        version,
     };
     if !session.settle(&offer, joining)? {
         return Err(HandshakeError::Superseded);

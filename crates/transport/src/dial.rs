@@ -107,7 +107,7 @@ impl Dialler {
     }
 
     async fn connect(&self) -> Result<(Wire, Connection), HandshakeError> {
-        let (mut wire, version) = call(&self.context, self.source, &self.target, self.session.peer).await?;
+        let mut wire = call(&self.context, self.source, &self.target, self.session.peer).await?;
         let (local, remote) = ends(&wire);
         let (hello, snapshot) = self.session.hello(random_number());
         wire.write(&Control::Hello(hello.clone())).await?;
@@ -121,7 +121,6 @@ impl Dialler {
             counters: Arc::clone(&counters),
             stop: Arc::clone(&stop),
             is_inbound: false,
-            version,
         };
         if !self.session.accept(&hello, snapshot, &welcome, joining)? {
             return Err(HandshakeError::Superseded);
@@ -134,13 +133,13 @@ impl Dialler {
     }
 }
 
-/// Connects to an address and checks that the expected host answers. Returns the protocol version that both speak.
+/// Connects to an address and checks that the expected host answers.
 pub(crate) async fn call(
     context: &Context,
     source: Option<IpAddr>,
     target: &str,
     expected: HostId,
-) -> Result<(Wire, u16), HandshakeError> {
+) -> Result<Wire, HandshakeError> {
     let resolved = lookup_host(target).await.ok().and_then(|mut addresses| addresses.next());
     let address = resolved.ok_or_else(|| HandshakeError::Resolve { address: target.to_owned() })?;
     let stream = socket::connect(source, address).await?;
@@ -149,13 +148,13 @@ pub(crate) async fn call(
     let connector = TlsConnector::from(Arc::clone(&context.tls.client));
     let stream = TlsStream::Client(connector.connect(name, stream).await?);
     let mut wire = Wire::new(stream)?;
-    let version = wire.greet(context.settings.versions).await?;
+    wire.greet(context.settings.versions).await?;
     let came = wire.host;
     if came != expected {
         wire.refuse(Refusal::WrongHost { expected: expected.0 }).await;
         return Err(HandshakeError::WrongHost { expected, came });
     }
-    Ok((wire, version))
+    Ok(wire)
 }
 
 pub(crate) fn ends(wire: &Wire) -> (String, String) {

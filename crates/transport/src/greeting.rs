@@ -35,7 +35,8 @@ impl Wire {
         Ok(Self { stream, buffer: BytesMut::with_capacity(READ_BYTES), host })
     }
 
-    pub(crate) async fn greet(&mut self, versions: Versions) -> Result<u16, HandshakeError> {
+    /// Exchanges greetings, and checks that both sides speak one version.
+    pub(crate) async fn greet(&mut self, versions: Versions) -> Result<(), HandshakeError> {
         let mut greeting = BytesMut::new();
         let Versions { lowest, highest } = versions;
         frame::encode_greeting(Greeting { lowest, highest, features: 0 }, &mut greeting);
@@ -46,7 +47,11 @@ impl Wire {
             _ => None,
         });
         let theirs = theirs.await?;
-        versions.agree(theirs).ok_or(HandshakeError::Version { ours: versions, theirs })
+        if versions.overlap(theirs) {
+            Ok(())
+        } else {
+            Err(HandshakeError::Version { ours: versions, theirs })
+        }
     }
 
     pub(crate) async fn write(&mut self, control: &Control) -> Result<(), HandshakeError> {

@@ -99,7 +99,7 @@ async fn join_at(
     token: &Token,
     address: &str,
 ) -> Result<Peer, HandshakeError> {
-    let (mut wire, _) = dial::call(context, None, address, token.inviter).await?;
+    let mut wire = dial::call(context, None, address, token.inviter).await?;
     let key = hmac::Key::new(hmac::HMAC_SHA256, &token.secret);
     let bytes = |side| proven_bytes(&wire, side, context.id(), token.inviter);
     let (ours, theirs) = (bytes(Side::Joiner)?, bytes(Side::Inviter)?);

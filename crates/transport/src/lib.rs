@@ -64,4 +64,4 @@ pub use pairing::Incarnation;
 pub use peer::{Link, Peer, Peers};
 pub use receiver::Receiver;
 pub use session::{ConnectionStatus, Session, SessionStatus};
-pub use settings::{Limits, Settings, Versions};
+pub use settings::{Limits, Settings, VERSION, Versions};

@@ -55,14 +55,7 @@ impl Session {
     /// [`Receiver::restarted`](crate::Receiver::restarted)) or the session is closed. Only the callers bound the queue: they
     /// watch [`Session::queued_bytes`] and wait for [`Receiver::drained`](crate::Receiver::drained).
     pub fn send(&self, message: Message) {
-        self.shared.send(message, None);
-    }
-
-    /// Sends a message to one life of the peer: drops it if the peer has another one by now.
-    ///
-    /// It is for messages that make sense to that life alone: none of them reaches the next one.
-    pub fn send_to(&self, incarnation: Incarnation, message: Message) {
-        self.shared.send(message, Some(incarnation));
+        self.shared.send(message);
     }
 
     /// Changes the boost of a channel, for messages queued already and for later ones.
@@ -94,12 +87,6 @@ impl Session {
     #[must_use]
     pub fn incarnation(&self) -> Option<Incarnation> {
         self.shared.lock().pairing.snapshot().remote
-    }
-
-    /// Returns the protocol version that is spoken with the peer's present life; `None` before the first connection.
-    #[must_use]
-    pub fn version(&self) -> Option<u16> {
-        self.shared.lock().version
     }
 
     /// Describes the session for the status.
@@ -142,8 +129,6 @@ pub(crate) struct State {
     generation: u64,
     outgoing: Outgoing,
     incoming: Incoming,
-    /// The protocol version agreed on with the peer's present life; `None` before the first connection.
-    version: Option<u16>,
     window_bytes: u64,
     connections: BTreeMap<ConnectionId, Entry>,
     /// Connections given up that have not been reported to the peer yet.
@@ -185,7 +170,6 @@ impl Shared {
             generation: 0,
             outgoing: Outgoing::new(limits.low_water_bytes),
             incoming: Incoming::new(limits.window_bytes),
-            version: None,
             window_bytes: limits.window_bytes,
             connections: BTreeMap::new(),
             fenced: VecDeque::new(),
@@ -212,9 +196,9 @@ impl Shared {
         shared
     }
 
-    fn send(&self, message: Message, to: Option<Incarnation>) {
+    fn send(&self, message: Message) {
         let mut state = self.lock();
-        if state.is_closed || to.is_some() && to != state.pairing.snapshot().remote {
+        if state.is_closed {
             return;
         }
         state.outgoing.push(message);

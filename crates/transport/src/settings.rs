@@ -86,13 +86,8 @@ impl Default for Limits {
     }
 }
 
-const OLDEST: u16 = 1;
-/// The newest version that it speaks. Each version added: 2, calls on a volume's owner that bear its fence; 3, preflight checks
-/// that do not disclose a volume's identity, calls on a volume's owner about any range of bytes, and messages about clients that
-/// are forwarded; 4, offers that name the host to which their volumes' content belonged; 5, offers that name their copying
-/// strategy; 6, volumes that arrive with blocks missing; 7, messages that name the running program; 8, messages about a volume's
-/// size at its owner.
-const NEWEST: u16 = 8;
+/// The version of the protocol between hosts. It grows with each change that a peer of the version before would not understand.
+pub const VERSION: u16 = 9;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -105,27 +100,13 @@ pub struct Versions {
 
 impl Default for Versions {
     fn default() -> Self {
-        Self { lowest: OLDEST, highest: NEWEST }
+        Self { lowest: VERSION, highest: VERSION }
     }
 }
 
 impl Versions {
-    pub(crate) fn agree(self, other: Self) -> Option<u16> {
-        let newest = self.highest.min(other.highest);
-        (newest >= self.lowest && newest >= other.lowest).then_some(newest)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Versions;
-
-    #[test]
-    fn the_newest_version_of_both_is_spoken() {
-        let versions = |lowest, highest| Versions { lowest, highest };
-        assert_eq!(versions(1, 1).agree(versions(1, 3)), Some(1));
-        assert_eq!(versions(2, 5).agree(versions(1, 3)), Some(3));
-        assert_eq!(versions(2, 3).agree(versions(1, 1)), None);
-        assert_eq!(versions(1, 1).agree(versions(2, 3)), None);
+    /// Returns whether there is a version that both speak.
+    pub(crate) fn overlap(self, other: Self) -> bool {
+        self.lowest <= other.highest && other.lowest <= self.highest
     }
 }

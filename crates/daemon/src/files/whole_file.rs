@@ -157,7 +157,7 @@ mod tests {
         use std::os::unix::fs::PermissionsExt as _;
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("list.json");
-        // As an earlier version left it, and its unfinished replacement.
+        // The file and an unfinished replacement, which other users may read.
         for left in [&path, &path.with_extension("new")] {
             std::fs::write(left, b"old").unwrap();
             std::fs::set_permissions(left, std::fs::Permissions::from_mode(0o644)).unwrap();

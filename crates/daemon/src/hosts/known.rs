@@ -28,8 +28,7 @@ pub(crate) struct Known {
 /// What another host is trusted with, besides the volumes that it gets or brings.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Trust {
-    /// It may bring VMs, which run here. Hosts that were paired by version 0.1 may not.
-    #[serde(default)]
+    /// It may bring VMs, which run here.
     pub(crate) machines: bool,
 }
 
@@ -299,16 +298,5 @@ mod tests {
         known.joined(&peer(1, "b"), plain).unwrap();
         assert_eq!(trust(1), TRUSTED);
         assert_eq!(known.set_trust("nobody", TRUSTED).unwrap(), None);
-    }
-
-    #[test]
-    fn the_list_of_version_0_1_is_read_and_trusts_nobody_with_machines() {
-        let folder = tempfile::tempdir().unwrap();
-        let id = HostId([1; 32]);
-        let text = format!(r#"{{"version": 1, "hosts": [{{"name": "b", "id": "{id}", "links": []}}]}}"#);
-        std::fs::write(folder.path().join("hosts.json"), text).unwrap();
-        let known = Known::open(folder.path()).unwrap();
-        assert_eq!(known.list().len(), 1);
-        assert_eq!(known.trust(id), Trust::default());
     }
 }

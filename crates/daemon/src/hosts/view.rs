@@ -55,7 +55,8 @@ impl Hosts {
     pub(crate) fn describe(&self, known: &Acquaintance) -> api::Peer {
         let peer = &known.peer;
         let session = self.endpoint().ok().and_then(|endpoint| endpoint.existing_session(peer.id));
-        let protocol_version = session.as_ref().and_then(transport::Session::version);
+        let protocol_version =
+            session.as_ref().and_then(transport::Session::incarnation).map(|_| transport::VERSION);
         let status = session.map(|session| session.status());
         let link = |link: &transport::Link| api::PeerLink {
             address: link.address.clone(),

@@ -243,6 +243,20 @@ mod tests {
     }
 
     #[test]
+    fn a_record_of_another_version_is_not_believed_and_its_image_stays() {
+        let (folder, image, target) = kept();
+        let record = record_path(folder.path(), VOLUME);
+        let text = std::fs::read_to_string(&record).unwrap();
+        let newer =
+            text.replace(&format!("\"version\": {VERSION}"), &format!("\"version\": {}", VERSION + 1));
+        assert_ne!(newer, text);
+        std::fs::write(&record, newer).unwrap();
+        assert!(!is_untouched(folder.path(), &image));
+        assert_eq!(taken(folder.path(), VOLUME, 3, &target), None);
+        assert_eq!(std::fs::read(&image).unwrap(), b"old");
+    }
+
+    #[test]
     fn what_is_forgotten_is_not_come_home_to() {
         let (folder, image, target) = kept();
         assert!(is_untouched(folder.path(), &image) && !is_untouched(folder.path(), &target));

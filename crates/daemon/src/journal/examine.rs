@@ -14,7 +14,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use migration::journal::{Entry, Frames, NamedHost, Side, Stage, State};
+use migration::journal::{Entry, Frames, NamedHost, Side, Stage, State, VERSION};
 use rustix::fs::OFlags;
 use serde::Serialize;
 
@@ -154,7 +154,7 @@ impl JournalExamination {
         let fault = fold(path, bytes).err();
         let (mut found, mut state, mut version, mut end) = (Vec::new(), State::default(), None, 0);
         if let Ok(mut frames) = Frames::new(bytes) {
-            version = Some(frames.version());
+            version = Some(VERSION);
             end = frames.position();
             while let Some(entry) = frames.next() {
                 if state.apply(&entry).is_err() {

@@ -7,7 +7,7 @@ use std::io::{self, Write as _};
 use std::os::unix::fs::{FileExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 
-use migration::journal::{CodecError, Ending, Entry, Frames, HEADER, State, VERSION, encode};
+use migration::journal::{CodecError, Ending, Entry, Frames, HEADER, State, encode};
 use rustix::fs::OFlags;
 
 use super::JournalError;
@@ -62,7 +62,6 @@ pub(super) struct Found {
     pub(super) state: State,
     next: NextFrame,
     length: usize,
-    version: u8,
 }
 
 impl JournalFile {
@@ -78,13 +77,8 @@ impl JournalFile {
         Ok(file)
     }
 
-    /// Continues with the existing file, on a disk without room for a new one. A file of an older version cannot be continued,
-    /// because later frames would be read as that version.
+    /// Continues with the existing file, on a disk without room for a new one.
     pub(super) fn reopen(path: &Path, found: &Found) -> io::Result<Self> {
-        if found.version != VERSION {
-            let why = "an older version wrote it, and there is no room to rewrite it; make room";
-            return Err(io::Error::new(io::ErrorKind::StorageFull, why));
-        }
         let file = OpenOptions::new().write(true).custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
         Ok(Self { file, path: path.to_owned(), capacity: found.length, next: found.next })
     }
@@ -152,7 +146,7 @@ pub(super) fn fold(path: &Path, bytes: &[u8]) -> Result<Found, JournalError> {
         Ending::Torn if frames.sequence() == 0 => Err(codec(CodecError::NotAJournal)),
         Ending::Torn => {
             let next = NextFrame { position, sequence: frames.sequence() };
-            Ok(Found { state, next, length: bytes.len(), version: frames.version() })
+            Ok(Found { state, next, length: bytes.len() })
         }
         Ending::Foreign => Err(JournalError::Newer { path: path.to_owned(), position }),
         Ending::Damaged => Err(JournalError::Damaged { path: path.to_owned(), position }),

@@ -10,7 +10,7 @@ use std::sync::{Arc, RwLock};
 use chronicle::Generation;
 use migration::journal::{
     Entry, ExportSettings, HEADER, HEADER_BYTES, ImageLocation, MigratingVolume, Outcome, Record, Side,
-    Stage, State, Summary, VolumeRecord, encode,
+    Stage, State, Summary, VERSION, VolumeRecord, encode,
 };
 use migration::{Attempt, CommitFault, MigrationId, VolumeId};
 use tokio::sync::oneshot;
@@ -18,6 +18,7 @@ use tokio::sync::oneshot;
 use super::file::{self, COMPACT_BYTES, NextFrame, ReplaceFault, Storage};
 use super::writer::{Request, Writer};
 use super::{JOURNAL_FILE, Journal, JournalError};
+use crate::error::with_causes;
 use crate::files::lock::FolderLock;
 use crate::files::whole_file::page_cache::Cached;
 
@@ -220,7 +221,9 @@ fn foreign_newer_and_empty_files_are_refused_and_left_alone() {
     let (bytes, ends) = bytes_of(&[]);
     let mut newer = bytes.clone();
     newer[HEADER_BYTES - 1] += 1;
-    assert!(open_bytes(&newer).unwrap_err().to_string().contains("start the program that wrote it"));
+    let refused = with_causes(&open_bytes(&newer).unwrap_err());
+    assert!(refused.contains("nothing of it was changed: start the program that wrote it"), "{refused}");
+    assert!(refused.contains(&format!("the journal has version {} of the format", VERSION + 1)), "{refused}");
     for foreign in [&b""[..], b"QFI\xfb", b"SQLite format 3\0 and so on", &[0; 8192]] {
         let error = open_bytes(foreign).unwrap_err();
         assert!(error.to_string().contains("is this the right data folder?"), "{error}");

@@ -43,7 +43,7 @@ pub(crate) struct Metadata {
     pub(crate) name: String,
     /// The identities of its volumes, each 32 hexadecimal digits.
     pub(crate) volumes: Vec<String>,
-    /// The order; `None`: it was given at another host, or an earlier version did not keep it.
+    /// The order; `None`: it was given at another host.
     pub(crate) order: Option<MigrateVolume>,
     pub(crate) ordered_unix_ms: u64,
     /// When it began, as in the journal; `None`: it waits for its turn.

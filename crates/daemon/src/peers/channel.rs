@@ -12,7 +12,7 @@
 //! the volume in the migration, or of the stream among those of the VM's memory. So both hosts know the channel without
 //! asking, also after a restart.
 
-use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+use migration::{HostId, MigrationId, VolumeIndex};
 use transport::ChannelId;
 
 /// Offers of migrations, and answers to them.
@@ -22,7 +22,6 @@ const NUMBER_SHIFT: u32 = 3;
 const FROM_GREATER: u64 = 4;
 pub(super) const KIND_MASK: u64 = 3;
 const POSITION_SHIFT: u32 = 56;
-const POSITIONS_MAX: u64 = 1 << (u64::BITS - POSITION_SHIFT);
 
 /// The largest number of volumes of a migration, because positions are part of channel numbers.
 pub(crate) const VOLUMES_MAX: usize = 64;
@@ -89,30 +88,9 @@ impl Subject {
     }
 }
 
-/// Returns positions that no volume of a migration has, beginning with this volume's first choice. They serve volumes whose
-/// migration the journal of an older version has forgotten, so that their forwarding gets a free channel.
-pub(crate) fn positions_of_forgotten(volume: VolumeId) -> impl Iterator<Item = VolumeIndex> + Clone {
-    let positions = POSITIONS_MAX - VOLUMES_MAX as u64;
-    let first = volume.0.iter().fold(0_u64, |sum, byte| (sum * 31 + u64::from(*byte)) % positions);
-    (0..positions).map(move |step| {
-        let place = (first + step) % positions;
-        VolumeIndex(u32::try_from(VOLUMES_MAX as u64 + place).unwrap_or(u32::MAX))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_volume_of_a_forgotten_migration_can_have_every_position_that_is_free() {
-        for byte in 0..8 {
-            let mut found: Vec<_> =
-                positions_of_forgotten(VolumeId([byte; 16])).map(|index| index.0).collect();
-            found.sort_unstable();
-            assert_eq!(found, (VOLUMES_MAX as u32..256).collect::<Vec<_>>());
-        }
-    }
 
     #[test]
     fn both_hosts_know_what_a_channel_is_about() {

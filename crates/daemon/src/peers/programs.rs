@@ -9,9 +9,6 @@ use transport::Session;
 
 use super::{Peers, send_opening};
 
-/// The protocol version since which hosts report their program.
-const PROGRAMS_SINCE: u16 = 7;
-
 /// The last reported version of each host.
 #[derive(Debug, Default)]
 pub(super) struct Programs(Mutex<BTreeMap<HostId, String>>);
@@ -22,11 +19,8 @@ impl Peers {
         self.programs.of(peer)
     }
 
-    /// Reports this program's version to a connected host, if it supports that.
+    /// Reports this program's version to a connected host.
     pub(super) fn say_program(&self, session: &Session) {
-        if session.version().is_none_or(|version| version < PROGRAMS_SINCE) {
-            return;
-        }
         let session = session.clone();
         // N.B. in a task, because the caller holds the session.
         self.runtime.spawn(async move {

@@ -14,23 +14,13 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures_channel::mpsc;
-use lane::peer::{Capabilities, Channel, ChannelEvent, PriorityBoost, RequestPriority};
+use lane::peer::{Channel, ChannelEvent, PriorityBoost, RequestPriority};
 use migration::{HostId, MigrationId, VolumeIndex};
 use transport::{ChannelId, Priority, Session};
 
 use super::channel::{Kind, Subject};
 use super::{host_id, lock, send};
 use crate::vms::moving;
-
-/// The protocol version since which hosts know the fences of volumes.
-const FENCES_SINCE: u16 = 2;
-/// The version since which owners accept any range of bytes of a volume.
-const PARTS_SINCE: u16 = 3;
-/// The version since which hosts accept the missing sets of copies at other hosts.
-const COPIES_SINCE: u16 = 6;
-
-/// The version since which forwarding hosts learn the size of a volume.
-const SIZES_SINCE: u16 = 8;
 
 /// Lanes by the channels that lead to them.
 #[derive(Default)]
@@ -158,17 +148,6 @@ impl Channel for SessionChannel {
                 PriorityBoost::AboveMemory => transport::PriorityBoost::AboveMemory,
             },
         );
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        match self.session().version() {
-            None => Capabilities::Unknown,
-            Some(version) if version < FENCES_SINCE => Capabilities::Calls,
-            Some(version) if version < PARTS_SINCE => Capabilities::FencingTokens,
-            Some(version) if version < COPIES_SINCE => Capabilities::Parts,
-            Some(version) if version < SIZES_SINCE => Capabilities::Copies,
-            Some(_) => Capabilities::Sizes,
-        }
     }
 }
 

@@ -46,8 +46,6 @@ mod tests {
         assert_eq!(unveiled(&state, veiled(volume)), veiled(volume));
         state.branches.insert(volume, Vec::new());
         assert_eq!(unveiled(&state, veiled(volume)), volume);
-        // An older host asks by the real identity.
-        assert_eq!(unveiled(&state, volume), volume);
         assert_eq!(unveiled(&state, veiled(other)), veiled(other));
     }
 }

@@ -21,7 +21,7 @@ pub(crate) struct Adopted {
     pub(crate) name: String,
     /// The absolute path of its monitor's socket; for a domain of libvirt, the path of libvirt's socket.
     pub(crate) monitor: PathBuf,
-    /// The user that listened at its monitor when it was adopted; `None`: an earlier version adopted it, or libvirt is asked.
+    /// The user that listened at its monitor when it was adopted; `None`: libvirt is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) monitor_user: Option<u32>,
     pub(crate) disks: Vec<AdoptedDisk>,
@@ -80,8 +80,7 @@ pub(crate) struct AdoptedDisk {
     pub(crate) cache_direct: bool,
     pub(crate) cache_no_flush: bool,
     pub(crate) detect_zeroes: String,
-    /// The files of the disk when it was adopted, the top first: which may be opened for it, and their owners. Empty for a disk
-    /// that an earlier version adopted.
+    /// The files of the disk when it was adopted, the top first: which may be opened for it, and their owners.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) proved: Vec<ProvedFile>,
     /// The identity of the file at `file`: the former disk of a domain, or the copy that was made there.

@@ -62,10 +62,10 @@ impl Vms {
         let needs = match self.alive(name) {
             Ok(alive) => {
                 let definition = Definition::parse(&self.get(name)?.definition)?;
-                Some(needs(&definition, &alive.qemu, volumes).await)
+                needs(&definition, &alive.qemu, volumes).await
             }
             // The needs of a VM that does not run are unknown.
-            Err(_) => None,
+            Err(_) => Needs::default(),
         };
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
@@ -96,7 +96,7 @@ impl Vms {
         };
         let definition = Definition::parse(&text)?;
         let needs = needs(&definition, qemu, volumes).await;
-        let needs = Some(Needs { post_copy: memory == Memory::PostCopy, ..needs });
+        let needs = Needs { post_copy: memory == Memory::PostCopy, ..needs };
         let reader = match is_kept {
             true => Reader::Administrator,
             false => Reader::User(user_of(&launched(name, qemu).await?)),
@@ -116,7 +116,7 @@ impl Vms {
     /// Reduces a description so that the other host compares only the files that the command names.
     pub(crate) fn files_alone(bytes: &[u8]) -> Result<Vec<u8>, VmError> {
         let manifest = Manifest::decode(bytes)?;
-        let needs = manifest.needs.map(|needs| Needs { only_files: true, ..needs });
+        let needs = Needs { only_files: true, ..manifest.needs };
         Ok(Manifest { files: Vec::new(), needs, ..manifest }.encode()?)
     }
 
@@ -131,7 +131,7 @@ impl Vms {
     pub(crate) async fn compare_files(&self, bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
         let manifest = Manifest::decode(bytes)?;
         let (definition, changed) = self.understand(&manifest)?;
-        let needs = manifest.needs.unwrap_or_default();
+        let needs = manifest.needs;
         let scope = if needs.only_files { Scope::Files } else { Scope::Everything };
         let (command, user) = (definition.command_anywhere(), self.allowed.runs_as.user());
         let compared = move || Ok(same_files::differences(&command, &needs.files, &user));
@@ -157,7 +157,7 @@ impl Vms {
         let manifest = Manifest::decode(bytes).map_err(VmError::from)?;
         let (definition, _) = self.understand(&manifest)?;
         let command = definition.command_anywhere();
-        let needs = manifest.needs.unwrap_or_default();
+        let needs = manifest.needs;
         self.make_monitors_folder()?;
         let program = command.first().map_or("", String::as_str);
         let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await;

@@ -19,6 +19,7 @@ use hypervisor::qemu::command_line::script::{self, GivenBack, Surroundings};
 use super::arrival::blocking;
 use super::catalogue::{Fate, Record, Standing};
 use super::manifest::{self, Manifest, Reader};
+use super::needs::Needs;
 use super::{Adopted, Definition, Life, VmError, Vms, launched, remove_folder, tpm, user_of};
 use crate::journal::now_unix_ms;
 
@@ -54,7 +55,8 @@ impl Vms {
         blocking(move || {
             let definition = Definition::parse(&text)?;
             let files = manifest::read_files(definition.files(), &reader)?;
-            let manifest = Manifest { name: record.name.clone(), definition: text, files, needs: None };
+            let manifest =
+                Manifest { name: record.name.clone(), definition: text, files, needs: Needs::default() };
             manifest.encode()?;
             vms.enter(&record, definition, &manifest.files, None)
         })

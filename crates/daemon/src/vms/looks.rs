@@ -23,6 +23,7 @@ use migration::vm::shape::{Device, Difference, Drive, Medium, Shape, differences
 use super::arrival::blocking;
 use super::manifest::{self, Manifest, Reader};
 use super::moving::{MoveFault, Witness};
+use super::needs::Needs;
 use super::{Adopted, Definition, VmError, Vms, launched, user_of};
 
 /// Drivers that may always be between a device and a volume.
@@ -70,7 +71,8 @@ impl Vms {
             };
             let files = manifest::read_files(&definition.files().iter().map(here).collect(), &reader)?;
             let sum = sum(&files);
-            let bytes = Manifest { name, definition: known.definition, files, needs: None }.encode()?;
+            let bytes =
+                Manifest { name, definition: known.definition, files, needs: Needs::default() }.encode()?;
             Ok((sum, bytes))
         })
         .await

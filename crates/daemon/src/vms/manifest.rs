@@ -43,8 +43,8 @@ pub(super) struct Manifest {
     pub(super) definition: String,
     /// The files' contents by placeholder name.
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// The VM's needs; `None`: an older version sent the description.
-    pub(super) needs: Option<Needs>,
+    /// The VM's needs.
+    pub(super) needs: Needs,
 }
 
 /// Why a VM's small files cannot move along, or why bytes are no VM description.
@@ -66,8 +66,7 @@ struct Head {
     name: String,
     definition: String,
     files: Vec<FileHead>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    needs: Option<Needs>,
+    needs: Needs,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -234,7 +233,12 @@ mod tests {
 
     fn manifest() -> Manifest {
         let files = vec![("seed".to_owned(), vec![]), ("vars".to_owned(), vec![7; 1000])];
-        Manifest { name: "web1".to_owned(), definition: "command = []\n".to_owned(), files, needs: None }
+        Manifest {
+            name: "web1".to_owned(),
+            definition: "command = []\n".to_owned(),
+            files,
+            needs: Needs::default(),
+        }
     }
 
     #[test]
@@ -243,7 +247,7 @@ mod tests {
         assert!(bytes.len() < MANIFEST_BYTES_MAX);
         assert_eq!(Manifest::decode(&bytes).unwrap(), manifest());
         let needs = Needs { volumes: vec![("web1".to_owned(), 7)], ..Needs::default() };
-        let manifest = Manifest { needs: Some(needs), ..manifest() };
+        let manifest = Manifest { needs, ..manifest() };
         assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
     }
 
@@ -253,7 +257,7 @@ mod tests {
             r#"{"name":"a","definition":"","files":[],"needs":{"memory_bytes":7,"moon":"full"},"more":1}"#;
         let length = u32::try_from(head.len()).unwrap();
         let bytes = [&VERSION.to_le_bytes()[..], &length.to_le_bytes(), head.as_bytes()].concat();
-        assert!(Manifest::decode(&bytes).unwrap().needs.is_some());
+        assert_ne!(Manifest::decode(&bytes).unwrap().needs, Needs::default());
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! ```text
 //!   source: its running QEMU ──► Needs ──► description ──► target: Found, of a QEMU without a VM ──► faults, each with what to do
 //! ```
-//! The check precedes the first copied byte. What an older version does not say is not checked.
+//! The check precedes the first copied byte.
 
 use api::MEMORY_STREAMS_MAX;
 use hypervisor::qemu::command_line::files;
@@ -257,7 +257,6 @@ mod tests {
             ..Needs::default()
         };
         assert_eq!(needs.faults(&found()), [""; 0]);
-        // An older version sends no needs.
         assert_eq!(Needs::default().faults(&found()), [""; 0]);
     }
 

@@ -118,7 +118,7 @@ async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_el
         "command = ['qemu-system-x86_64', '-nodefaults', '-qmp', 'unix:{{qmp}},server=on,wait=off', '-bios', '{image}']"
     );
     let name = "web1".to_owned();
-    let manifest = Manifest { name, definition, files, needs: Some(needs) }.encode().unwrap();
+    let manifest = Manifest { name, definition, files, needs }.encode().unwrap();
     let (same, scope) = host.vms.compare_files(&manifest).await.unwrap();
     assert_eq!((same, scope), (Differences::default(), Scope::Everything));
     std::fs::write(image, "other").unwrap();
@@ -300,12 +300,12 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
     let wished = Terms { side_streams: 3, ..Terms::default() };
     assert_eq!(there.vms.examine(&sent, wished).await.unwrap(), (volumes, wished));
     let manifest = Manifest::decode(&sent).unwrap();
-    let needs = manifest.needs.clone().unwrap();
+    let needs = manifest.needs.clone();
     assert!(needs.machine_type.as_ref().is_some_and(|name| name.contains('-')), "its full name: {needs:?}");
     assert_eq!(needs.memory_bytes, Some(32 << 20));
     let greater = needs::Needs { version: Some((999, 0)), memory_bytes: Some(u64::MAX), ..needs };
     let definition = manifest.definition.replace("\"-m\"", "\"-kernel\", \"/usr/no/kernel\", \"-m\"");
-    let sent = Manifest { needs: Some(greater), definition, ..manifest }.encode().unwrap();
+    let sent = Manifest { needs: greater, definition, ..manifest }.encode().unwrap();
     let refused = there.vms.examine(&sent, wished).await.unwrap_err().to_string();
     for expected in ["older than the 999.0", "are free there", "-kernel /usr/no/kernel"] {
         assert!(refused.contains(expected), "{refused}");

@@ -16,10 +16,10 @@ use migration::planted::{Bug, broken};
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
 use super::window::WINDOW_BYTES;
-use super::{Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
+use super::{PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 use crate::clients::{ByHost, Way};
 use crate::copies_elsewhere::Learner;
-use crate::fencing::{Changed, FencingToken};
+use crate::fencing::Changed;
 use crate::filling::FillingStore;
 use crate::shared_storage::{LeasedImage, Secret};
 use crate::signal::Signal;
@@ -271,9 +271,7 @@ impl Service {
                     service.missing(address, is_base, is_last, &payload).await
                 }
                 (_, Some(Offered { volume: Some((volume, _)), .. })) if operation.is_change() => {
-                    service
-                        .change(&volume, origin(question, channel.capabilities()), operation, payload)
-                        .await
+                    service.change(&volume, origin(question), operation, payload).await
                 }
                 (_, Some(Offered { device, .. })) => service.apply(&device, operation, payload).await,
             };
@@ -450,17 +448,10 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
     Ok(fence.map_or(Answered::Done, Answered::Fenced))
 }
 
-/// Returns the origin of a peer's change. A peer that knows tokens but has none yet gets one that matches nothing: the refusal
-/// brings the present token.
-fn origin(question: Question, capabilities: Capabilities) -> Origin<'static> {
-    match (question.fence, capabilities) {
-        (Some(fence), _) => Origin::Host(fence),
-        (
-            None,
-            Capabilities::FencingTokens | Capabilities::Parts | Capabilities::Copies | Capabilities::Sizes,
-        ) => Origin::Host(FencingToken::default()),
-        (None, Capabilities::Calls | Capabilities::Unknown) => Origin::OldHost,
-    }
+/// Returns the origin of a peer's change. A peer that has no token yet gets one that matches nothing: the refusal brings the
+/// present token.
+fn origin(question: Question) -> Origin<'static> {
+    Origin::Host(question.fence.unwrap_or_default())
 }
 
 fn range(offset: u64, length: u64) -> Result<ByteRange, IoError> {

@@ -2,7 +2,6 @@
 //!
 //! ```text
 //!   a client's request ──► pieces ──► window ──► RpcChannel ══► owner (claims blocks, checks the fence)
-//!                            └ an owner that takes whole blocks only: assembled here, under claims of this host
 //! ```
 //! Requests wait while the channel is broken, and are repeated when the owner has restarted: a client gets one answer, whichever
 //! process gives it. A request whose client has gone is abandoned. Its calls in flight are not made once the client has connected
@@ -15,10 +14,8 @@ use std::rc::{Rc, Weak};
 use std::time::Duration;
 
 use block::device::{ALIGNMENT, check_range, check_write, push_extent};
-use block::filter::Aligner;
 use block::{
-    BlockDevice, Buffer, BufferPool, ByteRange, Change, Durability, Extent, Geometry, Handle, IoError,
-    IoFuture, ZeroMode,
+    BlockDevice, Buffer, ByteRange, Change, Durability, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode,
 };
 use bytes::Bytes;
 use futures_util::future::{Either, join_all, select};
@@ -28,7 +25,7 @@ use migration::planted::{Bug, broken};
 use super::head::{Address, Answered, Operation};
 use super::store::{nonsense, pieces};
 use super::window::Window;
-use super::{Answer, Capabilities, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel, is_lost};
+use super::{Answer, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel, is_lost};
 use crate::clients::Clients;
 use crate::fencing::{Always, Changed, FencingToken, Presence};
 
@@ -49,8 +46,6 @@ pub struct PeerVolume {
     window: Window,
     /// The owner's latest fencing token; `None`: not known yet.
     fence: Cell<Option<FencingToken>>,
-    /// Claims of local clients, for an owner that takes whole blocks only.
-    aligner: Aligner,
     /// The clients that are forwarded to the owner, once they are reported to it.
     clients: RefCell<Option<Rc<Clients>>>,
     told: Cell<u64>,
@@ -64,19 +59,12 @@ enum Asker {
 
 impl PeerVolume {
     /// Makes a device for a volume at the other end of the channel; it takes any range of bytes.
-    pub fn new(
-        channel: Rc<RpcChannel>,
-        volume: VolumeId,
-        geometry: Geometry,
-        handle: Handle,
-        buffers: BufferPool,
-    ) -> Rc<Self> {
+    pub fn new(channel: Rc<RpcChannel>, volume: VolumeId, geometry: Geometry, handle: Handle) -> Rc<Self> {
         Rc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             channel,
             address: Address::Owner(volume.0),
             geometry: Cell::new(Geometry { alignment: 1, ..geometry }),
-            aligner: Aligner::new(buffers, handle.clone()),
             handle,
             window: Window::default(),
             fence: Cell::default(),
@@ -108,21 +96,16 @@ impl PeerVolume {
         });
     }
 
-    /// Resolves when the owner reports a larger size than is known here; never, if it cannot report sizes.
+    /// Resolves when the owner reports a larger size than is known here.
     pub async fn grows(&self) -> u64 {
         loop {
-            if self.channel.known_capabilities().await >= Capabilities::Sizes {
-                let known = self.geometry.get().size;
-                let (address, operation) = (self.address, Operation::Size { known });
-                let question = Question { address, operation, fence: None };
-                let asked = self.channel.call(RequestPriority::Control, question, Bytes::new(), None);
-                match asked.await {
-                    Ok(Answer { answered: Answered::Size(size), .. }) if size > known => return size,
-                    // The owner does not have the volume yet, or has lost it.
-                    _ => self.handle.sleep(SIZE_INTERVAL).await,
-                }
-            } else {
-                self.handle.sleep(SIZE_INTERVAL).await;
+            let known = self.geometry.get().size;
+            let (address, operation) = (self.address, Operation::Size { known });
+            let question = Question { address, operation, fence: None };
+            match self.channel.call(RequestPriority::Control, question, Bytes::new(), None).await {
+                Ok(Answer { answered: Answered::Size(size), .. }) if size > known => return size,
+                // The owner does not have the volume yet, or has lost it.
+                _ => self.handle.sleep(SIZE_INTERVAL).await,
             }
         }
     }
@@ -144,10 +127,6 @@ impl PeerVolume {
     }
 
     fn tell(&self, clients: Vec<u8>) {
-        // A peer that has not connected yet gets the report once it does.
-        if self.channel.capabilities() < Capabilities::Parts {
-            return;
-        }
         // The clock's time, so that the next lane's numbers are larger.
         let now = u64::try_from(self.handle.now().as_nanos()).unwrap_or(u64::MAX);
         let number = now.max(self.told.get() + 1);
@@ -172,15 +151,7 @@ impl PeerVolume {
         self.make(Asker::Host(fence), change).await
     }
 
-    /// Returns whether an unanswered change may be made elsewhere. An owner without fencing tokens would make it whenever it
-    /// arrives. An owner that has never connected was asked for nothing.
-    pub(crate) fn may_be_left(&self) -> bool {
-        self.channel.capabilities() != Capabilities::Calls
-    }
-
     /// Runs a request while its client is connected.
-    ///
-    /// For an owner without fencing tokens, runs it to its end: that owner would make an abandoned change whenever it arrives.
     pub(crate) async fn while_there<T>(
         &self,
         presence: &dyn Presence,
@@ -190,26 +161,22 @@ impl PeerVolume {
         loop {
             match select(asked.as_mut(), self.handle.sleep(PRESENCE_INTERVAL)).await {
                 Either::Left((result, _)) => return result,
-                Either::Right(_) if presence.is_there() || !self.may_be_left() => {}
+                Either::Right(_) if presence.is_there() => {}
                 Either::Right(_) => return Err(IoError::Closed),
             }
         }
     }
 
     /// Announces a new client to the owner; resolves as [`crate::Volume`]'s own method does, with the present fencing token.
-    pub(crate) async fn attach(&self) -> Result<Option<FencingToken>, IoError> {
+    pub(crate) async fn attach(&self) -> Result<FencingToken, IoError> {
         loop {
-            if self.channel.known_capabilities().await < Capabilities::FencingTokens {
-                return Ok(None);
-            }
             let question = Question { address: self.address, operation: Operation::Attach, fence: None };
             match self.channel.call(RequestPriority::Control, question, Bytes::new(), None).await {
                 Ok(Answer { answered: Answered::Fenced(fence), .. }) => {
                     self.fence.set(Some(fence));
-                    return Ok(Some(fence));
+                    return Ok(fence);
                 }
-                // The owner behind this peer does not know tokens.
-                Ok(_) => return Ok(None),
+                Ok(_) => return Err(nonsense()),
                 // It may be another version of the program after a restart.
                 Err(error) if is_lost(&error) => {}
                 Err(error) => return Err(error),
@@ -219,16 +186,25 @@ impl PeerVolume {
 
     async fn make(&self, asker: Asker, change: Change) -> Result<Changed, IoError> {
         check_write(&self.geometry.get(), change.range())?;
-        if self.takes_any_range().await {
-            self.ask_in_pieces(&asker, change).await
-        } else {
-            self.ask_in_blocks(asker, change).await
+        match change {
+            Change::Write(offset, data, durability) if broken(Bug::ClaimsAtEachHost) => {
+                let (start, whole) = self.whole_blocks(offset, &data).await?;
+                self.ask_in_pieces(&asker, Change::Write(start, whole, durability)).await
+            }
+            change => self.ask_in_pieces(&asker, change).await,
         }
     }
 
-    async fn takes_any_range(&self) -> bool {
-        // The planted bug has each host claim blocks for its own clients, as earlier owners required.
-        self.channel.known_capabilities().await >= Capabilities::Parts && !broken(Bug::ClaimsAtEachHost)
+    /// Returns the blocks that a write touches, with the write in them. Only the planted bug assembles blocks here.
+    async fn whole_blocks(&self, offset: u64, data: &Buffer) -> Result<(u64, Buffer), IoError> {
+        let (alignment, size) = (u64::from(ALIGNMENT), self.geometry.get().size);
+        let (start, end) = (offset - offset % alignment, offset + data.len() as u64);
+        let end = end.next_multiple_of(alignment).min(size);
+        let mut whole = self.read_pieces(start, Buffer::zeroed((end - start) as usize)).await?;
+        let place = (offset - start) as usize..(offset - start) as usize + data.len();
+        let target = whole.as_mut_slice().and_then(|bytes| bytes.get_mut(place)).ok_or_else(nonsense)?;
+        target.copy_from_slice(data.as_slice());
+        Ok((start, whole))
     }
 
     async fn ask_in_pieces(&self, asker: &Asker, change: Change) -> Result<Changed, IoError> {
@@ -256,18 +232,6 @@ impl PeerVolume {
                 let operation = Operation::WriteZeroes { offset, length, keep_allocated, durable };
                 self.ask_for(asker, operation, Bytes::new()).await
             }
-        }
-    }
-
-    /// Makes a change in whole blocks, under claims of this host.
-    async fn ask_in_blocks(&self, asker: Asker, change: Change) -> Result<Changed, IoError> {
-        let Some(volume) = self.me.upgrade() else { return Err(IoError::Closed) };
-        let blocks = Rc::new(Blocks { volume, asker, refused: Cell::default() });
-        let aligned = self.aligner.over(Rc::clone(&blocks) as Rc<dyn BlockDevice>);
-        let result = aligned.change(change).await;
-        match blocks.refused.get() {
-            Some(now) => Ok(Changed::Refused(now)),
-            None => result.map(|()| Changed::Done),
         }
     }
 
@@ -349,12 +313,6 @@ impl PeerVolume {
         }
         Ok(extents)
     }
-
-    fn in_blocks(&self) -> Result<impl BlockDevice + use<>, IoError> {
-        let volume = self.me.upgrade().ok_or(IoError::Closed)?;
-        let asker = Asker::Client(Rc::new(Always));
-        Ok(self.aligner.over(Rc::new(Blocks { volume, asker, refused: Cell::default() })))
-    }
 }
 
 impl BlockDevice for PeerVolume {
@@ -365,11 +323,7 @@ impl BlockDevice for PeerVolume {
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
             check_range(&self.geometry.get(), ByteRange::new(offset, buffer.len() as u64))?;
-            if self.takes_any_range().await {
-                self.read_pieces(offset, buffer).await
-            } else {
-                self.in_blocks()?.read(offset, buffer).await
-            }
+            self.read_pieces(offset, buffer).await
         })
     }
 
@@ -384,11 +338,7 @@ impl BlockDevice for PeerVolume {
     fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(async move {
             check_range(&self.geometry.get(), range)?;
-            if self.takes_any_range().await {
-                self.describe(range).await
-            } else {
-                self.in_blocks()?.allocation(range).await
-            }
+            self.describe(range).await
         })
     }
 }
@@ -399,43 +349,6 @@ impl Drop for PeerVolume {
             self.tell(Vec::new());
             clients.notify();
         }
-    }
-}
-
-struct Blocks {
-    volume: Rc<PeerVolume>,
-    asker: Asker,
-    /// The owner's fencing token, if it refused a change with another one.
-    refused: Cell<Option<FencingToken>>,
-}
-
-impl BlockDevice for Blocks {
-    fn geometry(&self) -> Geometry {
-        Geometry { alignment: ALIGNMENT, ..self.volume.geometry.get() }
-    }
-
-    fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
-        Box::pin(self.volume.read_pieces(offset, buffer))
-    }
-
-    fn change(&self, change: Change) -> IoFuture<'_, ()> {
-        Box::pin(async move {
-            match self.volume.ask_in_pieces(&self.asker, change).await? {
-                Changed::Done => Ok(()),
-                Changed::Refused(now) => {
-                    self.refused.set(Some(now));
-                    Err(IoError::Closed)
-                }
-            }
-        })
-    }
-
-    fn flush(&self) -> IoFuture<'_, ()> {
-        self.volume.flush()
-    }
-
-    fn allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
-        Box::pin(self.volume.describe(range))
     }
 }
 

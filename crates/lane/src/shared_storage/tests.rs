@@ -10,9 +10,7 @@ use futures_channel::mpsc;
 
 use super::*;
 use crate::peer::head::Address;
-use crate::peer::{
-    CallsOnly, Capabilities, Channel, ChannelEvent, PeerStore, RequestPriority, RpcChannel, Service,
-};
+use crate::peer::{CallsOnly, Channel, ChannelEvent, PeerStore, RequestPriority, RpcChannel, Service};
 use block::device::ALIGNMENT;
 use block::store::image::Caching;
 use block::store::{Access, Image};
@@ -168,10 +166,6 @@ struct Wire(mpsc::UnboundedSender<ChannelEvent>);
 impl Channel for Wire {
     fn send(&self, _: RequestPriority, head: Bytes, payload: Bytes) {
         let _ = self.0.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) });
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::Calls
     }
 }
 

@@ -18,7 +18,7 @@ use futures_util::FutureExt;
 use migration::planted::{Bug, broken};
 
 use crate::clients::Client;
-use crate::fencing::{Always, Changed, FencingToken, Presence};
+use crate::fencing::{Changed, FencingToken, Presence};
 use crate::peer::PeerVolume;
 use crate::stack::{Access, Again, GateMode, Volume};
 
@@ -31,7 +31,6 @@ pub(crate) enum Origin<'a> {
     Client(&'a LocalClient),
     /// Another host, with the fencing token that it was given.
     Host(FencingToken),
-    OldHost,
 }
 
 impl Origin<'_> {
@@ -39,7 +38,6 @@ impl Origin<'_> {
     async fn send_on(self, owner: &PeerVolume, change: Change) -> Result<Changed, IoError> {
         match self {
             Self::Client(client) => owner.ask_for_client(Rc::clone(&client.presence), change).await?,
-            Self::OldHost => owner.ask_for_client(Rc::new(Always), change).await?,
             Self::Host(fence) => return owner.relay(fence, change).await,
         }
         Ok(Changed::Done)
@@ -85,7 +83,7 @@ impl Volume {
             let Some(owner) = pass.owner() else { break (own, pass) };
             let _sent_on = own.is_some().then(|| self.fencing().enter_sent_on());
             drop(own);
-            let made = self.gate().unless_home(owner, origin.send_on(owner, change.clone()));
+            let made = self.gate().unless_home(origin.send_on(owner, change.clone()));
             // Boxed: a request to a store of this host needs only a fraction of its memory.
             if let Some(made) = Box::pin(made).await {
                 return made;
@@ -98,7 +96,7 @@ impl Volume {
                 return Ok(Changed::Refused(self.fencing().tell()));
             }
             Origin::Client(_) => None,
-            Origin::Host(_) | Origin::OldHost => Some(self.fencing().enter_forwarded()),
+            Origin::Host(_) => Some(self.fencing().enter_forwarded()),
         };
         pass.device().change(change).await?;
         Ok(Changed::Done)
@@ -150,8 +148,8 @@ impl Volume {
                     Route::AnotherHost => owner.attach().await,
                 }
             };
-            if let Some(answer) = self.gate().unless_home(&owner, asked).await {
-                return answer;
+            if let Some(answer) = self.gate().unless_home(asked).await {
+                return answer.map(Some);
             }
         }
         self.fencing().raise().await;

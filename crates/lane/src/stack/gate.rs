@@ -166,7 +166,7 @@ impl Gate {
                 }
             };
             // Boxed: a request to a store of this host needs only a fraction of its memory.
-            if let Some(answer) = Box::pin(self.unless_home(owner, there(owner))).await {
+            if let Some(answer) = Box::pin(self.unless_home(there(owner))).await {
                 return answer;
             }
         }
@@ -181,14 +181,9 @@ impl Gate {
     ///
     /// The answer may never come on a silent link.
     ///
-    /// **N.B.** A forwarded change cannot land here later: its fencing token is outdated. An owner that does not know tokens is
-    /// awaited to the end.
-    pub(crate) async fn unless_home<T>(
-        &self,
-        owner: &PeerVolume,
-        asked: impl Future<Output = T>,
-    ) -> Option<T> {
-        let is_home = || (self.below.borrow().owner.is_none() && owner.may_be_left()).then_some(());
+    /// **N.B.** A forwarded change cannot land here later: its fencing token is outdated.
+    pub(crate) async fn unless_home<T>(&self, asked: impl Future<Output = T>) -> Option<T> {
+        let is_home = || self.below.borrow().owner.is_none().then_some(());
         match select(pin!(asked), pin!(self.changed.wait_for(is_home))).await {
             Either::Left((answer, _)) => Some(answer),
             Either::Right(_) => None,

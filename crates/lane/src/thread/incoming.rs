@@ -24,7 +24,7 @@ use crate::driver::{
 };
 use crate::handle::{IncomingChannels, IncomingOrder, IncomingRole, Promoted};
 use crate::peer::head::Address;
-use crate::peer::{CallsOnly, Capabilities, Listener, PeerChannel, RpcChannel, Service};
+use crate::peer::{CallsOnly, Listener, PeerChannel, RpcChannel, Service};
 use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 use crate::stack::{GateMode, Home};
@@ -92,9 +92,7 @@ impl Lane {
         role: IncomingRole,
     ) -> Result<(), Refused> {
         let rpc = RpcChannel::new(channel.channel);
-        if rpc.capabilities() >= Capabilities::Parts {
-            self.volume.clients().expect_word(self.handle.now());
-        }
+        self.volume.clients().expect_word(self.handle.now());
         let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         let index = match &role {
             IncomingRole::Drives(_) => VolumeIndex(0),
@@ -182,7 +180,7 @@ impl Lane {
             let has_moved = matches!(outcome, Outcome::Moved { .. });
             lane.control.report(Report::Ended { migration, outcome, summary: Summary::default() });
             if has_moved {
-                learner.has_learnt(&lane.handle, &rpc).await;
+                learner.has_learnt(&lane.handle).await;
             }
             drop(rpc);
         });
@@ -208,7 +206,7 @@ impl Lane {
             lane.migration.followed.set(None);
             lane.migration.ended.notify();
             // The source used the store until then, and may still send missing sets of copies.
-            learner.has_learnt(&lane.handle, &rpc).await;
+            learner.has_learnt(&lane.handle).await;
             drop(rpc);
         });
     }

@@ -248,7 +248,7 @@ pub(super) fn owner_elsewhere(
     let rpc = RpcChannel::new(channel.channel);
     let nothing = Service::new(handle.clone(), buffers.clone());
     handle.spawn(rpc.run(channel.events, nothing, Rc::new(CallsOnly)));
-    PeerVolume::new(rpc, volume, geometry, handle.clone(), buffers.clone())
+    PeerVolume::new(rpc, volume, geometry, handle.clone())
 }
 
 /// Returns the pace: as on one host, plus what a long link holds in flight.

@@ -4,11 +4,8 @@ use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::filter::check::{Check, Requests};
 use block::filter::{Aligner, Delay, Operation as DiskOperation, Operations};
 use block::{BlockDevice, Buffer, BufferPool, ByteRange, Durability, MemoryStore, ZeroMode};
-use lane::peer::Capabilities;
-use lane::peer::head::Address;
 use lane::{ClientRequests, ClientSession, Home, Presence, Volume};
 use migration::HostId;
 
@@ -166,21 +163,6 @@ fn a_write_that_the_owners_store_has_ends_before_its_client_goes_on_at_another_h
 }
 
 #[test]
-fn hosts_that_know_no_fences_are_served_and_asked_as_before() {
-    for (line_is_old, line_back_is_old) in [(true, false), (false, true)] {
-        play(move |scene| async move {
-            let hosts = Hosts::new(&scene);
-            let capabilities = |is_old| if is_old { Capabilities::Calls } else { Capabilities::Parts };
-            hosts.ends.line.capabilities.set(capabilities(line_is_old));
-            hosts.ends.line_back.capabilities.set(capabilities(line_is_old || line_back_is_old));
-            let written = hosts.at_forwarder(&scene).write(&scene, 5);
-            scene.handle.sleep(MOMENT).await;
-            assert_eq!((written.get(), scene.source.content().await[0]), (Some(true), 5));
-        });
-    }
-}
-
-#[test]
 fn clients_at_two_hosts_write_parts_of_one_block_and_neither_undoes_the_other() {
     play(|scene| async move {
         let hosts = Hosts::new(&scene);
@@ -198,24 +180,6 @@ fn clients_at_two_hosts_write_parts_of_one_block_and_neither_undoes_the_other() 
             let content = scene.source.content().await;
             assert_eq!((content[512], content[1024]), (turn, turn + 100), "turn {turn}");
         }
-    });
-}
-
-#[test]
-fn an_owner_that_takes_whole_blocks_only_is_asked_for_whole_blocks() {
-    play(|scene| async move {
-        let hosts = Hosts::new(&scene);
-        hosts.ends.line.capabilities.set(Capabilities::Calls);
-        // As earlier owners did, it passes requests on, and its store refuses parts of blocks.
-        let blocks = Rc::new(Check::new(Rc::clone(&scene.source.device), Requests::Valid));
-        hosts.ends.service.offer(Address::Owner(hosts.owner.id().0), blocks);
-        let client = hosts.at_forwarder(&scene);
-        let (whole, part) = (client.write(&scene, 1), client.write_at(&scene, 700, vec![2; 100]));
-        scene.handle.sleep(MOMENT).await;
-        assert_eq!((whole.get(), part.get()), (Some(true), Some(true)));
-        let read = client.device.read(699, Buffer::zeroed(3)).await.unwrap();
-        assert_eq!(read.as_slice(), [1, 2, 2]);
-        assert_eq!(scene.source.content().await[699..701], [1, 2]);
     });
 }
 
@@ -299,10 +263,8 @@ struct SilentWay {
 }
 
 impl SilentWay {
-    async fn home(scene: &Scene, capabilities: Capabilities) -> Self {
+    async fn home(scene: &Scene) -> Self {
         let hosts = Hosts::new(scene);
-        hosts.ends.line.capabilities.set(capabilities);
-        hosts.ends.line_back.capabilities.set(capabilities);
         let stays = hosts.at_forwarder(scene);
         scene.handle.sleep(MOMENT).await;
         hosts.ends.line.is_cut.set(true);
@@ -323,7 +285,7 @@ impl SilentWay {
 #[test]
 fn what_a_silent_former_owner_was_asked_for_is_asked_for_again_once_the_volume_is_home() {
     play(|scene| async move {
-        let SilentWay { hosts, stays, late, read } = SilentWay::home(&scene, Capabilities::Parts).await;
+        let SilentWay { hosts, stays, late, read } = SilentWay::home(&scene).await;
         scene.handle.sleep(MOMENT).await;
         assert_eq!((late.get(), read.get()), (Some(true), true));
         let newer = stays.write(&scene, 2);
@@ -335,24 +297,12 @@ fn what_a_silent_former_owner_was_asked_for_is_asked_for_again_once_the_volume_i
 }
 
 #[test]
-fn a_former_owner_that_knows_no_fences_is_asked_to_the_end() {
-    play(|scene| async move {
-        let SilentWay { hosts, late, .. } = SilentWay::home(&scene, Capabilities::Calls).await;
-        scene.handle.sleep(MOMENT).await;
-        assert_eq!(late.get(), None, "what it is given up for there may be made whenever it comes");
-        hosts.ends.mend();
-        scene.handle.sleep(MOMENT).await;
-        assert_eq!(late.get(), Some(true));
-    });
-}
-
-#[test]
 fn who_comes_once_the_volume_is_home_does_not_wait_for_what_others_have_under_way_at_its_former_owner() {
     play(|scene| async move {
-        let way = SilentWay::home(&scene, Capabilities::Calls).await;
+        let way = SilentWay::home(&scene).await;
         let comes = way.hosts.at_forwarder(&scene).write(&scene, 2);
         scene.handle.sleep(MOMENT).await;
-        assert_eq!((comes.get(), way.late.get()), (Some(true), None));
+        assert_eq!((comes.get(), way.late.get()), (Some(true), Some(true)));
     });
 }
 
@@ -361,7 +311,6 @@ fn a_volume_that_grows_is_offered_so_by_the_host_that_leads_clients_there() {
     play(|scene| async move {
         let larger = SIZE + (4 << 20);
         let hosts = Hosts::new(&scene);
-        hosts.ends.line.capabilities.set(Capabilities::Sizes);
         let Home::Elsewhere(owner) = hosts.forwarder.home() else { return };
         let heard = Rc::<Cell<Option<u64>>>::default();
         let (asked, said) = (Rc::clone(&owner), Rc::clone(&heard));

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use chronicle::BranchId;
 use futures_channel::mpsc;
 use lane::peer::head::{Address, Head, Operation};
-use lane::peer::{CallsOnly, Capabilities, Channel, ChannelEvent, RequestPriority, RpcChannel, Service};
+use lane::peer::{CallsOnly, Channel, ChannelEvent, RequestPriority, RpcChannel, Service};
 use lane::{
     Control, IncomingGroup, IncomingVolume, Promoted, TargetDriver, TargetHandle, TargetPlan, Volume,
 };
@@ -44,10 +44,6 @@ struct ToNobody;
 
 impl Channel for ToNobody {
     fn send(&self, _: RequestPriority, _: Bytes, _: Bytes) {}
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::Unknown
-    }
 }
 
 impl ComingHome {

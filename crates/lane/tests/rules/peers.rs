@@ -16,8 +16,8 @@ use futures_util::future::join_all;
 use lane::Volume;
 use lane::peer::head::{Address, Head, Operation};
 use lane::peer::{
-    Capabilities, Channel, ChannelEvent, ChannelEvents, Listener, PeerStore, PeerVolume, RequestPriority,
-    RpcChannel, Service,
+    Channel, ChannelEvent, ChannelEvents, Listener, PeerStore, PeerVolume, RequestPriority, RpcChannel,
+    Service,
 };
 use lane::stack::{Gate, GateMode};
 use migration::{HostId, VolumeId};
@@ -37,7 +37,6 @@ struct Wire {
 pub(crate) struct WireState {
     sent: Cell<u64>,
     pub(crate) is_cut: Cell<bool>,
-    pub(crate) capabilities: Cell<Capabilities>,
     held: Cell<usize>,
     window: Cell<usize>,
     queued: RefCell<VecDeque<(Bytes, Bytes)>>,
@@ -49,7 +48,6 @@ impl Default for WireState {
         Self {
             sent: Cell::default(),
             is_cut: Cell::default(),
-            capabilities: Cell::new(Capabilities::Parts),
             held: Cell::default(),
             window: Cell::new(usize::MAX),
             queued: RefCell::default(),
@@ -66,10 +64,6 @@ impl Channel for Wire {
         }
         self.state.queued.borrow_mut().push_back((head, payload));
         self.carry();
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        self.state.capabilities.get()
     }
 }
 
@@ -170,7 +164,7 @@ impl Ends {
 
     pub(crate) fn volume(&self, handle: &Handle, volume: VolumeId) -> Rc<PeerVolume> {
         let geometry = self.memory.geometry();
-        PeerVolume::new(Rc::clone(&self.near), volume, geometry, handle.clone(), BufferPool::new())
+        PeerVolume::new(Rc::clone(&self.near), volume, geometry, handle.clone())
     }
 
     /// Restarts the far end's process; to that process, the near end is a new one as well.

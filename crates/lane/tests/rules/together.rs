@@ -10,7 +10,7 @@ use block::filter::{Aligner, Operations};
 use block::{BlockDevice, BufferPool, IoError, ZeroMode};
 use bytes::Bytes;
 use chronicle::BlockSize;
-use lane::peer::{Capabilities, Channel, PriorityBoost, RequestPriority, RpcChannel};
+use lane::peer::{Channel, PriorityBoost, RequestPriority, RpcChannel};
 use lane::{
     Control, CopySettings, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourceHandle, SourcePlan,
     TargetContent, Volume,
@@ -43,10 +43,6 @@ impl Channel for Quiet {
 
     fn set_boost(&self, boost: PriorityBoost) {
         self.boosts.borrow_mut().push(boost);
-    }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::Unknown
     }
 }
 

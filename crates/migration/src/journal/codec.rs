@@ -8,13 +8,11 @@
 
 use super::framing;
 use super::record::Entry;
-use super::version_3;
 
 pub use super::framing::{Ending, FRAME_BYTES_MAX};
 
-/// The version of the encoding that this program writes.
+/// Version of the encoding that this program writes, and the only one that it reads.
 pub const VERSION: u8 = 4;
-const OLDEST_VERSION: u8 = 3;
 /// The first bytes of every journal.
 pub const HEADER: [u8; 8] = [b'S', b'T', b'E', b'R', b'N', b'A', b'J', VERSION];
 /// The length of [`HEADER`] in bytes.
@@ -27,7 +25,7 @@ pub enum CodecError {
     #[error("this is no journal: it begins with other bytes")]
     NotAJournal,
     /// The journal was written by another version.
-    #[error("the journal has version {found}, this program reads versions up to {VERSION}")]
+    #[error("the journal has version {found} of the format, this program reads version {VERSION} alone")]
     Version {
         /// The version in the header.
         found: u8,
@@ -57,7 +55,6 @@ pub fn encode(sequence: u64, entry: &Entry, bytes: &mut Vec<u8>) -> Result<(), C
 
 /// The complete entries of a journal, in order, up to the first incomplete frame.
 pub struct Frames<'a> {
-    version: u8,
     frames: framing::Frames<'a>,
 }
 
@@ -74,15 +71,10 @@ impl<'a> Frames<'a> {
         if *magic != HEADER[..HEADER_BYTES - 1] {
             return Err(CodecError::NotAJournal);
         }
-        if !(OLDEST_VERSION..=VERSION).contains(version) {
+        if *version != VERSION {
             return Err(CodecError::Version { found: *version });
         }
-        Ok(Self { version: *version, frames: framing::Frames::new(rest, HEADER_BYTES) })
-    }
-
-    /// Returns the version of the encoding. Frames may be appended only if it is [`VERSION`].
-    pub fn version(&self) -> u8 {
-        self.version
+        Ok(Self { frames: framing::Frames::new(rest, HEADER_BYTES) })
     }
 
     /// Returns the position of the next frame, behind the last complete one.
@@ -106,15 +98,8 @@ impl Iterator for Frames<'_> {
 
     fn next(&mut self) -> Option<Entry> {
         let payload = self.frames.peek()?;
-        let entry = decode(self.version, payload)?;
+        let entry = postcard::from_bytes(payload).ok()?;
         self.frames.accept(payload);
         Some(entry)
-    }
-}
-
-fn decode(version: u8, payload: &[u8]) -> Option<Entry> {
-    match version {
-        3 => postcard::from_bytes::<version_3::Entry>(payload).ok().map(Into::into),
-        _ => postcard::from_bytes(payload).ok(),
     }
 }

@@ -15,7 +15,7 @@ use crate::identity::VolumeId;
 /// The owner of a volume's content before Sterna served it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Origin {
-    /// The origin is not recorded: the volume came from a host, or is in a journal, of an older version.
+    /// The origin is not recorded.
     #[default]
     Unknown,
     /// Sterna created the volume's first image.

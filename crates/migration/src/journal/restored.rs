@@ -30,7 +30,7 @@ pub struct Restored {
     pub numbers_from: u64,
     /// The volumes whose owner is not settled.
     pub volumes: Vec<RestoredVolume>,
-    /// Further facts, in a record of their own. An earlier version wrote none, so the list of hosts is then unknown.
+    /// Further facts, in a record of their own. Without that record the list of hosts is unknown.
     #[serde(skip)]
     pub more: RestoredMore,
 }

@@ -102,19 +102,6 @@ pub(super) enum Form {
     Cancelled {
         migration: u64,
     },
-    /// Like `Open`, with the origins of the volumes in order.
-    OpenWithOrigins {
-        migration: u64,
-        offer: OfferForm,
-        origins: Vec<OriginForm>,
-    },
-    /// Like `OpenWithOrigins`, with the strategy of the copying.
-    OpenWithStrategy {
-        migration: u64,
-        offer: OfferForm,
-        origins: Vec<OriginForm>,
-        strategy: StrategyForm,
-    },
     PrepareHollow {
         migration: u64,
         attempt: u32,
@@ -161,6 +148,7 @@ pub(super) struct OfferForm {
     forwarding: ForwardingForm,
     vm: Option<String>,
     sharing: SharingForm,
+    strategy: StrategyForm,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -170,8 +158,8 @@ pub(super) struct OfferedForm {
     size_bytes: u64,
     block_size_bytes: u32,
     generation: u64,
-    _epoch: u64,
     left_behind: LeftForm,
+    origin: OriginForm,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -236,10 +224,6 @@ impl Form {
     pub(super) fn check(&self) -> Result<(), WireError> {
         match self {
             Self::Open { offer, .. } => offer.check(),
-            Self::OpenWithOrigins { offer, origins, .. } | Self::OpenWithStrategy { offer, origins, .. } => {
-                offer.check()?;
-                if origins.len() == offer.volumes.len() { Ok(()) } else { Err(WireError::Malformed) }
-            }
             Self::Accepted { volumes, .. } => {
                 at_most(volumes.len(), VOLUMES_MAX, "volumes")?;
                 volumes.iter().try_for_each(|volume| {
@@ -300,7 +284,7 @@ impl OfferForm {
 impl From<Message> for Form {
     fn from(message: Message) -> Self {
         match message {
-            Message::Open { migration, offer } => open(migration.0, offer),
+            Message::Open { migration, offer } => Self::Open { migration: migration.0, offer: offer.into() },
             Message::Accepted { migration, acceptance } => Self::Accepted {
                 migration: migration.0,
                 volumes: acceptance.volumes.into_iter().map(Into::into).collect(),
@@ -374,13 +358,6 @@ impl From<Form> for Message {
         match form {
             Form::Open { migration, offer } => {
                 Self::Open { migration: MigrationId(migration), offer: offer.into() }
-            }
-            Form::OpenWithOrigins { migration, offer, origins } => {
-                Self::Open { migration: MigrationId(migration), offer: with_origins(offer, origins) }
-            }
-            Form::OpenWithStrategy { migration, offer, origins, strategy } => {
-                let offer = Offer { strategy: strategy.into(), ..with_origins(offer, origins) };
-                Self::Open { migration: MigrationId(migration), offer }
             }
             Form::Accepted { migration, volumes, incarnation } => {
                 let volumes = volumes.into_iter().map(Into::into).collect();
@@ -457,8 +434,8 @@ impl From<Offer> for OfferForm {
             size_bytes: volume.size_bytes,
             block_size_bytes: volume.block_size_bytes,
             generation: volume.generation.0,
-            _epoch: 0,
             left_behind: volume.left_behind.into(),
+            origin: volume.origin.into(),
         };
         Self {
             volumes: offer.volumes.into_iter().map(volume).collect(),
@@ -468,6 +445,7 @@ impl From<Offer> for OfferForm {
             forwarding: offer.forwarding.into(),
             vm: offer.vm.map(|vm| vm.name),
             sharing: offer.sharing.into(),
+            strategy: offer.strategy.into(),
         }
     }
 }
@@ -481,7 +459,7 @@ impl From<OfferForm> for Offer {
             block_size_bytes: form.block_size_bytes,
             generation: Generation(form.generation),
             left_behind: form.left_behind.into(),
-            origin: Origin::Unknown,
+            origin: form.origin.into(),
         };
         Self {
             volumes: form.volumes.into_iter().map(volume).collect(),
@@ -491,7 +469,7 @@ impl From<OfferForm> for Offer {
             forwarding: form.forwarding.into(),
             vm: form.vm.map(|name| OfferedVm { name }),
             sharing: form.sharing.into(),
-            strategy: OfferedStrategy::default(),
+            strategy: form.strategy.into(),
         }
     }
 }
@@ -520,28 +498,6 @@ impl From<AcceptedForm> for AcceptedVolume {
         let beside = form.beside.map(|(file, token)| Beside { file, token });
         Self { volume: VolumeId(form.volume), held, elsewhere: form.elsewhere.into(), beside }
     }
-}
-
-/// Returns the offer in the form that all versions understand, if it has no origins and the first strategy.
-fn open(migration: u64, offer: Offer) -> Form {
-    let origins: Vec<Origin> = offer.volumes.iter().map(|volume| volume.origin).collect();
-    let strategy = offer.strategy;
-    let offer = OfferForm::from(offer);
-    let known = origins.iter().any(|origin| *origin != Origin::Unknown);
-    let origins = origins.into_iter().map(Into::into).collect();
-    match strategy {
-        OfferedStrategy::Mirror if known => Form::OpenWithOrigins { migration, offer, origins },
-        OfferedStrategy::Mirror => Form::Open { migration, offer },
-        strategy => Form::OpenWithStrategy { migration, offer, origins, strategy: strategy.into() },
-    }
-}
-
-fn with_origins(offer: OfferForm, origins: Vec<OriginForm>) -> Offer {
-    let mut offer = Offer::from(offer);
-    for (volume, origin) in offer.volumes.iter_mut().zip(origins) {
-        volume.origin = origin.into();
-    }
-    offer
 }
 
 pub(super) fn at_most(count: usize, count_max: usize, what: &'static str) -> Result<(), WireError> {

@@ -15,7 +15,7 @@ use bytes::Bytes;
 use futures_channel::mpsc;
 use lane::fencing::FencingToken;
 use lane::peer::head::{Answered, Fault, Head};
-use lane::peer::{Capabilities, ChannelEvent, RequestPriority};
+use lane::peer::{ChannelEvent, RequestPriority};
 
 use super::link::Link;
 use super::place::Place;
@@ -271,10 +271,6 @@ impl lane::peer::Channel for Sender {
         let to_incarnation = line.ends[self.from].knows.get();
         line.carry(Frame { to, from_incarnation: self.incarnation, to_incarnation, head, payload });
     }
-
-    fn capabilities(&self) -> Capabilities {
-        Capabilities::Sizes
-    }
 }
 
 #[cfg(test)]
@@ -301,10 +297,6 @@ mod tests {
     impl lane::peer::Channel for Sent {
         fn send(&self, _: RequestPriority, head: Bytes, _: Bytes) {
             self.0.borrow_mut().push(head);
-        }
-
-        fn capabilities(&self) -> Capabilities {
-            Capabilities::FencingTokens
         }
     }
 

@@ -227,8 +227,7 @@ impl SimHost {
         self.fleet()?.host(place).line_of_clients(link, subject);
         let channel = self.line_of_clients(link, subject)?;
         let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
-        let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
-        Some(PeerVolume::new(channel, volume_id(index), geometry, handle, buffers))
+        Some(PeerVolume::new(channel, volume_id(index), geometry, self.handle.clone()))
     }
 
     /// Returns this daemon's end of a clients' line. The first time, opens it and offers all volumes.

@@ -35,5 +35,4 @@ mod scene;
 mod ssh;
 mod store_files;
 mod take_over;
-mod upgrade;
 mod watch;

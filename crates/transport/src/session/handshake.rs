@@ -27,7 +27,6 @@ pub(crate) struct Joining {
     pub(crate) counters: Arc<Counters>,
     pub(crate) stop: Arc<Notify>,
     pub(crate) is_inbound: bool,
-    pub(crate) version: u16,
 }
 
 impl Shared {
@@ -108,9 +107,7 @@ impl Shared {
         // The peer knows all that this handshake carried.
         state.fenced.retain(|connection| !told.contains(connection));
         let is_first = state.connections.is_empty();
-        let Joining { connection, counters, stop, is_inbound, version } = joining;
-        // One process speaks one set of versions, so all connections to it agree on the same.
-        state.version = Some(version);
+        let Joining { connection, counters, stop, is_inbound } = joining;
         state.connections.insert(connection, Entry { counters, stop, is_inbound, is_suspected: false });
         // Grants that the peer cannot know from the handshake reach it with the first frame.
         state.report_due = true;

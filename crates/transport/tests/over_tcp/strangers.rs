@@ -5,7 +5,7 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::support::{Host, message, two_hosts, wait_until};
-use transport::{Identity, Peer, Priority, Session, Settings, Versions};
+use transport::{Identity, Peer, Priority, Session, Settings, VERSION, Versions};
 
 /// Waits until the session's status has an error that contains all of these.
 fn expect_error(session: &Session, parts: &[&str]) {
@@ -76,11 +76,14 @@ fn old_and_new_versions_understand_each_other_where_they_overlap() {
 }
 
 #[test]
-fn versions_that_do_not_overlap_are_named_on_both_sides() {
-    let [old, new] = [Versions { lowest: 1, highest: 1 }, Versions { lowest: 2, highest: 3 }];
-    let (_source, target, session) = check_versions(old, new);
-    expect_error(&session, &["this host speaks 1 to 1, the other 2 to 3"]);
-    expect_refusal(&target, &["this host speaks 2 to 3, the other 1 to 1"]);
+fn a_host_of_a_newer_protocol_is_refused_by_name_on_both_sides() {
+    let newer = Versions { lowest: VERSION + 1, highest: VERSION + 2 };
+    let (_source, target, session) = check_versions(Versions::default(), newer);
+    let [first, next, last] = [VERSION, VERSION + 1, VERSION + 2];
+    let said =
+        format!("this host speaks {first} to {first}, the other {next} to {last}: update the older one");
+    expect_error(&session, &[&said]);
+    expect_refusal(&target, &[&format!("this host speaks {next} to {last}, the other {first} to {first}")]);
 }
 
 #[test]

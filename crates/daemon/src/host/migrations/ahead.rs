@@ -25,10 +25,8 @@ use crate::peers::veil::veiled;
 /// The time that the remote host has for a dry run's check. It starts a QEMU, and may query slow stores.
 const ANSWER_MAX: Duration = Duration::from_secs(30);
 /// The time that the remote host has for the check before an offer. It is short because the target checks the offer again: a
-/// slow host, or one that does not know the question, delays nothing for long.
+/// slow host delays nothing for long.
 const ANSWER_BEFORE_OFFER_MAX: Duration = Duration::from_secs(5);
-/// The protocol version since which a preflight check names volumes so that the peer does not learn their identities.
-const VEILS_SINCE: u16 = 3;
 /// How long a round trip that is too long is measured again: on a busy link a single measurement may be above the minimum.
 const MEASURE_MAX: Duration = Duration::from_millis(1500);
 const MEASURE_PAUSE: Duration = Duration::from_millis(50);
@@ -89,10 +87,7 @@ impl Host {
         }
         let offered = vm.map(|vm| OfferedVm { name: vm.name.clone() });
         let mut offer = offer(records, &elsewhere.store, order, offered);
-        // An older host compares real identities with those of its own volumes.
-        if session.version().is_none_or(|version| version >= VEILS_SINCE) {
-            offer.volumes.iter_mut().for_each(|offered| offered.volume = veiled(offered.volume));
-        }
+        offer.volumes.iter_mut().for_each(|offered| offered.volume = veiled(offered.volume));
         let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
         let survey = Survey {
             offer,
@@ -119,10 +114,7 @@ impl Host {
                 ahead.surveyed = Some(surveyed);
             }
             None if thoroughness == Thoroughness::DryRun => {
-                let reason = format!(
-                    "its preflight check did not answer within {} s; its version may be older",
-                    limit.as_secs()
-                );
+                let reason = format!("it did not say within {} s what it would do", limit.as_secs());
                 ahead.refusals.push(RequestError::HostUnreachable { host, reason });
             }
             // The offer has a deadline of its own.

@@ -17,7 +17,7 @@ use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::images::opening;
-use crate::peers::channel::{self, Kind, Subject};
+use crate::peers::channel::{Kind, Subject};
 use crate::volumes::registry::Service;
 
 /// The time between two attempts to resume an interrupted migration.
@@ -300,10 +300,9 @@ impl Host {
                 .map(|(index, _)| index)
         });
         let subject = |volume| Subject { kind: Kind::Forwarding, source, migration, volume };
-        let line = match volume {
-            Some(volume) => self.peers.line(&session, subject(volume)),
-            None => self.peers.free_line(&session, channel::positions_of_forgotten(id).map(subject)),
-        };
+        // A migration is not forgotten while a volume that left by it is forwarded.
+        let forgotten = || RequestError::Internal(format!("the journal has forgotten migration {migration}"));
+        let line = self.peers.line(&session, subject(volume.ok_or_else(forgotten)?));
         Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
     }
 

@@ -26,7 +26,6 @@ use crate::host::Host;
 use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
 use crate::host::migrations::await_arrival::{Arrival, Awaited};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
-use crate::host::migrations::strategies::FILLINGS_SINCE;
 use crate::host::migrations::taking_back::SetAside;
 use crate::migrations::shares::Part;
 use crate::peers::host_id;
@@ -245,9 +244,7 @@ impl IncomingMigration {
         // A restart does not know the strategy.
         let leaves_blocks =
             self.offered.as_ref().is_none_or(|(_, offer)| offer.strategy == OfferedStrategy::PostCopy);
-        let may_lack = leaves_blocks
-            && self.takes_back.is_none()
-            && session.version().is_none_or(|version| version >= FILLINGS_SINCE);
+        let may_lack = leaves_blocks && self.takes_back.is_none();
         let recorded = recorded.map(Box::new);
         let arrival = Arrival { migration, remote: self.remote, recorded, moves, may_lack };
         if let Err(error) = host.let_come(session, &arrival, &mut awaited).await {

@@ -21,15 +21,13 @@ use crate::host::Host;
 use crate::host::migrations::ahead::{AheadVm, Thoroughness};
 use crate::host::migrations::outgoing::Hooks;
 use crate::host::migrations::plan::check_order_elsewhere;
-use crate::host::migrations::strategies::{check_peer_knows, held_max, offered};
+use crate::host::migrations::strategies::{held_max, offered};
 use crate::host::vms::move_vm::{Company, HANDOVER_TIMEOUT};
 use crate::images::replicas::is_replica;
 use crate::migrations::view::image_format;
 use crate::peers::host_id;
 use crate::vms::{VmError, Vms};
 
-/// The protocol version since which offers say who owned the content of their volumes.
-pub(in crate::host) const ORIGINS_SINCE: u16 = 4;
 /// How long a migration waits for a first connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 const CONNECT_POLL: Duration = Duration::from_millis(20);
@@ -88,7 +86,6 @@ impl Host {
         let is_kept_as_wished = std::mem::replace(&mut order.keep_source, keeps) == keeps;
         let session = self.hosts.session(&elsewhere.peer)?;
         self.reach(&session, &elsewhere.peer).await?;
-        check_peer_knows(&order, &session, &elsewhere.peer.name)?;
         let mut looked = self.look_before(&session, &departing, &elsewhere, &order, company.as_ref()).await?;
         if !is_kept_as_wished {
             let host = &elsewhere.peer.name;

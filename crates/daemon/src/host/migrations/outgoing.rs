@@ -28,7 +28,7 @@ use self::begin::held;
 use crate::error::RequestError;
 use crate::hooks::HookSide;
 use crate::host::Host;
-use crate::host::migrations::leave::{Departing, Elsewhere, ORIGINS_SINCE, offer};
+use crate::host::migrations::leave::{Departing, Elsewhere, offer};
 use crate::host::migrations::session::{PATIENCE, Task, Work, run};
 use crate::host::vms::move_vm::{Company, memory_lost};
 use crate::peers::host_id;
@@ -217,9 +217,7 @@ impl OutgoingMigration {
         let vm = self.task.vm.as_ref().map(|name| OfferedVm { name: name.clone() });
         let records: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.clone()).collect();
         let mut offer = offer(&records, &ordered.elsewhere.store, order, vm);
-        if session.version().is_some_and(|version| version >= ORIGINS_SINCE) {
-            self.task.host.tell_origins(&mut offer);
-        }
+        self.task.host.tell_origins(&mut offer);
         let acceptance = self.task.host.peers.offer(session, migration, offer).await.map_err(|refusal| {
             RequestError::HostRefused { host: ordered.elsewhere.peer.name.clone(), refusal }
         })?;

@@ -26,7 +26,7 @@ use crate::host::migrations::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::host::migrations::leave::Elsewhere;
 use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
 use crate::host::migrations::orders::check_rate;
-use crate::host::migrations::strategies::{check_peer_knows, check_strategy, check_strategy_here};
+use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::migrations::together::only_to_a_host;
 use crate::host::vms::adopted::derived;
 use crate::host::vms::move_vm::{check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
@@ -273,7 +273,6 @@ impl Host {
         if let Err(error) = self.reach(&session, &elsewhere.peer).await {
             return plan.refuse(&error);
         }
-        check_peer_knows(order, &session, &elsewhere.peer.name).unwrap_or_else(|error| plan.refuse(&error));
         let vm = match company {
             None => None,
             Some(company) => self.plan_company(company, order, plan).await,

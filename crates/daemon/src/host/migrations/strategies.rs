@@ -1,4 +1,4 @@
-//! The strategy of an order: what lanes and other hosts are sent of it, and which hosts know it.
+//! The strategy of an order: what lanes and other hosts are sent of it.
 
 use std::time::Duration;
 
@@ -7,16 +7,11 @@ use migration::journal::MigrationState;
 use migration::source::Moves;
 use migration::strategy::{Choice, HotBlocks, Recording};
 use migration::wire::OfferedStrategy;
-use transport::Session;
 
 use crate::error::RequestError;
 use crate::host::migrations::leave::SWITCH_OVER_MAX;
 use crate::host::vms::move_vm::downtime_max;
 
-/// The protocol version since which hosts know strategies besides mirroring.
-const STRATEGIES_SINCE: u16 = 5;
-/// The protocol version since which hosts accept volumes with blocks missing.
-pub(super) const FILLINGS_SINCE: u16 = 6;
 /// The largest useful number of rounds: further rounds achieve nothing more.
 const ROUNDS_MAX: u32 = 50;
 
@@ -92,29 +87,6 @@ pub(super) fn check_strategy_here(order: &MigrateVolume) -> Result<(), RequestEr
     Ok(())
 }
 
-/// Refuses a strategy that the other host does not know.
-pub(super) fn check_peer_knows(
-    order: &MigrateVolume,
-    session: &Session,
-    peer: &str,
-) -> Result<(), RequestError> {
-    if session.version().is_none_or(|version| knows(version, order.strategy)) {
-        return Ok(());
-    }
-    Err(RequestError::Invalid(format!(
-        "host \"{peer}\" runs an older version, which does not know --strategy {}: update it, or leave that out",
-        order.strategy.name()
-    )))
-}
-
-fn knows(version: u16, strategy: Strategy) -> bool {
-    match strategy {
-        Strategy::Mirror => true,
-        Strategy::Tracking => version >= STRATEGIES_SINCE,
-        Strategy::ThreePhase | Strategy::PostCopy => version >= FILLINGS_SINCE,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -148,15 +120,5 @@ mod tests {
             assert_eq!(held_max(&ordered(Some(7000)), moves), Duration::from_secs(7));
         }
         assert_eq!(held_max(&ordered(None), Moves::Vm), Duration::from_millis(300));
-    }
-
-    #[test]
-    fn a_host_of_an_older_version_knows_mirroring_only() {
-        assert!(knows(STRATEGIES_SINCE - 1, Strategy::Mirror));
-        assert!(!knows(STRATEGIES_SINCE - 1, Strategy::Tracking));
-        assert!(knows(STRATEGIES_SINCE, Strategy::Tracking));
-        for strategy in [Strategy::ThreePhase, Strategy::PostCopy] {
-            assert!(!knows(STRATEGIES_SINCE, strategy) && knows(FILLINGS_SINCE, strategy));
-        }
     }
 }

@@ -177,10 +177,7 @@ impl VmChannel {
             let piece = manifest.split_to(manifest.len().min(PIECE_BYTES));
             self.sender.send(Priority::Memory, VmMessage::Manifest.encode().into(), piece);
         }
-        // An older daemon knows no terms, and uses the default ones.
-        if terms != Terms::default() {
-            self.sender.send(Priority::Memory, VmMessage::Terms(terms).encode().into(), Bytes::new());
-        }
+        self.sender.send(Priority::Memory, VmMessage::Terms(terms).encode().into(), Bytes::new());
         self.sender.send(Priority::Memory, VmMessage::Check.encode().into(), Bytes::new());
     }
 
@@ -203,9 +200,7 @@ impl VmChannel {
 
     /// Answers that the VM could run here, and on which terms its memory comes.
     pub(crate) fn accept(&self, terms: Terms) {
-        if terms != Terms::default() {
-            self.send(&VmMessage::Terms(terms));
-        }
+        self.send(&VmMessage::Terms(terms));
         self.send(&VmMessage::Fits);
     }
 

@@ -84,18 +84,21 @@ fn marks_later_than_what_was_kept_are_found_after_a_restart() {
 }
 
 #[test]
-fn marks_whose_bits_are_single_blocks_are_read_and_added_to_as_such() {
-    let (folder, chronicles, image) = scene();
-    chronicles.open_stay(KEY, &image).unwrap();
-    wait(chronicles.keep(KEY, kept())).unwrap();
-    let mut file = vec![0; 4096 + 1];
-    file[..8].copy_from_slice(b"STERNAM\x01");
-    file[4096] = 0b0000_0110;
-    std::fs::write(folder.path().join(FOLDER).join(format!("{KEY}.5.marks")), file).unwrap();
-    wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(40, 41)])).unwrap();
-    let found = chronicles.open_stay(KEY, &image).unwrap().unwrap();
-    let marked: Vec<_> = found.epochs.iter().flat_map(|(_, set)| set.runs()).collect();
-    assert_eq!(marked, [BlockRange::new(112, 113), BlockRange::new(1, 3), BlockRange::new(40, 41)]);
+fn a_chronicle_and_marks_of_another_version_are_named_and_not_believed() {
+    // The last byte of a header is the version.
+    for name in [format!("{KEY}.kept"), format!("{KEY}.5.marks")] {
+        let (folder, chronicles, image) = scene();
+        chronicles.open_stay(KEY, &image).unwrap();
+        wait(chronicles.keep(KEY, kept())).unwrap();
+        wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(0, 16)])).unwrap();
+        let path = folder.path().join(FOLDER).join(name);
+        let mut bytes = std::fs::read(&path).unwrap();
+        bytes[7] += 1;
+        std::fs::write(&path, bytes).unwrap();
+        let refused = chronicles.files.kept(KEY).unwrap_err().to_string();
+        assert!(refused.contains("version"), "{refused}");
+        assert_eq!(chronicles.open_stay(KEY, &image).unwrap(), None, "every copy lacks everything");
+    }
 }
 
 #[test]
@@ -129,7 +132,7 @@ fn nothing_of_another_stay_is_read_and_all_of_it_goes() {
     chronicles.open_stay(KEY, &image).unwrap();
     wait(chronicles.keep(KEY, kept())).unwrap();
     wait(chronicles.mark(KEY, Epoch(5), vec![BlockRange::new(0, 16)])).unwrap();
-    // Also other files with the name of this residency, and files of version 0.1, whose names had no residency.
+    // Also other files with the name of this residency, and files whose names have no residency.
     let names = [format!("{LATER}.kept"), format!("{}.kept", KEY.volume), format!("{}.5.marks", KEY.volume)];
     for name in names {
         std::fs::copy(
