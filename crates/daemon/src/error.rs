@@ -244,8 +244,8 @@ pub(crate) enum RequestError {
     },
     /// Volumes do not shrink.
     #[error(
-        "volume \"{volume}\" has {size} bytes, and volumes never shrink, because that would cut off what its guest has \
-         there: to have {asked} bytes, make another volume and copy inside of the guest"
+        "volume \"{volume}\" has {size} bytes, and volumes never shrink, because that would cut off data of its guest: to have \
+         {asked} bytes, make another volume and copy the data inside of the guest"
     )]
     Shrinks { volume: String, size: u64, asked: u64 },
     /// A store of the volume cannot hold the new size.

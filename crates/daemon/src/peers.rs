@@ -154,7 +154,7 @@ impl Peers {
         let outcome = answered.await;
         lock(&self.opening).remove(&key);
         outcome.unwrap_or_else(|_| {
-            let detail = "the other host was started again before it answered; try again".to_owned();
+            let detail = "the other host was restarted before it answered; try again".to_owned();
             Err(Refusal { code: wire::RefusalCode::Busy, detail })
         })
     }
@@ -411,7 +411,7 @@ impl Peers {
             }
             // An answer that nothing waits for.
             (_, Ok(_)) => {}
-            (_, Err(error)) => tracing::warn!(%peer, %error, "a host sent what is not understood"),
+            (_, Err(error)) => tracing::warn!(%peer, %error, "a host sent an invalid message"),
         }
     }
 

@@ -248,7 +248,7 @@ impl Store {
                     Ok(ImageLocation { store, place: place.clone(), format: ImageFormat::Raw })
                 }
                 ImageFormat::Qcow2 => Err(RequestError::Invalid(format!(
-                    "store \"{store}\" is no folder: what is there is always raw; leave --format out"
+                    "store \"{store}\" is no folder: its image is always raw; leave --format out"
                 ))),
             },
         }

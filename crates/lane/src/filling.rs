@@ -266,7 +266,7 @@ impl FillingStore {
         async move {
             match kept {
                 Some(kept) => kept.await,
-                None => Err(NotDurable { detail: "nobody keeps anything here".to_owned() }),
+                None => Err(NotDurable { detail: "this host keeps no records of missing blocks".to_owned() }),
             }
         }
     }

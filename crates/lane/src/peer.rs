@@ -361,7 +361,7 @@ impl RpcChannel {
 
 /// The error of a call to a peer that has restarted: the call may or may not have been carried out.
 fn lost() -> IoError {
-    IoError::os("hear the other host's answer", Errno::CONNRESET)
+    IoError::os("receive the other host's answer", Errno::CONNRESET)
 }
 
 pub(crate) fn is_lost(error: &IoError) -> bool {

@@ -140,7 +140,7 @@ fn waiting_copies(migration: &MigrationState) -> Vec<RestoredVolume> {
 
 /// Ends a migration in this journal. **N.B.** Nothing is deleted: an image that was partial at the backup may be the volume now.
 fn end(migration: &mut MigrationState, at_unix_ms: u64) {
-    let why = "the journal was put back from a backup".to_owned();
+    let why = "the journal was restored from a backup".to_owned();
     let outcome = match &migration.stage {
         Stage::Released(_) | Stage::Owned(_) => Outcome::Moved { left_over: String::new() },
         Stage::HandedBack => Outcome::HandedBack { detail: why },

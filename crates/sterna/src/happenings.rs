@@ -302,7 +302,7 @@ fn standing(migration: &Migration) -> String {
     };
     let mut words = format!("{phase}, {}", crate::output::share(migration));
     if migration.attempt > 1 {
-        words += &format!(", try {}", migration.attempt);
+        words += &format!(", attempt {}", migration.attempt);
     }
     if let Some(queue) = &migration.queue {
         words = format!("queued, {}", crate::output::turn(queue));
@@ -322,7 +322,7 @@ fn ending(migration: &Migration) -> String {
         words += &format!(", guest held {}", latency(Some((parts.gate_closed_ms * 1000.0) as u64)));
     }
     if let Some(downtime) = migration.machine.as_ref().and_then(|machine| machine.downtime.as_ref()) {
-        words += &format!(", VM stood still {}", latency(Some((downtime.total_ms * 1000.0) as u64)));
+        words += &format!(", VM paused for {}", latency(Some((downtime.total_ms * 1000.0) as u64)));
     }
     if let Some(message) = &migration.message {
         words += &format!(": {message}");

@@ -423,7 +423,7 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
     }
     if let Some(machine) = &migration.machine {
         rows.extend(machine.memory.as_ref().map(|memory| ("memory", memory_sent(memory))));
-        rows.extend(machine.downtime.as_ref().map(|downtime| ("stood still", stood_still(downtime))));
+        rows.extend(machine.downtime.as_ref().map(|downtime| ("VM paused", stood_still(downtime))));
     }
     rows
 }

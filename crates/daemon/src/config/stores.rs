@@ -53,7 +53,7 @@ pub enum StoreFault {
         second: &'static str,
     },
     /// It has a format and is not a folder.
-    #[error("format is for folders; what is on a device or an NBD server is always raw")]
+    #[error("format is for folders; the image on a device or an NBD server is always raw")]
     FormatOfNoFolder,
     /// The export's address is invalid.
     #[error(transparent)]

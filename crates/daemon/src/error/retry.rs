@@ -19,7 +19,7 @@ pub(crate) enum RetryObstacle {
     #[error("\"{name}\" is now at host \"{host}\"")]
     Away { name: String, host: String },
     /// Its volume or VM has been removed here.
-    #[error("\"{0}\" is no longer here; see: sterna volume list")]
+    #[error("\"{0}\" is not here now; see: sterna volume list")]
     Gone(String),
     /// Its order is not recorded.
     #[error("its order is not recorded; order it again: sterna migrate {volume} --to {target}")]

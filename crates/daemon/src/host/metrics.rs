@@ -157,7 +157,7 @@ impl Host {
             family.count(&[("volume", name)], status.connections as u64);
         }
         let mut family = told
-            .gauge("sterna_volume_clients_elsewhere", "Clients that another host leads to a volume here.");
+            .gauge("sterna_volume_clients_elsewhere", "Clients that another host forwards to a volume here.");
         for (name, status) in with_status() {
             for (host, clients) in self.hosts.clients_by_name(&status.clients_elsewhere) {
                 family.count(&[("volume", name), ("host", &host)], u64::from(clients));
@@ -173,7 +173,7 @@ impl Host {
         let gauges: [(&str, &str, fn(&FillingProgress) -> u64); 3] = [
             (
                 "sterna_volume_missing_bytes",
-                "Bytes that have not come from the volume's former host.",
+                "Bytes that have not arrived from the volume's former host.",
                 |filling| filling.units_missing * UNIT_BYTES,
             ),
             (

@@ -338,7 +338,7 @@ impl Vms {
                     format!("it ended while the daemon was away: {}", process::last_words(&self.log(name)))
                 }
             };
-            tracing::warn!(vm = %name, %message, "the VM has ended by itself");
+            tracing::warn!(vm = %name, %message, "the VM has ended without an order");
             (Life::Crashed(message.clone()), Fate::Crashed { message })
         };
         // It may have been removed meanwhile.

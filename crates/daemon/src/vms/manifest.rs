@@ -109,11 +109,11 @@ impl Manifest {
         }
         let (head, mut rest) = rest.split_at_checked(length).ok_or(SHORT)?;
         let head: Head =
-            serde_json::from_slice(head).map_err(|_| ManifestError::Malformed("its head is no head"))?;
-        names::check(&head.name).map_err(|_| ManifestError::Malformed("its name is none"))?;
+            serde_json::from_slice(head).map_err(|_| ManifestError::Malformed("its head is not valid"))?;
+        names::check(&head.name).map_err(|_| ManifestError::Malformed("its name is not valid"))?;
         let mut files = Vec::new();
         for FileHead { name, bytes } in head.files {
-            names::check(&name).map_err(|_| ManifestError::Malformed("the name of a file is none"))?;
+            names::check(&name).map_err(|_| ManifestError::Malformed("the name of a file is not valid"))?;
             let content;
             (content, rest) = rest.split_at_checked(bytes).ok_or(SHORT)?;
             files.push((name, content.to_vec()));

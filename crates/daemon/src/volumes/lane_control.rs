@@ -198,7 +198,7 @@ impl Control for LaneControl {
                     tracing::warn!(path = %kept.display(), "the kept image may lack writes: a flush of it failed, or could not \
                         be recorded; the return will copy everything");
                 } else if let Err(error) = replicas::record(&data_dir, &kept, facts) {
-                    tracing::warn!(path = %kept.display(), %error, "the way home will be a whole copy");
+                    tracing::warn!(path = %kept.display(), %error, "the return will copy everything");
                 }
             }
             Ok(())

@@ -11,7 +11,7 @@ pub(super) const PRODUCT: &str = "QEMU";
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
     /// No monitor listens at the socket.
-    #[error("nobody listens at {}", socket.display())]
+    #[error("no program listens at {}", socket.display())]
     Connect {
         /// The path of the socket.
         socket: PathBuf,

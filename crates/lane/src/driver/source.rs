@@ -316,7 +316,7 @@ impl SourceDriver {
                 warn!(%migration, volume = volume.0, reason, "mirroring is suspended");
                 self.source.handle_event(now, SourceEvent::Suspended { volume, reason });
             }
-            VolumeAction::Resumed => info!(%migration, volume = volume.0, "mirroring goes on"),
+            VolumeAction::Resumed => info!(%migration, volume = volume.0, "mirroring continues"),
             VolumeAction::Told { .. } if self.unaware.contains(&volume) => {}
             VolumeAction::Told { manifest } => {
                 self.source.handle_event(now, SourceEvent::Told { volume, manifest });

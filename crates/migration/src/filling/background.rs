@@ -117,8 +117,8 @@ impl Background {
 impl Pause {
     fn reason(self) -> &'static str {
         match self {
-            Self::ReservoirAway => "the host that has what is missing",
-            Self::StoreFails => "the store to take what was fetched",
+            Self::ReservoirAway => "the host that has the missing blocks",
+            Self::StoreFails => "the store to write fetched blocks",
         }
     }
 }

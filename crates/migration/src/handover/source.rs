@@ -288,11 +288,11 @@ impl Source {
         match &self.state {
             State::Copying { not_before } => self
                 .all_at_least(SyncState::Converged)
-                .then_some((*not_before, "a pause before the next try at the handover")),
+                .then_some((*not_before, "a pause before the next attempt at the handover")),
             State::Closing { .. } | State::Preparing { .. } if self.early == Early::UnderWay => None,
             State::Closing { began, open } => {
                 let reason = if open.is_empty() {
-                    "what is on its way to the target to arrive"
+                    "data in flight to the target to arrive"
                 } else {
                     "the guest requests in flight to end"
                 };

@@ -326,7 +326,7 @@ impl Target {
                 } else {
                     *ask_at
                 };
-                Some((at, "the source to say what became of the handover"))
+                Some((at, "the source to report the outcome of the handover"))
             }
             State::Withdrawing { retry_at, .. }
             | State::Promising { retry_at, .. }
@@ -337,7 +337,7 @@ impl Target {
             | State::Gone { end: End::Committing { retry_at }, .. } => Some(((*retry_at)?, "the journal")),
             State::Receiving | State::HandedBack { .. } if self.journal == Journal::Own => {
                 let at = self.gives_up_at().map_or(self.ask_at, |at| at.min(self.ask_at));
-                Some((at, "the source to go on, or to end it"))
+                Some((at, "the source to continue, or to end it"))
             }
             _ => None,
         }

@@ -101,7 +101,7 @@ pub enum Inconsistent {
     #[error("a record names migration {0}, which is unknown")]
     UnknownMigration(MigrationId),
     /// A record is about a restored journal, and this one never was restored.
-    #[error("a record is about a journal that was put back, and this one never was")]
+    #[error("a record is about a restored journal, and this one was never restored")]
     NotRestored,
     /// A record does not fit the stage of the migration.
     #[error("migration {migration} is {stage:?}: a record of {record} does not fit")]

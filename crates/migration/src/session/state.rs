@@ -212,9 +212,9 @@ impl MigrationSession {
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match self.state {
             State::Doing { until: Some(until), .. } => Some((until, "the other host to take the volumes")),
-            State::Interrupted { retry_at: Some(at) } => Some((at, "a lane to go on with it")),
+            State::Interrupted { retry_at: Some(at) } => Some((at, "a lane to continue it")),
             State::Abandoning { retry_at: Some(at), .. } | State::Ending { retry_at: Some(at), .. } => {
-                Some((at, "the journal to take that it has ended"))
+                Some((at, "the journal to record its end"))
             }
             State::Noting { retry_at: Some(at), .. } => Some((at, "a note of where the VM is")),
             _ => None,

@@ -47,7 +47,7 @@ pub(super) async fn run(
         }
         MigrationCommand::Resume(migration) => {
             let shown = client.resume_migration(&migration.id).await?;
-            output::print(format, &shown, |migration| format!("{} goes on\n", migration.id))?;
+            output::print(format, &shown, |migration| format!("{} continues\n", migration.id))?;
         }
         MigrationCommand::Set(SetArguments { id, bandwidth }) => {
             let bandwidth_bytes_per_second = match bandwidth {

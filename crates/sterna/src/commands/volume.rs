@@ -95,7 +95,7 @@ pub(super) async fn run(
                 ImageFate::Deleted => format!("{} removed; {} deleted\n", removed.name, removed.image),
                 ImageFate::Kept => {
                     let why = removed.kept_because.map_or("", kept_because);
-                    format!("{} removed; its image stays at {}{why}\n", removed.name, removed.image)
+                    format!("removed {}; its image is kept at {}{why}\n", removed.name, removed.image)
                 }
                 ImageFate::Elsewhere => {
                     let host = removed.host.as_deref().unwrap_or("that has it");

@@ -38,7 +38,7 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
         let least =
             machine.least_downtime_ms.map(|least| format!(" (the distance alone takes {least:.1} ms)"));
         let text = format!("{} ms at most{}", machine.max_downtime_ms, least.unwrap_or_default());
-        rows.push(("stands still", text));
+        rows.push(("VM pauses", text));
     }
     let copied = format!("at most {}, and what guests write meanwhile", bytes(plan.bytes_max));
     rows.push(("copied", copied));

@@ -85,7 +85,7 @@ pub(crate) fn released(vm: &Vm) -> String {
     let message = vm.message.as_ref().map(|message| format!("; {message}")).unwrap_or_default();
     match vm.state {
         // The VM has ended, so its disks were not given back.
-        VmState::Unknown => format!("{} is no longer known here{message}\n", vm.name),
+        VmState::Unknown => format!("removed {}{message}\n", vm.name),
         _ => format!("{} has its disks back{message}\n", vm.name),
     }
 }
@@ -93,8 +93,8 @@ pub(crate) fn released(vm: &Vm) -> String {
 /// Returns the text about a removed VM.
 pub(crate) fn removed(removed: &RemovedVm) -> String {
     match removed.volumes.as_slice() {
-        [] => format!("{} is no longer known here\n", removed.name),
-        names => format!("{} is no longer known here; its volumes stay: {}\n", removed.name, volumes(names)),
+        [] => format!("removed {}\n", removed.name),
+        names => format!("removed {}; its volumes are kept: {}\n", removed.name, volumes(names)),
     }
 }
 

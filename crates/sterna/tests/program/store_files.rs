@@ -64,7 +64,7 @@ fn a_target_is_marked_until_it_is_complete_and_a_lost_journal_takes_none_for_a_d
     scene.succeed(&["migrate", "v", "--to", "b"]);
     // An image that a user had before stays.
     let said = scene.succeed(&["volume", "remove", "v"]);
-    assert!(said.contains("its image stays at"), "{said}");
+    assert!(said.contains("its image is kept at"), "{said}");
     assert_eq!(
         (role(&scene, "b", "v.img").unwrap(), is_marked(&scene, "b/v.img")),
         ("unclaimed".into(), false)

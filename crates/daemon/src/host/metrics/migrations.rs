@@ -35,7 +35,7 @@ const FIGURES: [(&str, &str, Figure); 6] = [
         one.bytes_per_second
     }),
     ("sterna_migration_elapsed_seconds", "For how long a migration has been under way.", |one| one.seconds),
-    ("sterna_migration_paused", "Whether somebody has paused a migration under way.", |one| {
+    ("sterna_migration_paused", "Whether a migration under way is paused.", |one| {
         f64::from(u8::from(one.state == MigrationState::Paused))
     }),
 ];
@@ -78,14 +78,14 @@ pub(super) fn add_sums(told: &mut Exposition, tallies: &Tallies, ends: &EndSums)
     }
     told.histogram("sterna_migration_switch_over_seconds", "How long gates were closed at switch-overs.")
         .times(&[], &ends.switch_overs);
-    told.histogram("sterna_migration_vm_downtime_seconds", "How long VMs stood still that went along.")
+    told.histogram("sterna_migration_vm_downtime_seconds", "How long VMs that moved along were paused.")
         .times(&[], &ends.vm_downtimes);
     let mut family = told.counter("sterna_migration_bytes_total", "What migrations did with bytes.");
     family.count(&[("kind", "copied")], tallies.bytes_copied);
     family.count(&[("kind", "mirrored")], tallies.bytes_mirrored);
     family.count(&[("kind", "zero")], tallies.bytes_zero);
     let mut family =
-        told.counter("sterna_migration_wait_seconds_total", "How long migrations stood still, by reason.");
+        told.counter("sterna_migration_wait_seconds_total", "How long migrations were stalled, by reason.");
     for (reason, waited) in &tallies.waits {
         family.add(&[("reason", reason)], waited.as_secs_f64());
     }

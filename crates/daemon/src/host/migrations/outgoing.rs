@@ -313,7 +313,7 @@ impl OutgoingMigration {
             return;
         };
         let reason = self.stays.clone();
-        tracing::warn!(%migration, vm = %vm, reason, "a VM was on its way when this daemon was stopped; it stays here");
+        tracing::warn!(%migration, vm = %vm, reason, "a VM was moving when this daemon stopped; it stays here");
         // If it is too late, nothing is lost.
         let _ = lane.fail(migration, FailureCode::VmStayed, reason).await;
     }

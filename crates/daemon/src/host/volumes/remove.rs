@@ -137,7 +137,7 @@ impl Host {
             // N.B. while the journal says that the image is complete: later nothing records that.
             let unmarked = tokio::task::spawn_blocking(move || half_made::unmark(&image)).await;
             if let Ok(Err(error)) = unmarked {
-                tracing::warn!(volume = %record.name, %error, "an image that is complete stays marked as half-made");
+                tracing::warn!(volume = %record.name, %error, "cannot delete the half-made mark of a complete image");
             }
         }
         let Some(path) = doomed(record, fate) else {

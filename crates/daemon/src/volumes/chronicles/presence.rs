@@ -217,5 +217,5 @@ fn encode(sequence: u64, entry: &LogEntry, bytes: &mut Vec<u8>) -> io::Result<()
     if encode_entry(sequence, entry, bytes) {
         return Ok(());
     }
-    Err(io::Error::other("an entry of what is missing is too large"))
+    Err(io::Error::other("an entry of missing blocks is too large"))
 }

@@ -307,8 +307,8 @@ impl Host {
         let checked = blocking(move || Ok(chronicles.check_left(key, &image))).await?;
         checked.map_err(|distrust| {
             let detail = format!(
-                "host \"{}\" lacks parts of volume \"{}\" that are in it, and nothing is read from it: {distrust}; if they cannot be \
-                 brought back, give up what is missing, at that host: sterna volume promote {} --force",
+                "host \"{}\" lacks parts of volume \"{}\" that are in it, and nothing is read from it: {distrust}; if they \
+                 cannot be restored, give up the missing blocks at that host: sterna volume promote {} --force",
                 moved.host_name, record.name, record.name
             );
             RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail }
