@@ -4,6 +4,7 @@
 //! ```text
 //!   opened    folder and file, opened once, without following a link
 //!   claims    the claims of the journal, chains, marks and other programs: the book of migration::custody
+//!   chains    what the images of all stores stand on: headers read and remembered, leads from their names
 //!   steps     discard, fence, rename, take back: opened ► locked ► asked ► compared ► done ► synced (Handling)
 //!   making    new files: reserved, sized, put into their place
 //!   names     which files the names of images led to when they were opened
@@ -12,8 +13,11 @@
 //! `migration::custody` decides which step is allowed to which owner, and the order of its parts. `tidy` checks that no other
 //! module of the daemon does any of this to an image.
 
+mod chains;
 mod claims;
 mod freeing;
+mod headers;
+mod leads;
 mod making;
 mod names;
 mod opened;
@@ -21,19 +25,22 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use block::held::{Held, Identity};
 use lane::ControlFault;
 use migration::VolumeId;
-use migration::custody::{Owner, Refused, Step};
+use migration::custody::{Object, Owner, Refused, Step};
 use migration::journal::{ImageLocation, State};
 
 use crate::error::RequestError;
 use crate::journal::Journal;
+use crate::stores::{StoreKind, Stores};
 
+use self::headers::Headers;
 pub(crate) use self::making::{allocate, clear_unfinished, place_made, set_size};
 
 /// Custody of the images of this host; a clone is another handle to it.
@@ -44,6 +51,10 @@ pub(crate) struct Custody {
 
 struct Books {
     known: Known,
+    /// What the files of the stores say that they stand on.
+    headers: Headers,
+    /// The folders of the stores.
+    folders: Mutex<BTreeSet<PathBuf>>,
 }
 
 /// The source of claims.
@@ -70,13 +81,29 @@ pub(crate) enum CustodyError {
 }
 
 impl Custody {
-    pub(crate) fn new(journal: Journal) -> Self {
-        Self { books: Arc::new(Books { known: Known::Journal(journal) }) }
+    pub(crate) fn new(journal: Journal, stores: &Stores) -> Self {
+        let custody = Self::of(Known::Journal(journal));
+        custody.add_stores(stores);
+        custody
+    }
+
+    fn of(known: Known) -> Self {
+        let (headers, folders) = (Headers::default(), Mutex::default());
+        Self { books: Arc::new(Books { known, headers, folders }) }
+    }
+
+    /// Looks in the folders of these stores as well: an image in one may stand on an image in another.
+    pub(crate) fn add_stores(&self, stores: &Stores) {
+        let folders = stores.iter().filter_map(|store| match store.kind() {
+            StoreKind::Folder { folder, .. } => Some(folder.path().to_owned()),
+            StoreKind::Single(_) => None,
+        });
+        self.folders().extend(folders);
     }
 
     #[cfg(test)]
     pub(crate) fn of_state(state: State) -> Self {
-        Self { books: Arc::new(Books { known: Known::State(Box::new(state)) }) }
+        Self::of(Known::State(Box::new(state)))
     }
 
     /// Checks whether a step may be taken that is done in another module: serving, releasing, restoring, giving back, advice.
@@ -91,6 +118,20 @@ impl Custody {
     /// Checks whether the image of a volume may be deleted once the volume is removed.
     pub(crate) fn check_removal(&self, volume: VolumeId, path: &Path) -> Result<(), CustodyError> {
         self.check_deletion(path, &Owner::Volume(volume), |book| book.forget_volume(volume))
+    }
+
+    fn headers(&self) -> &Headers {
+        &self.books.headers
+    }
+
+    fn folders(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.books.folders.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The folders whose images may stand on an object: those of all stores, and its own.
+    fn folders_for(&self, object: &Object) -> BTreeSet<PathBuf> {
+        let own = object.place.file().and_then(|path| Path::new(path).parent());
+        self.folders().iter().map(PathBuf::as_path).chain(own).map(Path::to_owned).collect()
     }
 
     fn state(&self) -> State {

@@ -158,7 +158,7 @@ impl Host {
         let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
         let hooks = Hooks::open(config.hooks.clone(), config.data_dir.join(HOOKS_FOLDER));
-        let custody = Custody::new(journal.clone());
+        let custody = Custody::new(journal.clone(), &stores);
         Arc::new(Self {
             custody,
             audit,

@@ -195,7 +195,7 @@ impl Daemon {
             );
         }
         let listener = listen(sockets.bind_api(&api, &config.api_socket)?)?;
-        let custody = Custody::new(journal.clone());
+        let custody = Custody::new(journal.clone(), &stores);
         recovery::run(&journal, &custody).await.map_err(ServeError::Recovery)?;
         settle(&stores, &custody, &journal.read(State::clone));
         chronicles.sweep(&journal.read(State::clone));

@@ -29,7 +29,7 @@ mod store;
 mod top;
 
 pub use create::{BackingFile, CLUSTER_SIZE, Qcow2Options};
-pub use header::HeaderError;
+pub use header::{FilesBelow, HEADER_MAX, HeaderError};
 pub use image::{CHAIN_MAX, Qcow2Error, Qcow2Image};
 pub use probe::{Format, disk_size, names_backing_file, probe_format, probe_held};
 pub use store::Qcow2Store;

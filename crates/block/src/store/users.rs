@@ -57,11 +57,9 @@ pub fn is_ours(file: &OwnedFd) -> io::Result<bool> {
 pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
     let wanted = rustix::fs::fstat(file)?;
     let mut users = Vec::new();
-    let ours = std::process::id();
-    for entry in std::fs::read_dir("/proc")? {
-        let name = entry?.file_name();
-        let Some(process) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else { continue };
-        if process != ours && has_open(process, &wanted)? {
+    for process in other_processes()? {
+        let process = process?;
+        if has_open(process, &wanted)? {
             users.push(lock::holder(Some(process)).to_string());
         }
     }
@@ -69,16 +67,47 @@ pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
     Ok(users)
 }
 
-fn has_open(process: u32, wanted: &rustix::fs::Stat) -> io::Result<bool> {
-    // Each thread may have a table of its own, and the first one may have ended before the others.
-    for thread in entries_of(&format!("/proc/{process}/task"))? {
-        for descriptor in entries_of(&format!("{}/fd", thread.display()))? {
-            if rustix::fs::stat(descriptor).is_ok_and(|found| lock::is_same(&found, wanted)) {
-                return Ok(true);
-            }
+/// What the other programs that have the file open have open besides: links in `/proc` that lead to it, each with its program.
+///
+/// # Errors
+/// The system does not tell.
+pub fn open_beside(file: &OwnedFd) -> io::Result<Vec<(String, PathBuf)>> {
+    let wanted = rustix::fs::fstat(file)?;
+    let mut beside = Vec::new();
+    for process in other_processes()? {
+        let process = process?;
+        let is_it = |path: &PathBuf| rustix::fs::stat(path).is_ok_and(|found| lock::is_same(&found, &wanted));
+        let (same, others): (Vec<_>, Vec<_>) = descriptors_of(process)?.into_iter().partition(is_it);
+        if !same.is_empty() {
+            let holder = lock::holder(Some(process)).to_string();
+            beside.extend(others.into_iter().map(|path| (holder.clone(), path)));
         }
     }
-    Ok(false)
+    Ok(beside)
+}
+
+/// The processes of this machine but this one.
+fn other_processes() -> io::Result<impl Iterator<Item = io::Result<u32>>> {
+    let ours = std::process::id();
+    let numbers = std::fs::read_dir("/proc")?.filter_map(|entry| match entry {
+        Ok(entry) => entry.file_name().to_str()?.parse::<u32>().ok().map(Ok),
+        Err(error) => Some(Err(error)),
+    });
+    Ok(numbers.filter(move |number| number.as_ref().ok() != Some(&ours)))
+}
+
+fn has_open(process: u32, wanted: &rustix::fs::Stat) -> io::Result<bool> {
+    let is_it = |path: &PathBuf| rustix::fs::stat(path).is_ok_and(|found| lock::is_same(&found, wanted));
+    Ok(descriptors_of(process)?.iter().any(is_it))
+}
+
+/// The descriptors of a process: each thread may have a table of its own, and the first one may have ended before the others.
+fn descriptors_of(process: u32) -> io::Result<Vec<PathBuf>> {
+    let mut descriptors = Vec::new();
+    for thread in entries_of(&format!("/proc/{process}/task"))? {
+        descriptors.extend(entries_of(&format!("{}/fd", thread.display()))?);
+    }
+    Ok(descriptors)
 }
 
 /// Returns the entries of a process's folder; none if the process has ended, or is hidden from a user other than root.

@@ -200,6 +200,7 @@ impl Custody {
                     let mut book = self.book_about(&object);
                     if let Some(file) = opened.file() {
                         add_users(&mut book, step, owner, file, &object);
+                        self.add_open_chains(&mut book, step, file, &object);
                     }
                     Event::Gathered(book)
                 }

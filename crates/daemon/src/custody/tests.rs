@@ -15,7 +15,9 @@ use migration::recovery::Retirement;
 use migration::{MigrationId, VolumeId};
 
 use super::{Custody, CustodyError};
+use crate::config::StoreConfig;
 use crate::images::{fenced_path, half_made};
+use crate::stores::Stores;
 
 const V: VolumeId = VolumeId([1; 16]);
 const BY_NAME: Owner = Owner::Administrator(Word::Plain);
@@ -235,4 +237,101 @@ fn a_target_that_is_given_up_goes_while_this_daemon_still_has_it_open() {
     custody.discard(&location(&from), &Owner::Migration(MigrationId(7))).unwrap();
     drop(open);
     assert_eq!((from.exists(), to.exists()), (false, true));
+}
+
+/// A small image of `qemu-img`'s that stands on `backing`, as written.
+fn overlay(path: &Path, backing: &str) {
+    let mut bytes = vec![0; 4096];
+    bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
+    bytes[8..16].copy_from_slice(&512_u64.to_be_bytes());
+    bytes[16..20].copy_from_slice(&(backing.len() as u32).to_be_bytes());
+    bytes[20..24].copy_from_slice(&16_u32.to_be_bytes());
+    bytes[512..512 + backing.len()].copy_from_slice(backing.as_bytes());
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Custody of two stores in a folder, `fast` and `slow`.
+fn of_two_stores(folder: &Path, records: Vec<Record>) -> Custody {
+    let configured = ["fast", "slow"].map(|name| {
+        std::fs::create_dir_all(folder.join(name)).unwrap();
+        (name.to_owned(), StoreConfig::Folder { path: folder.join(name), format: None })
+    });
+    let custody = custody(records);
+    custody.add_stores(&Stores::new(&configured.into()));
+    custody
+}
+
+#[test]
+fn an_image_in_another_store_keeps_what_it_stands_on_whatever_it_is_called() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let custody = of_two_stores(folder.path(), Vec::new());
+    let base = image(&at("slow"), "base");
+    std::os::unix::fs::symlink(&base, at("link")).unwrap();
+    let text = base.display().to_string();
+    for (name, backing) in [
+        ("fast/any name", text.clone()),
+        ("fast/a.img", "../slow/base".to_owned()),
+        ("fast/b", format!("file:{text}")),
+        ("fast/c", at("link").display().to_string()),
+        ("fast/d", format!("json:{}", serde_json::json!({ "driver": "raw", "file.filename": text }))),
+        ("fast/e", "nbd+unix:///v?socket=/run/sterna/volumes/v.sock".to_owned()),
+    ] {
+        overlay(&at(name), &backing);
+        let location = match name {
+            // The volume's image.
+            "fast/e" => {
+                let served = of_two_stores(folder.path(), vec![volume(location(&base))]);
+                let why = format!("{} stands on the export of its volume", at(name).display());
+                refused(served.check_removal(V, &base), &why);
+                served.rename(&base, &at("slow/new"), &Owner::Volume(V)).unwrap();
+                std::fs::rename(at("slow/new"), &base).unwrap();
+                continue;
+            }
+            _ => location(&base),
+        };
+        let why = format!("{} stands on it", at(name).display());
+        refused(custody.delete(&base, &BY_NAME), &why);
+        refused(custody.rename(&base, &at("slow/new"), &Owner::Migration(MigrationId(3))), &why);
+        refused(custody.check(Step::Zero, &Owner::Housekeeping, &location), &why);
+        if name == "fast/c" {
+            refused(custody.delete(&at("link"), &BY_NAME), &why);
+        }
+        std::fs::remove_file(at(name)).unwrap();
+    }
+    std::fs::remove_file(at("fast/e")).unwrap();
+    custody.delete(&base, &BY_NAME).unwrap();
+}
+
+#[test]
+fn an_image_whose_header_or_name_is_not_understood_keeps_all() {
+    let folder = tempfile::tempdir().unwrap();
+    let custody = of_two_stores(folder.path(), Vec::new());
+    let (base, other) = (image(&folder.path().join("slow"), "base"), folder.path().join("fast/x"));
+    std::fs::write(&other, b"QFI\xfb\0\0\0\x03 no header").unwrap();
+    refused(custody.delete(&base, &BY_NAME), "it is not known who uses it");
+    overlay(&other, "ssh://somewhere/base");
+    refused(custody.delete(&base, &BY_NAME), "stands on ssh://somewhere/base, which is not understood");
+    // A raw disk whose format is known by its name says nothing of that kind: its guest has written it.
+    std::fs::rename(&other, folder.path().join("fast/v.img.moved-m1")).unwrap();
+    custody.delete(&base, &BY_NAME).unwrap();
+}
+
+#[test]
+fn a_chain_that_a_program_has_open_keeps_the_name_of_what_is_below() {
+    let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (from, to) = (image(folder.path(), "from.img"), image(folder.path(), "to.img"));
+    let custody = custody(left(&from, &to));
+    let top = elsewhere.path().join("top");
+    overlay(&top, &from.display().to_string());
+    let opened = File::open(&from).unwrap();
+    let mut qemu = Command::new("sleep");
+    qemu.arg("600").stdin(opened).stdout(File::open(&top).unwrap());
+    let qemu = Stranger(qemu.spawn().unwrap());
+    let retire = || custody.retire(&location(&from), Retirement::Keep, MigrationId(7));
+    let fault = retire().unwrap_err().to_string();
+    assert!(fault.contains(&format!("{}, which sleep", top.display())), "{fault}");
+    drop(qemu);
+    retire().unwrap();
+    assert!(!from.exists());
 }

@@ -147,6 +147,7 @@ impl Host {
         impairments: &BTreeMap<String, ImpairmentConfig>,
     ) {
         self.stores.add(added, impairments);
+        self.custody.add_stores(&self.stores);
         let state = self.journal.read(State::clone);
         for store in self.stores.iter().filter(|store| added.contains_key(store.name())) {
             tracing::info!(store = store.name(), "the store can be used");

@@ -85,6 +85,7 @@ enum StepFault {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::path::Path;
 
     use chronicle::Generation;
@@ -97,6 +98,7 @@ mod tests {
     use crate::custody::Custody;
     use crate::files::lock::FolderLock;
     use crate::journal::Journal;
+    use crate::stores::Stores;
 
     const VOLUME: VolumeId = VolumeId([7; 16]);
     const MIGRATION: MigrationId = MigrationId(0);
@@ -146,7 +148,8 @@ mod tests {
             journal.commit(vec![record]).await.unwrap();
         }
         for _ in 0..2 {
-            super::run(&journal, &Custody::new(journal.clone())).await.unwrap();
+            let custody = Custody::new(journal.clone(), &Stores::new(&BTreeMap::new()));
+            super::run(&journal, &custody).await.unwrap();
         }
         let state = journal.read(State::clone);
         let stage = state.migrations[&MIGRATION].stage.clone();

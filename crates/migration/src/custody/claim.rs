@@ -39,6 +39,11 @@ pub enum Kind {
         /// The path of the other image.
         top: String,
     },
+    /// Another image stands on the export of the volume that is served from it.
+    BelowExport {
+        /// Where the other image is.
+        top: String,
+    },
     /// A migration copies into it.
     Target {
         /// The migration that copies into it.
@@ -97,6 +102,7 @@ impl fmt::Display for Kind {
             Self::Served { name, .. } => write!(f, "the volume \"{name}\" is served from it"),
             Self::BelowServed { name, .. } => write!(f, "the image of volume \"{name}\" stands on it"),
             Self::BelowImage { top } => write!(f, "the image {top} stands on it"),
+            Self::BelowExport { top } => write!(f, "the image {top} stands on the export of its volume"),
             Self::Target { migration } => {
                 write!(f, "migration {migration} fills it (sterna migration show {migration})")
             }

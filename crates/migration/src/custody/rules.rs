@@ -13,6 +13,8 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
         Kind::BelowServed { .. } | Kind::BelowImage { .. } => {
             !matches!(step, Step::ServeReadOnly | Step::Unmark | Step::Mark) && !broken(Bug::ChainUnclaimed)
         }
+        // The volume may be served on, and its image may have any name.
+        Kind::BelowExport { .. } => takes_volume_away(step) && !broken(Bug::ChainUnclaimed),
         Kind::Target { migration } | Kind::Left { migration } => *owner != Owner::Migration(*migration),
         Kind::Reservoir { migration, .. } => {
             *owner != Owner::Migration(*migration) && !broken(Bug::ReservoirUnclaimed)
@@ -22,6 +24,19 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
         Kind::HalfMade => against_half_made(step, owner),
         Kind::Restored { volume, .. } => !is_of_volume(owner, *volume) || !matches!(step, Step::Restore),
     }
+}
+
+/// Whether a volume that is served from the image lacks its bytes afterwards.
+fn takes_volume_away(step: Step) -> bool {
+    matches!(
+        step,
+        Step::Discard
+            | Step::TakeBack
+            | Step::Create
+            | Step::Zero
+            | Step::Release
+            | Step::Advise(super::step::Advice::Delete | super::step::Advice::Truncate)
+    )
 }
 
 /// Permits steps that keep the bytes: a foreign program keeps its open descriptor when the name changes.

@@ -324,3 +324,18 @@ fn an_image_that_its_volume_has_left_gets_another_name_also_if_some_chain_cannot
     assert_eq!(known.ask(Step::Discard, &own, &image).unwrap_err().claims, [dark]);
     known.ask(Step::Fence, &Owner::Migration(MigrationId(5)), &image).unwrap_err();
 }
+
+#[test]
+fn what_an_export_is_stood_on_by_is_not_taken_away() {
+    let kind = || Kind::BelowExport { top: "/o".into() };
+    let book = claimed(kind());
+    for owner in all_owners() {
+        for step in [Step::Discard, Step::TakeBack, Step::Zero, Step::Release, Step::Advise(Advice::Delete)] {
+            let refused = book.ask(step, &owner, &object("/a", 1)).unwrap_err();
+            assert_eq!(refused.claims, [kind()], "{owner:?} {step:?}");
+        }
+        for step in [Step::Rename, Step::Restore, Step::Resize, Step::ServeReadWrite, Step::GiveBack] {
+            assert!(book.ask(step, &owner, &object("/a", 1)).is_ok(), "{owner:?} {step:?}");
+        }
+    }
+}

@@ -9,7 +9,7 @@
 //! would need unbounded memory.
 
 /// Bytes of the largest header: a cluster of 2 MiB holds it, but names and extensions need far less.
-pub(super) const HEADER_MAX: usize = 64 << 10;
+pub const HEADER_MAX: usize = 64 << 10;
 
 pub(super) const MAGIC: [u8; 4] = [0x51, 0x46, 0x49, 0xfb];
 pub(super) const SIZE: std::ops::Range<usize> = 24..32;
@@ -31,6 +31,8 @@ pub(super) const SECTOR: u64 = 512;
 const REFCOUNT_ORDER_MAX: u32 = 6;
 
 pub(super) const EXTENSION_BACKING_FORMAT: u32 = 0xe279_2aca;
+/// Header extension with the name of the file that holds the disk's bytes.
+const EXTENSION_DATA_FILE: u32 = 0x4441_5441;
 /// Header extension with the places of persistent dirty bitmaps.
 const EXTENSION_BITMAPS: u32 = 0x2385_2875;
 
@@ -101,6 +103,17 @@ pub(super) struct Header {
     pub(super) has_bitmaps: bool,
     /// The backing file; `None`: unallocated clusters are zero.
     pub(super) backing: Option<BackingName>,
+}
+
+/// The files that an image names as those below it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct FilesBelow {
+    /// Its backing file, as written.
+    pub backing: Option<Vec<u8>>,
+    /// The backing file's format, if the image names one.
+    pub backing_format: Option<String>,
+    /// The raw file that holds its disk's bytes, as written.
+    pub data_file: Option<Vec<u8>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,6 +219,45 @@ impl Header {
     }
 }
 
+impl FilesBelow {
+    /// Reads what an image of qcow version 1, 2 or 3 names, from its first bytes: at most [`HEADER_MAX`]. `None`: it does not
+    /// begin as such an image.
+    ///
+    /// Features that Sterna does not support do not matter: QEMU may open what Sterna refuses.
+    ///
+    /// # Errors
+    /// [`HeaderError`]: what it stands on is not known.
+    pub fn parse(bytes: &[u8]) -> Result<Option<Self>, HeaderError> {
+        if bytes.get(..4) != Some(&MAGIC) {
+            return Ok(None);
+        }
+        let fields = Fields { bytes };
+        let version = fields.u32(4)?;
+        if version == 1 {
+            let backing = backing_bytes(&fields, HEADER_MAX as u64)?.map(<[u8]>::to_owned);
+            return Ok(Some(Self { backing, ..Self::default() }));
+        }
+        if !matches!(version, 2 | 3) {
+            return Err(HeaderError::Version { version });
+        }
+        let cluster_bits = fields.u32(20)?;
+        if !CLUSTER_BITS.contains(&cluster_bits) {
+            return Err(field("cluster size as a power of two", cluster_bits.into()));
+        }
+        let fields = Fields { bytes: bytes.get(..1 << cluster_bits).unwrap_or(bytes) };
+        let length = match version {
+            2 => V2_LENGTH,
+            _ => header_length(&fields, cluster_bits)?,
+        };
+        let extensions = Extensions::read(&fields, length)?;
+        Ok(Some(Self {
+            backing: backing_bytes(&fields, 1 << cluster_bits)?.map(<[u8]>::to_owned),
+            backing_format: extensions.backing_format,
+            data_file: extensions.data_file,
+        }))
+    }
+}
+
 pub(super) fn l1_entries_for(size: u64, cluster_bits: u32) -> u64 {
     size.div_ceil(bytes_per_l2(cluster_bits))
 }
@@ -255,6 +307,11 @@ fn check_version_3(fields: &Fields<'_>, cluster_bits: u32) -> Result<usize, Head
     if order > REFCOUNT_ORDER_MAX {
         return Err(field("refcount width as a power of two", order.into()));
     }
+    header_length(fields, cluster_bits)
+}
+
+/// Reads where the header of version 3 ends.
+fn header_length(fields: &Fields<'_>, cluster_bits: u32) -> Result<usize, HeaderError> {
     let length = fields.u32(100)?;
     let is_possible = length as usize >= V3_LENGTH && u64::from(length) <= 1 << cluster_bits;
     if !is_possible || !length.is_multiple_of(8) {
@@ -288,25 +345,29 @@ fn backing_name(
     cluster_bits: u32,
     format: Option<String>,
 ) -> Result<Option<BackingName>, HeaderError> {
+    let Some(name) = backing_bytes(fields, 1 << cluster_bits)? else { return Ok(None) };
+    let name = std::str::from_utf8(name).map_err(|_| HeaderError::BackingName)?;
+    Ok(Some(BackingName { name: name.to_owned(), format }))
+}
+
+/// Reads the name of the backing file, which begins at `offset_max` or before it.
+fn backing_bytes<'a>(fields: &Fields<'a>, offset_max: u64) -> Result<Option<&'a [u8]>, HeaderError> {
     let (offset, length) = (fields.u64(8)?, fields.u32(16)? as usize);
     if offset == 0 || length == 0 {
         return Ok(None);
     }
-    if length > BACKING_NAME_MAX || offset > 1 << cluster_bits {
+    if length > BACKING_NAME_MAX || offset > offset_max {
         return Err(HeaderError::BackingName);
     }
     let start = usize::try_from(offset).map_err(|_| HeaderError::BackingName)?;
     let name = fields.bytes.get(start..start + length).ok_or(HeaderError::BackingName)?;
-    let name = std::str::from_utf8(name).map_err(|_| HeaderError::BackingName)?;
-    if name.contains('\0') {
-        return Err(HeaderError::BackingName);
-    }
-    Ok(Some(BackingName { name: name.to_owned(), format }))
+    if name.contains(&0) { Err(HeaderError::BackingName) } else { Ok(Some(name)) }
 }
 
 #[derive(Default)]
 struct Extensions {
     backing_format: Option<String>,
+    data_file: Option<Vec<u8>>,
     has_bitmaps: bool,
 }
 
@@ -329,6 +390,7 @@ impl Extensions {
                     let format = std::str::from_utf8(data).map_err(|_| HeaderError::BackingName)?;
                     found.backing_format = Some(format.to_owned());
                 }
+                EXTENSION_DATA_FILE => found.data_file = Some(data.to_owned()),
                 EXTENSION_BITMAPS => found.has_bitmaps = true,
                 _ => {}
             }

@@ -1,0 +1,237 @@
+//! What images stand on: those of the journal, those of every store, those beside the image that is asked about, and those that a
+//! program has open together with it.
+//!
+//! A format that is known is believed: a guest can write into a raw disk what looks like an image that stands on anything.
+
+use std::collections::{BTreeSet, VecDeque};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use migration::custody::{Book, Claim, Found, Identity, Kind, Object};
+use migration::journal::{ImageFormat, ImageLocation, Place, State};
+use rustix::fs::{AtFlags, CWD, FileType};
+
+use super::claims::{look, unknown};
+use super::headers::{Headers, Looked, Says};
+use super::leads::{Lead, leads};
+use super::opened::identity;
+use crate::images::inventory;
+
+/// Files that are looked at for one order, in all folders.
+const FILES_MAX: usize = 100_000;
+/// Images that one stands on, one below the other.
+const DEPTH_MAX: usize = 256;
+/// Links that one name may lead through, as with the kernel.
+const LINKS_MAX: usize = 40;
+
+/// Of whom it is known what an image stands on.
+#[derive(Clone)]
+pub(super) enum Top {
+    /// Of a volume.
+    Volume(migration::VolumeId, String),
+    /// Of nobody: a file that is there.
+    Image(String),
+}
+
+/// A look along chains, for one book.
+pub(super) struct Chains<'a> {
+    book: &'a mut Book,
+    headers: &'a Headers,
+    state: &'a State,
+    /// What is asked about. It does not stand on itself.
+    object: &'a Object,
+    /// What images that no volume has are known to stand on.
+    walked: BTreeSet<PathBuf>,
+}
+
+impl<'a> Chains<'a> {
+    pub(super) fn new(
+        book: &'a mut Book,
+        headers: &'a Headers,
+        state: &'a State,
+        object: &'a Object,
+    ) -> Self {
+        Self { book, headers, state, object, walked: BTreeSet::new() }
+    }
+
+    /// Adds what the images of the journal stand on.
+    pub(super) fn add_journal(&mut self) {
+        let is_qcow2 =
+            |image: &ImageLocation| image.format == ImageFormat::Qcow2 && !image.place.name().is_empty();
+        for record in self.state.claimed_records().filter(|record| is_qcow2(&record.image)) {
+            let top = Top::Volume(record.volume, record.name.clone());
+            self.add(&top, record.image.place.name().into());
+        }
+        for (_, migration) in self.state.unfinished() {
+            let images = migration.volumes.iter().flat_map(|moving| [&moving.source, &moving.target]);
+            for image in images.filter(|image| is_qcow2(image)) {
+                self.add(&Top::Image(image.place.name().to_owned()), image.place.name().into());
+            }
+        }
+    }
+
+    /// Adds what the files of these folders stand on.
+    pub(super) fn add_folders(&mut self, folders: &BTreeSet<PathBuf>) {
+        let raw = self.known_as_raw();
+        let mut count = 0;
+        for folder in folders {
+            let entries = match std::fs::read_dir(folder) {
+                Ok(entries) => entries,
+                Err(error) => {
+                    self.unknown(folder, format!("the folder {} cannot be read: {error}", folder.display()));
+                    continue;
+                }
+            };
+            for entry in entries {
+                count += 1;
+                if count > FILES_MAX {
+                    return self.unknown(folder, format!("the stores have more than {FILES_MAX} files"));
+                }
+                match entry {
+                    Ok(entry) => self.add_file(entry.path(), &raw),
+                    Err(error) => {
+                        let why = format!("the folder {} cannot be read: {error}", folder.display());
+                        self.unknown(folder, why);
+                    }
+                }
+            }
+        }
+    }
+
+    fn add_file(&mut self, path: PathBuf, raw: &BTreeSet<Identity>) {
+        let named = path.file_name().and_then(|name| name.to_str()).and_then(inventory::parse);
+        if named.is_some_and(|(_, format, _)| format == ImageFormat::Raw) {
+            return;
+        }
+        let is_raw = |found: Found| matches!(found, Found::There(identity) if raw.contains(&identity));
+        if path.to_str().is_some_and(|path| is_raw(look(&Place::File(path.to_owned())))) {
+            return;
+        }
+        self.add(&Top::Image(path.display().to_string()), path);
+    }
+
+    /// The images of which the journal says that they are raw.
+    fn known_as_raw(&self) -> BTreeSet<Identity> {
+        let records = self.state.claimed_records().map(|record| &record.image);
+        let moving = self.state.unfinished().flat_map(|(_, migration)| &migration.volumes);
+        let images = records.chain(moving.flat_map(|moving| [&moving.source, &moving.target]));
+        let raw = images.filter(|image| image.format == ImageFormat::Raw);
+        let found = raw.filter_map(|image| match look(&image.place) {
+            Found::There(identity @ Identity::File { .. }) => Some(identity),
+            _ => None,
+        });
+        found.collect()
+    }
+
+    /// Adds what one image stands on, and what that stands on.
+    pub(super) fn add(&mut self, top: &Top, image: PathBuf) {
+        let mut seen = BTreeSet::new();
+        let mut images = VecDeque::from([image]);
+        while let Some(image) = images.pop_front() {
+            // A loop ends here, and so does what another image was followed into.
+            if !seen.insert(image.clone())
+                || matches!(top, Top::Image(_)) && !self.walked.insert(image.clone())
+            {
+                continue;
+            }
+            if seen.len() > DEPTH_MAX {
+                return self
+                    .unknown(&image, format!("{} stands on more than {DEPTH_MAX} images", image.display()));
+            }
+            match self.headers.look(&image) {
+                Ok(None) => {}
+                Ok(Some(looked)) if self.is_object(&looked) && matches!(top, Top::Image(_)) => {}
+                Ok(Some(looked)) => self.add_below(top, &image, &looked, &mut images),
+                // An image that is gone stands on nothing; what stood below it is nobody's.
+                Err(error) if error.kind() == io::ErrorKind::NotFound && !is_in_lost_folder(top, &image) => {}
+                Err(error) => {
+                    self.unknown(
+                        &image,
+                        format!("what {} stands on cannot be read: {error}", image.display()),
+                    );
+                }
+            }
+        }
+    }
+
+    fn add_below(&mut self, top: &Top, image: &Path, looked: &Looked, images: &mut VecDeque<PathBuf>) {
+        let names = match &*looked.says {
+            Says::Nothing => return,
+            Says::Unknown(why) => {
+                return self
+                    .unknown(image, format!("what {} stands on is not known: {why}", image.display()));
+            }
+            Says::Names(names) => names,
+        };
+        for named in names {
+            for lead in leads(&named.name, &looked.folders) {
+                match lead {
+                    Lead::File(path) => {
+                        self.claim_file(top, &path);
+                        if !named.is_raw {
+                            images.push_back(path);
+                        }
+                    }
+                    Lead::Export { uri, volumes } => self.claim_export(image, &uri, &volumes),
+                    Lead::Away => {}
+                    Lead::Unknown(name) => {
+                        let why = format!("{} stands on {name}, which is not understood", image.display());
+                        self.unknown(image, why);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether an image is the one that is asked about.
+    fn is_object(&self, looked: &Looked) -> bool {
+        let (device, inode) = looked.identity;
+        self.object.found == Found::There(Identity::File { device, inode })
+    }
+
+    /// Claims a file, and each link that leads to it.
+    fn claim_file(&mut self, top: &Top, path: &Path) {
+        let kind = || match top {
+            Top::Volume(volume, name) => Kind::BelowServed { volume: *volume, name: name.clone() },
+            Top::Image(top) => Kind::BelowImage { top: top.clone() },
+        };
+        let mut path = path.to_owned();
+        for _ in 0..LINKS_MAX {
+            let place = place_of(&path);
+            self.book.add(Claim { kind: kind(), found: look(&place), place });
+            let Ok(stat) = rustix::fs::statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW) else { return };
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
+                return;
+            }
+            let (place, found) = (place_of(&path), Found::There(identity(&stat)));
+            self.book.add(Claim { kind: kind(), place, found });
+            let Ok(target) = std::fs::read_link(&path) else { return };
+            path = path.parent().unwrap_or(Path::new("/")).join(target);
+        }
+    }
+
+    /// Claims the images of the volumes that an export can be of, and the export itself.
+    fn claim_export(&mut self, image: &Path, uri: &str, volumes: &[String]) {
+        let top = image.display().to_string();
+        for known in self.state.volumes.values().filter(|known| volumes.contains(&known.record.name)) {
+            let place = known.record.image.place.clone();
+            let kind = Kind::BelowExport { top: top.clone() };
+            self.book.add(Claim { kind, found: look(&place), place });
+        }
+        let place = Place::Nbd(uri.to_owned());
+        self.book.add(Claim { kind: Kind::BelowImage { top }, found: look(&place), place });
+    }
+
+    fn unknown(&mut self, path: &Path, why: String) {
+        self.book.add(unknown(path, why));
+    }
+}
+
+fn place_of(path: &Path) -> Place {
+    Place::File(path.display().to_string())
+}
+
+/// Whether the image of a volume may be in a folder that is not there for the time being.
+fn is_in_lost_folder(top: &Top, image: &Path) -> bool {
+    matches!(top, Top::Volume(..)) && image.parent().is_some_and(|folder| !folder.is_dir())
+}
