@@ -21,6 +21,7 @@ use hypervisor::qemu::command_line::understood::Allowed;
 use hypervisor::qemu::command_line::{files, listening};
 
 use super::catalogue::{Fate, Record, Standing};
+use super::definition::Received;
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
 use super::{
@@ -130,7 +131,7 @@ impl Vms {
     /// if the description is malformed or names something forbidden.
     pub(crate) async fn compare_files(&self, bytes: &[u8]) -> Result<(Differences, Scope), VmError> {
         let manifest = Manifest::decode(bytes)?;
-        let (definition, changed) = self.understand(&manifest)?;
+        let (definition, Received { changed, .. }) = self.understand(&manifest)?;
         let needs = manifest.needs;
         let scope = if needs.only_files { Scope::Files } else { Scope::Everything };
         let (command, user) = (definition.command_anywhere(), self.allowed.runs_as.user());
@@ -155,9 +156,9 @@ impl Vms {
         wished: Terms,
     ) -> Result<(Vec<(String, u64)>, Terms), MoveFault> {
         let manifest = Manifest::decode(bytes).map_err(VmError::from)?;
-        let (definition, _) = self.understand(&manifest)?;
+        let (definition, received) = self.understand(&manifest)?;
         let command = definition.command_anywhere();
-        let needs = manifest.needs;
+        let needs = manifest.needs.with_command(received.memory_bytes);
         self.make_monitors_folder()?;
         let program = command.first().map_or("", String::as_str);
         let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await;
@@ -327,11 +328,11 @@ impl Vms {
         Ok(self.alive(name)?.qemu)
     }
 
-    /// Parses another host's VM description. Returns the definition, and what of the VM changes at this host. Fails if
+    /// Parses another host's VM description. Also returns what of the VM changes at this host, and its memory. Fails if
     /// the description names something forbidden.
-    fn understand(&self, manifest: &Manifest) -> Result<(Definition, Vec<String>), VmError> {
+    fn understand(&self, manifest: &Manifest) -> Result<(Definition, Received), VmError> {
         let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
-        let (definition, changed) = Definition::of_peer(&manifest.definition, allowed)?;
+        let (definition, received) = Definition::of_peer(&manifest.definition, allowed)?;
         // Its drives are read as raw bytes here; QEMU at the other host may have detected a format.
         let image = manifest.files.iter().find(|(_, content)| content.starts_with(QCOW2_MAGIC));
         if let Some((name, _)) = image {
@@ -340,7 +341,7 @@ impl Vms {
             );
             return Err(DefinitionError::Bounds(text).into());
         }
-        Ok((definition, changed))
+        Ok((definition, received))
     }
 
     async fn stand(self: &Arc<Self>, name: &str, standing: Standing) -> Result<(), VmError> {

@@ -33,6 +33,15 @@ const WORDS_MAX: usize = 2000;
 /// The number of disks, and of files, of one VM.
 const THINGS_MAX: usize = 64;
 
+/// What is understood of a definition that another host has sent, beside the definition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Received {
+    /// What of the VM will not be here as it was there, for people.
+    pub(super) changed: Vec<String>,
+    /// How much of this host's memory it can take.
+    pub(super) memory_bytes: u64,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Definition {
     text: String,
@@ -141,7 +150,7 @@ impl Definition {
     /// Reads a definition from another host, and writes the command anew from what was parsed. Also returns what of the VM
     /// changes at this host. **N.B.** Every definition of another host comes in by this function, before anything of this host is
     /// read. Fails if the definition is invalid or names something forbidden.
-    pub(super) fn of_peer(text: &str, allowed: Allowed<'_>) -> Result<(Self, Vec<String>), VmError> {
+    pub(super) fn of_peer(text: &str, allowed: Allowed<'_>) -> Result<(Self, Received), VmError> {
         let received = Self::parse(text)?;
         let understood = Understood::read(&received.command_with_places(), allowed)?;
         // The initial state of a TPM is of use only to the host that added the VM.
@@ -149,7 +158,9 @@ impl Definition {
         let written = Written { command: understood.write(), disks, files, tpm: None };
         let text = toml::to_string(&written)
             .map_err(|error| DefinitionError::Bounds(format!("it cannot be rewritten: {error}")))?;
-        Ok((Self::parse(&text)?, understood.warnings().to_vec()))
+        let received =
+            Received { changed: understood.warnings().to_vec(), memory_bytes: understood.memory_bytes() };
+        Ok((Self::parse(&text)?, received))
     }
 
     pub(crate) fn text(&self) -> &str {
@@ -360,7 +371,8 @@ mod tests {
         let good = GOOD
             .replace("driver=nbd,", "driver=nbd,node-name=root,server.type=unix,")
             .replace("server=on,wait=off", "server,nowait");
-        let (definition, warnings) = Definition::of_peer(&good, Allowed::default()).unwrap();
+        let (definition, received) = Definition::of_peer(&good, Allowed::default()).unwrap();
+        let warnings = received.changed;
         let command = definition.command_with_places().join(" ");
         assert!(
             command.contains("-qmp unix:{qmp},server=on,wait=off -blockdev nbd,node-name=root,"),
@@ -372,7 +384,7 @@ mod tests {
         assert!(warnings[0].contains("-net user"), "QEMU would make one: {warnings:?}");
         assert_eq!((definition.volumes(), definition.tpm_state()), (vec!["web1-root".to_owned()], None));
         let again = Definition::of_peer(definition.text(), Allowed::default()).unwrap();
-        assert_eq!((again.0, again.1.len()), (definition, 0));
+        assert_eq!((again.0, again.1.changed.len()), (definition, 0));
         for (from, to) in [
             ("qemu-system-x86_64", "/usr/bin/qemu-system-x86_64"),
             ("{file:vars}", "{file:vars},format=qcow2"),

@@ -117,6 +117,11 @@ impl Needs {
         }
     }
 
+    /// The same, of a command that can take this much memory: backends, screens and buffers are not in what the other host says.
+    pub(super) fn with_command(self, memory_bytes: u64) -> Self {
+        Self { memory_bytes: Some(self.memory_bytes.unwrap_or(0).max(memory_bytes)), ..self }
+    }
+
     /// Returns what is missing, in sentences that say what to do.
     pub(super) fn faults(&self, found: &Found) -> Vec<String> {
         let faults = [
@@ -200,7 +205,8 @@ impl Needs {
         let (needed, free) = (self.memory_bytes?, found.memory_bytes?);
         (free < needed).then(|| {
             format!(
-                "it has {} MiB of memory, and {} MiB are free there: stop something there, or give the VM less memory",
+                "it can take {} MiB of memory, with what its devices have beside its guest's, and {} MiB are free there: stop \
+                 something there, or give the VM less memory",
                 needed >> 20,
                 free >> 20
             )
@@ -257,6 +263,8 @@ mod tests {
             ..Needs::default()
         };
         assert_eq!(needs.faults(&found()), [""; 0]);
+        let greater = needs.with_command(2 << 30).faults(&found());
+        assert!(greater.len() == 1 && greater[0].contains("2048 MiB"), "{greater:?}");
         assert_eq!(Needs::default().faults(&found()), [""; 0]);
     }
 
@@ -285,7 +293,10 @@ mod tests {
             (Needs { processor: model("Skylake-Server"), ..none() }, "lack avx512f of the processor model"),
             (Needs { host_features: vec!["avx2".to_owned()], ..none() }, "lack avx2 that its guest"),
             (Needs { kvm: true, ..none() }, "/dev/kvm"),
-            (Needs { memory_bytes: Some(2 << 30), ..none() }, "2048 MiB of memory, and 1024 MiB are free"),
+            (
+                Needs { memory_bytes: Some(2 << 30), ..none() },
+                "2048 MiB of memory, with what its devices have beside its guest's, and 1024 MiB are free",
+            ),
         ] {
             let faults = needs.faults(&found());
             assert!(faults.len() == 1 && faults[0].contains(expected), "{expected}: {faults:?}");

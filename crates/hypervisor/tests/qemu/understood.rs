@@ -18,8 +18,11 @@ const DEADLINE: Duration = Duration::from_secs(60);
 const BEGIN: &str =
     "qemu-system-x86_64 -accel tcg -m 32 -nodefaults -display none -qmp unix:{qmp},server=on,wait=off";
 
+/// What the firmware of a machine and of its cards has at the most.
+const FIRMWARE: u64 = 8 << 20;
+
 /// Definitions, without their common beginning: each has something that the others do not.
-const DEFINITIONS: [&str; 8] = [
+const DEFINITIONS: [&str; 11] = [
     "-device virtio-rng-pci,id=r -object rng-builtin,id=unused -vga std -name {name} -no-reboot -usb",
     "-blockdev driver=nbd,node-name=d,server.type=unix,server.path={disk:d},export={export:d},reconnect-delay=60 -blockdev \
      raw,node-name=top,file=d,cache.direct=on -device virtio-blk-pci,drive=top,id=root,serial=s -device virtio-balloon-pci",
@@ -36,6 +39,14 @@ const DEFINITIONS: [&str; 8] = [
     "-machine pc,usb=off -cpu qemu64,+x2apic,-svm -smp 1,maxcpus=2 -rtc base=utc -boot menu=off -smbios type=1,serial=a:b -fw_cfg \
      opt/a,string=b -global PIIX4_PM.disable_s3=1 -object memory-backend-memfd,id=m,size=1M,share=on -device \
      piix3-usb-uhci,id=usb -device usb-tablet,bus=usb.0,id=tablet -device VGA,id=vga,vgamem_mb=8",
+    "-audiodev none,id=au -device AC97,audiodev=au,id=a1 -device ES1370,audiodev=au,id=a2 -device sb16,audiodev=au,id=a3 -device \
+     intel-hda,id=h -device hda-duplex,audiodev=au,id=a4 -device hda-micro,audiodev=au,id=a5 -device hda-output,audiodev=au,id=a6 \
+     -device piix3-usb-uhci,id=u -device usb-audio,bus=u.0,audiodev=au,id=a7 -machine pcspk-audiodev=au",
+    "-m 32,slots=2,maxmem=1G -object memory-backend-ram,id=m1,size=128M -device pc-dimm,memdev=m1,id=d1 -object \
+     memory-backend-memfd,id=m2,size=0.5G,share=on -chardev ringbuf,id=c,size=1M -device \
+     qxl,id=q,ram_size_mb=128,vram_size_mb=32,vgamem_mb=32 -device virtio-gpu-pci,id=g -device e1000,id=e,romsize=8388608",
+    "-vga qxl -object memory-backend-ram,id=m,size=32M -machine memory-backend=m -device vmware-svga,vgamem_mb=64,id=w -device \
+     bochs-display,id=b",
 ];
 
 struct Scene {
@@ -113,10 +124,12 @@ struct Has {
     on_networks: usize,
     devices: BTreeSet<String>,
     devices_without_name: usize,
+    /// Whether all of its memory is counted.
+    is_memory_counted: bool,
 }
 
 fn understood(scene: &Scene, understood: &Understood) -> Has {
-    let mut has = Has::default();
+    let mut has = Has { is_memory_counted: true, ..Has::default() };
     let mut ports = [("-serial", 0), ("-parallel", 0)];
     for argument in understood.arguments() {
         let word = |key: &str| argument.get(key).map(|value| scene.filled(value)).unwrap_or_default();
@@ -170,9 +183,11 @@ fn nodes(scene: &Scene, argument: &Argument, has: &mut Has) {
     }
 }
 
-fn real(scene: &Scene, process: u32) -> Has {
+fn real(scene: &Scene, process: u32, counted: u64) -> Has {
     let mut monitor = Monitor::connect(&scene.path("qmp"));
-    let mut has = Has::default();
+    let bytes = monitor.memory_bytes();
+    let mut has = Has { is_memory_counted: bytes <= counted + FIRMWARE, ..Has::default() };
+    assert!(has.is_memory_counted, "{bytes} bytes are taken, and {counted} were counted");
     for node in monitor.list("query-named-block-nodes", &json!({})) {
         let text = |key: &str| node[key].as_str().unwrap_or_default().to_owned();
         let file = text("file");
@@ -249,6 +264,23 @@ impl Monitor {
         }
     }
 
+    /// What its memory, that of its devices and its backends come to: the blocks that QEMU has, and backends that nothing uses.
+    fn memory_bytes(&mut self) -> u64 {
+        let arguments = json!({ "command-line": "info ramblock" });
+        let text = self.execute("human-monitor-command", &arguments);
+        let lines = text.as_str().unwrap().lines().skip(1);
+        // Name, page size and its unit, offset, used, total.
+        let blocks: Vec<(String, u64)> = lines
+            .map(|line| {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let used = fields[4].trim_start_matches("0x");
+                (fields[0].to_owned(), u64::from_str_radix(used, 16).unwrap())
+            })
+            .collect();
+        assert!(!blocks.is_empty(), "{text}");
+        blocks.iter().map(|(_, bytes)| bytes).sum()
+    }
+
     fn list(&mut self, command: &str, arguments: &Json) -> Vec<Json> {
         self.execute(command, arguments).as_array().unwrap().clone()
     }
@@ -280,7 +312,7 @@ fn a_real_qemu_has_what_was_understood_and_nothing_else() {
             assert!(ended.is_none() && begun.elapsed() < DEADLINE, "{ended:?}: {}", words.join(" "));
             std::thread::yield_now();
         }
-        let found = real(&scene, qemu.id());
+        let found = real(&scene, qemu.id(), read.memory_bytes());
         qemu.kill().unwrap();
         qemu.wait().unwrap();
         assert_eq!(found, understood(&scene, &read), "{}", words.join(" "));

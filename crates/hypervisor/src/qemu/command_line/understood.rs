@@ -9,7 +9,9 @@
 
 mod devices;
 mod drives;
+mod left_out;
 mod lexer;
+mod memory;
 mod names;
 mod open;
 mod options;
@@ -140,6 +142,7 @@ impl Understood {
         }
         understood.check_monitor()?;
         understood.names()?.check()?;
+        left_out::check_command(&understood.arguments)?;
         understood.close(allowed)?;
         Ok(understood)
     }

@@ -21,6 +21,22 @@ impl Open {
         &self.names
     }
 
+    /// What it is, whether the first key is named or not.
+    pub(super) fn first(&self) -> &str {
+        let parts = self.parts.iter().flatten();
+        let words = parts.map(|(key, value)| match value {
+            Some(value) => (FIRST.contains(&key.as_str()), value.as_str()),
+            None => (true, key.as_str()),
+        });
+        words.filter(|(is_first, _)| *is_first).map(|(_, word)| word).next().unwrap_or_default()
+    }
+
+    /// Its keys with their values.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = (&str, &str)> {
+        let parts = self.parts.iter().flatten();
+        parts.filter_map(|(key, value)| Some((key.as_str(), value.as_deref()?)))
+    }
+
     pub(super) fn write(&self) -> Option<String> {
         let parts = self.parts.as_ref()?.iter();
         let words =

@@ -382,6 +382,40 @@ fn what_qemu_would_make_by_itself_is_said() {
 }
 
 #[test]
+fn devices_that_would_use_the_sound_of_the_host_are_refused_by_name() {
+    for device in ["AC97", "ES1370", "hda-duplex", "hda-micro", "hda-output", "sb16", "usb-audio"] {
+        let refused = refusal(&format!("-device intel-hda -device {device}"), Allowed::default()).unwrap();
+        assert!(refused.contains(device) && refused.contains("has no audiodev"), "{refused}");
+        let with = format!("-audiodev none,id=a -device intel-hda -device {device},audiodev=a");
+        assert_eq!(written(&with), with);
+    }
+    for device in ["adlib", "cs4231a", "gus", "virtio-sound-pci"] {
+        assert!(refusal(&format!("-device {device}"), Allowed::default()).is_some(), "{device}");
+        // Also if the administrator allows the device.
+        let options = [format!("-device {device}")];
+        let allowed = Allowed { options: &options, folders: &[] };
+        let refused = refusal(&format!("-device {device}"), allowed);
+        assert!(refused.is_some_and(|refused| refused.contains("has no audiodev")), "{device}");
+    }
+}
+
+#[test]
+fn the_socket_of_a_tpm_is_served_by_swtpm_and_used_by_the_tpm_only() {
+    let tpm = "-tpmdev emulator,id=t,chardev=t -device tpm-crb,tpmdev=t";
+    let refused =
+        |words: &str| refusal(words, Allowed::default()).unwrap_or_else(|| panic!("{words} passes"));
+    for server in ["server=on", "server=on,wait=off", "server", "server=yes,wait=on"] {
+        let refused = refused(&format!("-chardev socket,id=t,path={{tpm}},{server} {tpm}"));
+        assert!(refused.contains("id=t has server=on"), "{refused}");
+    }
+    let refused = refused(&format!(
+        "-chardev socket,id=t,path={{tpm}} {tpm} -chardev socket,id=u,path={{tpm}} -serial chardev:u"
+    ));
+    assert!(refused.contains("id=u leads to {tpm}"), "{refused}");
+    written(&format!("-chardev socket,id=t,path={{tpm}},server=off {tpm}"));
+}
+
+#[test]
 fn what_the_administrator_allows_is_cut_as_strictly() {
     let options = ["-vnc", "-netdev bridge", "-gdb tcp", "-nic user", "-chardev file"].map(str::to_owned);
     let allowed = Allowed { options: &options, folders: &["/srv/boot".into()] };
