@@ -1,11 +1,11 @@
-//! A domain of libvirt in random rounds: adopted, moved, released, while others put overlays over its disk, pause, reset, save, shut
-//! off or start it, or kill the daemon.
+//! A domain of libvirt in random rounds: adopted, moved, released, while others put overlays over its disk, plug a second disk, unplug or
+//! exchange it, pause, reset, save, shut off or start the domain, or kill the daemon.
 //!
 //! ```text
 //!   round:  an order ─┬─► something happens meanwhile ──► all is at rest ──► checks
 //!                     └─► done, or refused by name
 //!   checks: every image that a QEMU or the daemon has open is still there; the guest works on, or its disk has not changed while
-//!           it was off
+//!           it was off; its second disk is the one that it was given
 //! ```
 
 use std::os::unix::fs::MetadataExt as _;
@@ -30,7 +30,7 @@ const MEANWHILE_MS_MAX: u64 = 400;
 const DISTURBED: u64 = 40;
 
 /// What is done to the domain without Sterna, by virsh.
-const BY_HAND: [&str; 9] = [
+const BY_HAND: [&str; 12] = [
     "overlay",
     "commit",
     "suspend",
@@ -40,7 +40,12 @@ const BY_HAND: [&str; 9] = [
     "start",
     "managedsave",
     "managedsave-remove",
+    "plug",
+    "unplug",
+    "exchange",
 ];
+/// The guest's name for its second disk.
+const DATA: &str = "vdb";
 
 /// Plays rounds; `told` hears of each. Returns how many of Sterna's orders were done and refused; `None`: this machine cannot.
 ///
@@ -58,7 +63,8 @@ pub fn play(
     tool.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg(DISK_BYTES.to_string()).succeed()?;
     let console = libvirt.domain(host, &[(&image, "qcow2")], FILL_BYTES)?;
     let random = Random::new(seed);
-    let mut play = Play { libvirt, console, random, overlays: 0, saved: None, done: 0, refused: 0 };
+    let mut play =
+        Play { libvirt, console, random, overlays: 0, saved: None, data: None, done: 0, refused: 0 };
     for round in 1..=rounds {
         let text = play.round(host).with_context(|| format!("round {round} of seed {seed}"))?;
         told(&format!("{round}: {text}"));
@@ -74,6 +80,8 @@ struct Play {
     overlays: u32,
     /// What the disk held when the domain was first seen off.
     saved: Option<PathBuf>,
+    /// What the second disk holds, if there is one.
+    data: Option<u8>,
     done: u32,
     refused: u32,
 }
@@ -148,6 +156,10 @@ impl Play {
                 vec!["snapshot-create-as", DOMAIN, "--disk-only", "--no-metadata", "--diskspec", &spec]
             }
             "commit" => vec!["blockcommit", DOMAIN, "vda", "--active", "--pivot"],
+            "plug" | "unplug" | "exchange" => {
+                let done = self.change_data(host, what);
+                return format!("{what}{}", if done.is_ok() { "" } else { " (libvirt refuses)" });
+            }
             other => vec![other, DOMAIN],
         };
         let done = self.libvirt.virsh(&words);
@@ -155,6 +167,47 @@ impl Play {
             self.console.forget();
         }
         format!("{what}{}", if done.is_ok() { "" } else { " (libvirt refuses)" })
+    }
+
+    /// Plugs or unplugs the second disk of a domain that runs, or puts another into its place.
+    fn change_data(&mut self, host: &Host, what: &str) -> anyhow::Result<()> {
+        if what != "plug" {
+            self.libvirt.virsh(&["detach-disk", DOMAIN, DATA, "--live"])?;
+            until("the guest has let its second disk go", || Ok(self.data_disk()?.is_none().then_some(())))?;
+            self.data = None;
+        }
+        if what != "unplug" {
+            self.overlays += 1;
+            let pattern = self.overlays as u8;
+            let file = host.path(&format!("data-{}.raw", self.overlays));
+            std::fs::write(&file, vec![pattern; DISK_BYTES as usize])?;
+            let path = file.to_str().context("a folder that is not UTF-8")?;
+            let words =
+                ["attach-disk", DOMAIN, path, DATA, "--targetbus", "virtio", "--subdriver", "raw", "--live"];
+            self.libvirt.virsh(&words)?;
+            self.data = Some(pattern);
+        }
+        Ok(())
+    }
+
+    /// The second disk that the domain has: its format, and where it is.
+    fn data_disk(&self) -> anyhow::Result<Option<(String, String)>> {
+        source_of(&self.libvirt.virsh(&["dumpxml", DOMAIN])?, DATA)
+    }
+
+    /// The second disk is the one that was plugged. It ends with the QEMU that it was plugged into.
+    fn check_data(&mut self) -> anyhow::Result<()> {
+        match (self.data_disk()?, self.data) {
+            (Some((format, source)), Some(pattern)) => {
+                let read = format!("read -P {pattern} 0 {DISK_BYTES}");
+                let tool = Program::of_package("qemu-io", "qemu-utils");
+                let read = tool.args(["-U", "-r", "-f", &format, "-c", &read, &source]).succeed()?;
+                ensure!(!read.contains("failed"), "the disk is not the one with {pattern}: {source}: {read}");
+            }
+            (Some((_, source)), None) => bail!("a second disk that nobody has plugged: {source}"),
+            (None, _) => self.data = None,
+        }
+        Ok(())
     }
 
     /// The guest works on; or the disk of a domain that is off is what it was.
@@ -175,12 +228,13 @@ impl Play {
         if let Some(saved) = self.saved.take() {
             std::fs::remove_file(saved)?;
         }
-        self.console.work_on(REQUESTS)
+        self.console.work_on(REQUESTS)?;
+        self.check_data()
     }
 
     fn check_image(&mut self, host: &Host) -> anyhow::Result<()> {
         let definition = self.libvirt.virsh(&["dumpxml", DOMAIN, "--inactive"])?;
-        let (format, source) = source_of(&definition)?;
+        let (format, source) = source_of(&definition, "vda")?.context("a domain with a disk")?;
         let tool = || Program::of_package("qemu-img", "qemu-utils");
         match &self.saved {
             Some(saved) => {
@@ -200,9 +254,12 @@ impl Play {
     }
 }
 
-/// Where the disk of a domain is that is off, and its format.
-fn source_of(definition: &str) -> anyhow::Result<(String, String)> {
-    let disk = definition.split("<disk ").nth(1).context("a domain with a disk")?;
+/// Where a disk of a domain is, and its format; `None`: it has none of that name.
+fn source_of(definition: &str, target: &str) -> anyhow::Result<Option<(String, String)>> {
+    let is_it = |disk: &&str| disk.contains(&format!("<target dev='{target}'"));
+    let disks = definition.split("<disk ").skip(1).map(|disk| disk.split("</disk>").next().unwrap_or(disk));
+    let mut disks = disks.filter(is_it);
+    let Some(disk) = disks.next() else { return Ok(None) };
     // What an overlay stands on has a source as well.
     let disk = disk.split("<backingStore").next().unwrap_or(disk);
     let value = |name: &str| Some(disk.split_once(&format!("{name}='"))?.1.split('\'').next()?.to_owned());
@@ -212,11 +269,11 @@ fn source_of(definition: &str) -> anyhow::Result<(String, String)> {
         (_, Some(socket), Some(export)) => format!("nbd+unix:///{export}?socket={socket}"),
         _ => bail!("a disk that is nowhere: {disk}"),
     };
-    Ok((format, source))
+    Ok(Some((format, source)))
 }
 
 /// Waits until nothing is under way.
-fn until_at_rest(host: &Host) -> anyhow::Result<()> {
+pub(crate) fn until_at_rest(host: &Host) -> anyhow::Result<()> {
     host.until_idle()?;
     until("no disk changes sides", || {
         let vms: Vec<VmShown> = host.ask(&["vm", "list"])?;
@@ -229,7 +286,7 @@ fn until_at_rest(host: &Host) -> anyhow::Result<()> {
 }
 
 /// Looks from outside whether every file of the host that the daemon or a QEMU has open has still a name.
-fn check_used_images(host: &Host) -> anyhow::Result<()> {
+pub(crate) fn check_used_images(host: &Host) -> anyhow::Result<()> {
     let root = host.path("");
     let root = root.canonicalize()?;
     for process in std::fs::read_dir("/proc")?.flatten() {

@@ -10,6 +10,7 @@
 //! The tests know Sterna by what its users have: the program, its exit codes, its JSON, its sockets. They link nothing of
 //! the daemon. A program that a test needs and does not find fails the test, with the name of the package.
 
+pub mod adopted_rounds;
 pub mod blocks;
 pub mod browser;
 pub mod by_hand;
@@ -21,6 +22,7 @@ mod pair;
 pub mod pictures;
 mod play;
 pub mod qemu_nbd;
+pub mod qmp;
 pub mod restores;
 pub mod rounds;
 pub mod switch_over;

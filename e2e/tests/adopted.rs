@@ -30,6 +30,11 @@ fn a_machine_with_a_raw_image_of_blockdev_moves_whole_and_home_and_is_released_t
 }
 
 #[test]
+fn a_few_random_rounds_lose_nothing() {
+    e2e::play(|host| e2e::adopted_rounds::play(host, 4, 1, |round| println!("{round}")).map(drop));
+}
+
+#[test]
 fn a_machine_with_a_raw_image_of_drive_as_proxmox_writes_it_moves_whole_and_is_released_there() {
     play_pair(|pair| {
         let drive = "file=IMAGE,if=none,id=drive-scsi0,cache=none,aio=threads,format=raw,detect-zeroes=on";
