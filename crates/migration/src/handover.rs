@@ -4,7 +4,7 @@
 //!   Source ── PREPARE ──► Target        phases until the commit point: either side may still give up
 //!     │ ◄── PREPARED ───────┘           (a target that has promised may not, but by a promotion)
 //!     ▼ *released* is durable
-//!   Handover ── COMMIT ──► Target       from here on nobody can abort
+//!   Handover ── COMMIT ──► Target       from here on no side can abort
 //! ```
 
 pub mod message;

@@ -3,10 +3,10 @@
 //! ```text
 //!   one message:   version (1 byte) │ payload (postcard)
 //!
-//!   source ── Survey, Surveyed ── target  a look ahead, before anything is offered
+//!   source ── Survey, Surveyed ── target  the preflight check, before anything is offered
 //!   source ── Probe, Probed ──── target   whether both have the folder of a store
-//!   a host ── Whose, Known ───── another  what it knows of volumes, after a journal was put back
-//!   source ── Open ──────────► target         volumes, what is wanted of them there
+//!   a host ── Whose, Known ───── another  what it knows of volumes, after a journal was restored
+//!   source ── Open ──────────► target         volumes, and what the target is to have of them
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
 //! ```

@@ -1,10 +1,10 @@
 //! The outward state of a volume's image, and its record while no daemon holds the image.
 //!
 //! ```text
-//!   opened:  InUse, with what it is            killed: it may have changed, by us; it must be the same one, no older
-//!   closed:  Closed, with how it looks exactly         it must look the same
-//!   failed:  Failed, whatever it looks like             it may change without anybody writing to it
-//!   unseen:  Unseen, its place does not say             it may be anything
+//!   opened:  InUse, with its identity           killed: Sterna may have changed it; it must be the same one, no older
+//!   closed:  Closed, with its exact state               it must be in the same state
+//!   failed:  Failed, in any state                       it may change without a write
+//!   unseen:  Unseen, its kind shows no state            it may be anything
 //! ```
 //! A served image is locked against other writers. While its daemon is stopped, any program may write to it.
 

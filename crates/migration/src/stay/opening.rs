@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   kept, marks ──┐
-//!   record ───────┼──► believe ──┬── trust: go on above every epoch that is found
+//!   record ───────┼──► believe ──┬── trust: continue above every epoch that is found
 //!   look ─────────┘              └── nothing: forget, durably ──► the image is in use, durably ──► serve
 //! ```
 

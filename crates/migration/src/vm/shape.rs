@@ -1,8 +1,8 @@
 //! The shape of a VM: its devices, its drives' media and the jobs on its disks, compared with its description.
 //!
 //! ```text
-//!   known: what its definition makes ──┐
-//!                                      ├─► differences, by name; none: it can be made anew elsewhere from what is known
+//!   known: what its description makes ─┐
+//!                                      ├─► differences, by name; none: another host can create it from its description
 //!   seen:  what its hypervisor has  ───┘
 //! ```
 //! **N.B.** At its target a VM is created from its description. A difference would be lost there, or attach another disk.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   source ── Survey ──► target     what would be offered, and what it holds
-//!   source ◄── Surveyed ── target   what is in the way, and where the images would be
+//!   source ◄── Surveyed ── target   the obstacles, and where the images would be
 //! ```
 //! The check begins nothing and promises nothing: the state may have changed by the time of the offer.
 
