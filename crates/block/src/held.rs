@@ -53,20 +53,20 @@ pub struct Identity {
 pub enum Unfit {
     /// A link in a folder where other users may change it.
     #[error(
-        "{link} is a link in a folder that others than root may write to, so it is not followed: name its target instead"
+        "{link} is a link in a folder that users other than root may write to, so it is not followed: name its target instead"
     )]
     Link {
         /// The path of the link.
         link: PathBuf,
     },
     /// No regular file, in a folder of other users.
-    #[error("{path} is no regular file, and others than root may write to its folder")]
+    #[error("{path} is no regular file, and users other than root may write to its folder")]
     NotRegular {
         /// The path of the file.
         path: PathBuf,
     },
     /// A file with several names, in a folder of other users.
-    #[error("{path} has more than one name (hard links), and others than root may write to its folder")]
+    #[error("{path} has more than one name (hard links), and users other than root may write to its folder")]
     OtherNames {
         /// The path of the file.
         path: PathBuf,

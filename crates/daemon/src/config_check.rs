@@ -140,7 +140,7 @@ fn can_be_made(key: &str, folder: &Path) -> Option<ConfigProblem> {
     let nearest = folder.ancestors().find(|folder| folder.exists()).unwrap_or(Path::new("/"));
     let at = format!("{key}: {}", folder.display());
     if !nearest.is_dir() {
-        let problem = format!("{at} cannot be a folder: {} is none", nearest.display());
+        let problem = format!("{at} cannot be a folder: {} is not a folder", nearest.display());
         return Some(ConfigProblem::new(problem, "name another place"));
     }
     let error = may(nearest, Access::WRITE_OK | Access::EXEC_OK).err()?;
@@ -196,7 +196,7 @@ fn store_problem(name: &str, store: &StoreConfig) -> Option<ConfigProblem> {
 fn listen_problem(key: &str, address: &SocketAddr) -> Option<ConfigProblem> {
     // At any port, because a running daemon may use the configured one.
     let error = TcpListener::bind(SocketAddr::new(address.ip(), 0)).err()?;
-    let problem = format!("{key}: {} cannot be listened on here: {error}", address.ip());
+    let problem = format!("{key}: cannot listen on {} here: {error}", address.ip());
     Some(ConfigProblem::new(problem, "name an address of this host (ip address), or 0.0.0.0 or [::] for all"))
 }
 
@@ -266,7 +266,7 @@ mod tests {
             ("[stores.a]\ndevice = 'DIR/store'", "stores.a.device: DIR/store is no block device", "path = "),
             ("data_dir = 'DIR/file/x'", "data_dir: DIR/file/x cannot be a folder", "another place"),
             ("api = 'unix:DIR/file/x/api'", "api: DIR/file/x cannot be a folder", "another place"),
-            ("[hosts]\nlisten = ['192.0.2.1:1']", "hosts.listen: 192.0.2.1 cannot be listened on", "0.0.0.0"),
+            ("[hosts]\nlisten = ['192.0.2.1:1']", "hosts.listen: cannot listen on 192.0.2.1", "0.0.0.0"),
             ("[machines]\nfolders = ['DIR/none']", "machines.folders: there is no folder DIR/none", "create"),
             ("[limits]\nmigrations_per_store = 9", "migrations_per_store = 9 is more than", "raise"),
             (

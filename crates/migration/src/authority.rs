@@ -84,7 +84,7 @@ pub enum Denied {
     #[error("there is no such migration with this host")]
     Unknown,
     /// The role gives no right to this request, or to this volume.
-    #[error("the migration gives this host no right to that")]
+    #[error("the migration does not permit this host to do that")]
     NotGiven,
     /// The volume has not arrived yet.
     #[error("the migration has not reached that stage")]

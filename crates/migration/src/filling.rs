@@ -424,7 +424,7 @@ impl Filling {
         let background = self.background.deadline().filter(|_| !self.wanted.is_empty());
         let rereads = !self.unreadable.is_empty() && !self.is_given_up;
         let reread = self.background.reread_at().filter(|_| rereads);
-        let reread = reread.map(|at| (at, "what the former host could not read"));
+        let reread = reread.map(|at| (at, "the former host to read unreadable blocks"));
         background
             .into_iter()
             .chain(reread)

@@ -286,7 +286,7 @@ impl HookBook {
         let steps = self.entries.values().flat_map(|entry| [&entry.before, &entry.after]);
         let due = steps.filter_map(|step| match step {
             Step::Runs { until, .. } => Some(((*until)?, "a hook to end")),
-            Step::Recording { retry_at, .. } => Some(((*retry_at)?, "that a hook is begun to be recorded")),
+            Step::Recording { retry_at, .. } => Some(((*retry_at)?, "the start of a hook to be recorded")),
             _ => None,
         });
         due.min()

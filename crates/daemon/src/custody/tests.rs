@@ -166,7 +166,7 @@ fn what_a_served_chain_stands_on_stays() {
     refused(custody(Vec::new()).take_back(&base, &target, &reserved, home), "top.qcow2 stands on it");
     // Its backing file is unknown, so it may be this one.
     std::fs::write(&top, b"QFI\xfb\0\0\0\x03 no header").unwrap();
-    refused(served.discard(&location(&base), &BY_NAME), "it is not known who uses it");
+    refused(served.discard(&location(&base), &BY_NAME), "its users are unknown");
     std::fs::remove_file(&top).unwrap();
     served.take_back(&base, &target, &reserved, home).unwrap();
     assert_eq!((base.exists(), std::fs::metadata(&target).unwrap().len()), (false, 1 << 20));
@@ -225,7 +225,7 @@ fn a_link_is_deleted_and_what_it_leads_to_is_not() {
     custody(Vec::new()).delete(&link, &Owner::Volume(V)).unwrap();
     assert!(path.exists() && std::fs::symlink_metadata(&link).is_err());
     std::fs::create_dir(&link).unwrap();
-    refused(custody(Vec::new()).delete(&link, &Owner::Volume(V)), "it is not known who uses it");
+    refused(custody(Vec::new()).delete(&link, &Owner::Volume(V)), "its users are unknown");
 }
 
 #[test]
@@ -309,7 +309,7 @@ fn an_image_whose_header_or_name_is_not_understood_keeps_all() {
     let custody = of_two_stores(folder.path(), Vec::new());
     let (base, other) = (image(&folder.path().join("slow"), "base"), folder.path().join("fast/x"));
     std::fs::write(&other, b"QFI\xfb\0\0\0\x03 no header").unwrap();
-    refused(custody.delete(&base, &BY_NAME), "it is not known who uses it");
+    refused(custody.delete(&base, &BY_NAME), "its users are unknown");
     overlay(&other, "ssh://somewhere/base");
     refused(custody.delete(&base, &BY_NAME), "stands on ssh://somewhere/base, which is not understood");
     // A raw disk whose format is known by its name says nothing of that kind: its guest has written it.

@@ -49,8 +49,8 @@ pub(crate) enum VmError {
     Qemu { vm: String, source: HypervisorError },
     /// The monitor of a VM to be adopted cannot be used.
     #[error(
-        "the VM \"{vm}\" cannot be adopted: no monitor of QEMU's (-qmp) can be used at {}: there is none, it serves another client, or \
-         a link leads there through a folder that others than root may write to; the daemon's log has the reason",
+        "the VM \"{vm}\" cannot be adopted: no monitor of QEMU's (-qmp) can be used at {}: there is none, it serves another \
+         client, or a link leads there through a folder that users other than root may write to; the daemon's log has the reason",
         monitor.display()
     )]
     NoMonitor { vm: String, monitor: PathBuf },

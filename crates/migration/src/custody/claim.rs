@@ -130,7 +130,7 @@ impl fmt::Display for Kind {
                 "volume \"{name}\" of the restored journal waits for it (sterna volume show {name})"
             ),
             Self::Foreign { holder } => write!(f, "{holder} uses it"),
-            Self::Unknown { why } => write!(f, "it is not known who uses it: {why}"),
+            Self::Unknown { why } => write!(f, "its users are unknown: {why}"),
         }
     }
 }

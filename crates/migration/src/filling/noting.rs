@@ -59,7 +59,7 @@ impl Noting {
 
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         let retry = self.retry_at.filter(|_| self.under_way.is_none() && !self.waiting.is_empty());
-        retry.map(|at| (at, "the data folder to take what guests have written"))
+        retry.map(|at| (at, "the data folder to record guest writes"))
     }
 
     pub(super) fn withdrawn(&mut self, request: RequestId) {

@@ -105,7 +105,7 @@ impl Recording {
 
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         let due = self.due_at.filter(|_| self.round.is_none());
-        due.map(|at| (at, "what has arrived to be recorded"))
+        due.map(|at| (at, "arrived blocks to be recorded"))
     }
 
     pub(super) fn is_over(&self) -> bool {

@@ -253,7 +253,7 @@ impl Handover {
     pub(crate) fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match &self.state {
             State::Committing { repeat_at } => Some((*repeat_at, "the target to take the volumes over")),
-            State::Filling { ask_at, .. } => Some((*ask_at, "the target to fetch what it lacks")),
+            State::Filling { ask_at, .. } => Some((*ask_at, "the target to fetch its missing blocks")),
             State::Discarding { repeat_at, .. } => Some((*repeat_at, "the target to delete its images")),
             State::TakingBack { retry_at, .. } => Some(((*retry_at)?, "the journal")),
             State::Retiring | State::Over => None,
@@ -262,7 +262,7 @@ impl Handover {
 
     pub(crate) fn waits_for(&self) -> Option<&'static str> {
         match &self.state {
-            State::Retiring => Some("the source's images to be dealt with"),
+            State::Retiring => Some("the source's images to be deleted or kept"),
             State::TakingBack { retry_at: None, .. } => Some("the journal"),
             _ => None,
         }

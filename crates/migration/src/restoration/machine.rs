@@ -225,7 +225,7 @@ impl Restoration {
             return None;
         }
         let again = self.hosts.values().map(|asked| asked.again).min();
-        Some((again.unwrap_or(self.again), "asking other hosts whose volumes are"))
+        Some((again.unwrap_or(self.again), "asking other hosts which volumes they own"))
     }
 
     /// Returns the evidence about a waiting volume; `None` if it does not wait.

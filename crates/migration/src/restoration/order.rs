@@ -32,7 +32,7 @@ pub enum Refused {
     #[error("its image is not available")]
     NoImage,
     /// Some host has not answered yet.
-    #[error("not every other host has answered who owns it")]
+    #[error("not every other host has answered which host owns it")]
     Unheard,
     /// No host can know whether the image is the volume.
     #[error("no host can know whether this image is the volume")]

@@ -2,7 +2,7 @@
 //! incrementally (\[TPM\] §VII names this as future work).
 //!
 //! ```text
-//!   the volume leaves: the missing set of each copy at the handover ──report──► at the new owner: that set, and the writes since
+//!   it leaves: the missing set of each copy at the handover ──report──► at the new owner: that set, and the writes since
 //! ```
 //! A copy is named by the departure that left it. A report stays true while that image is unchanged, wherever the volume is. A
 //! lost report costs a full copy later, but nothing waits for it.

@@ -287,7 +287,7 @@ impl Engine {
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
         let tokens = self.tokens_at.map(|at| (at, "the bandwidth limit"));
         let admits = match self.queue {
-            Queue::Until(at) => Some((at, "the target to take what guests have written")),
+            Queue::Until(at) => Some((at, "the target to store guest writes")),
             Queue::Empty | Queue::UntilTaken => None,
         };
         patience.chain(retry).chain(tokens).chain(admits)

@@ -1,9 +1,9 @@
 //! A VM that leaves with its volumes: whether it may, its state meanwhile, and what moves with it at the end.
 //!
 //! ```text
-//!   order ── check ──► memory ── check ──► … paused, resumed, shut down by others … ──► paused ── check ──► last: files, run state
-//!              │                 │                      │                                           │
-//!              └─ refused        └─ stays               └─ noted, before anything else              └─ stays
+//!   order ── check ──► memory ── check ──► … paused, resumed, shut down … ──► paused ── check ──► last: files, run state
+//!              │                 │                      │                                 │
+//!              └─ refused        └─ stays               └─ noted, before anything else    └─ stays
 //! ```
 //! A VM moves in its current state (design §5.35). At the target it is created from its description, with the files that it had
 //! when it was paused. It runs there only if it ran here. **N.B.** Its run state is durable here before anything depends on it: a

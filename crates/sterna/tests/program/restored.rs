@@ -46,7 +46,7 @@ fn what_another_host_has_is_not_served_and_what_all_confirm_is() {
     // Nobody is there who could confirm.
     one.start(None);
     for name in ["moves", "stays"] {
-        wait_for(&one, name, "unconfirmed", "have not said who owns it: \"two\"");
+        wait_for(&one, name, "unconfirmed", "have not said which host owns it: \"two\"");
     }
     let (exit, error) = one.json(&["migrate", "stays", "--to", "b"]);
     assert_eq!((exit != 0, code(&error)), (true, "volume_unavailable"), "{error}");
@@ -225,7 +225,7 @@ fn an_image_that_is_half_made_or_missing_is_not_taken_while_another_host_is_sile
     let data = one.path("data").display().to_string();
     one.succeed(&["journal", "restore", &backup, "--data-dir", &data, "--replace"]);
     one.start(None);
-    let words = "have not said who owns it: \"two\", and its image is";
+    let words = "have not said which host owns it: \"two\", and its image is";
     for (name, forced) in [("half", 0), ("gone", 4)] {
         wait_for(&one, name, "unconfirmed", words);
         let (exit, error) = one.json(&["volume", "promote", name, "--restored"]);

@@ -174,9 +174,10 @@ impl Host {
         change: impl FnOnce(&mut Metadata) -> T + Send,
     ) -> Result<T, RequestError> {
         let begun = self.begun_unix_ms(migration).ok_or(RequestError::NotMigrating(migration))?;
-        self.metadata_folder.order(migration, begun, change).await.map_err(|error| {
-            RequestError::storage("write what is ordered into", &self.config.data_dir, &error)
-        })
+        self.metadata_folder
+            .order(migration, begun, change)
+            .await
+            .map_err(|error| RequestError::storage("write the order into", &self.config.data_dir, &error))
     }
 
     /// Changes the bandwidth limit of a migration. Errors: [`RequestError::MigrationNotFound`],

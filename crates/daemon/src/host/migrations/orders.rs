@@ -71,7 +71,7 @@ impl Host {
                 self.check_patience(&wish)?;
                 let id = MigrationId(self.next_number());
                 self.metadata_folder.put(id, metadata).await.map_err(|error| {
-                    RequestError::storage("write what is ordered into", &self.config.data_dir, &error)
+                    RequestError::storage("write the order into", &self.config.data_dir, &error)
                 })?;
                 let is_waiting = self.queue.join(id, numbered(wish, id));
                 drop(starting);

@@ -21,7 +21,7 @@ impl Words<'_> {
     /// Returns the whole explanation as one sentence.
     pub(super) fn of(&self, standing: Option<&Standing>) -> String {
         let what = match standing {
-            None => "other hosts are being asked who owns it".to_owned(),
+            None => "other hosts are being asked which host owns it".to_owned(),
             Some(standing) => self.all(standing),
         };
         format!("the journal was restored from a backup, and {what}")
@@ -54,7 +54,7 @@ impl Words<'_> {
                 words.iter().map(|(host, word)| self.word(*host, *word)).collect::<Vec<_>>().join(", ")
             }
             Said::Unlisted(lacks) => self.unlisted(lacks),
-            Said::Unheard(hosts) => format!("these hosts have not said who owns it: {}", list(hosts)),
+            Said::Unheard(hosts) => format!("these hosts have not said which host owns it: {}", list(hosts)),
             Said::Unreliable(hosts) => {
                 format!("these hosts do not know it, and their journals were restored, too: {}", list(hosts))
             }

@@ -355,7 +355,7 @@ pub(in crate::host) async fn check_post_copy(name: &str, vm: &dyn Hypervisor) ->
 /// Returns the message for a VM whose memory is lost, at the host of its disks.
 pub(in crate::host) fn memory_lost(name: &str, reason: &str) -> String {
     format!(
-        "its memory is lost: {reason}, and it ran before all of its memory had come (--memory post-copy). Its disks are \
+        "its memory is lost: {reason}, and it ran before all of its memory had arrived (--memory post-copy). Its disks are \
          complete, and here; start it again: sterna vm start {name}"
     )
 }

@@ -220,9 +220,9 @@ fn numbers(held: &Held) -> (u64, u64) {
 fn another_file(disk: &LocalDisk, file: &Path) -> String {
     let (device, file) = (&disk.device, file.display());
     format!(
-        "{device}: its QEMU does not have the file open that {file} leads to: it was renamed or replaced, the path leads through a link \
-         in a folder that others than root may write to, or QEMU runs in a name space of its own (a container, a chroot); put the file \
-         back where it was (ls -l /proc/PID/fd shows what QEMU has open), or run the daemon where QEMU runs"
+        "{device}: its QEMU does not have the file open that {file} leads to: it was renamed or replaced, the path leads through \
+         a link in a folder that users other than root may write to, or QEMU runs in a name space of its own (a container, a \
+         chroot); put the file back where it was (ls -l /proc/PID/fd shows what QEMU has open), or run the daemon where QEMU runs"
     )
 }
 

@@ -42,7 +42,7 @@ impl Host {
             TcpListener::from(left)
         } else {
             let listener = sockets::listen(address).map_err(|error| {
-                let reason = format!("its port {address} cannot be listened on: {error}");
+                let reason = format!("cannot listen on its port {address}: {error}");
                 RequestError::VolumeUnavailable { volume: volume.clone(), reason }
             })?;
             self.sockets.listening().made_port(&volume, listener.as_fd());

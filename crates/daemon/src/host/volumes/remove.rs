@@ -102,7 +102,7 @@ impl Host {
             tracing::warn!(path = %socket.display(), %error, "the socket of a removed volume is left over");
         }
         claim.removed();
-        tracing::info!(volume = %name, "clients are no longer forwarded");
+        tracing::info!(volume = %name, "stopped forwarding clients");
         let image_fate = api::ImageFate::Elsewhere;
         Ok(RemovedVolume { name, image: String::new(), image_fate, kept_because: None, host })
     }

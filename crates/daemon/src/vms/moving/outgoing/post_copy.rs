@@ -261,8 +261,8 @@ impl OutgoingVm {
             tracing::error!(reason, "the memory of a VM that has moved is lost");
             self.post_copy.lose(reason.clone());
             self.hooks().note(format!(
-                "the VM's memory was lost before all of it had come ({reason}); its disks are complete, at the target: start it \
-                 there (sterna vm start)"
+                "the VM's memory was lost before all of it had arrived ({reason}); its disks are complete, at the target: start \
+                 it there (sterna vm start)"
             ));
         }
         let memory = self.vm.memory_progress().await.ok();
@@ -308,7 +308,7 @@ impl OutgoingVm {
         });
         match heard.await {
             Err(_) => Asked::Nothing {
-                reason: overdue("the other host to say whether all of it has come", EXPECTED_TIMEOUT),
+                reason: overdue("the other host to report whether all of it has arrived", EXPECTED_TIMEOUT),
             },
             Ok(PeerStatus::Complete) => Asked::Told(PostCopyState::Complete),
             Ok(PeerStatus::Lost(reason)) => Asked::Told(PostCopyState::Lost { reason }),
