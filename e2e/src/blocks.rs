@@ -1,15 +1,15 @@
 //! Blocks of commands in documents.
 
-/// A block of commands, with the heading that it stands below.
+/// A block of commands, with the heading above it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     /// The line of the heading, `## …`; empty above the first.
     pub heading: String,
-    /// The commands, as they stand there.
+    /// The commands of the block.
     pub commands: String,
 }
 
-/// The blocks that are meant to be run, in their order.
+/// Returns the `sh` blocks of a page, in their order.
 pub fn blocks(page: &str) -> Vec<Block> {
     let (mut blocks, mut heading, mut block) = (Vec::new(), String::new(), None::<String>);
     for line in page.lines() {

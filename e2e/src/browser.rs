@@ -1,4 +1,4 @@
-//! A browser without a window, driven over its debugging protocol: pages as people see them, with what their scripts complain about.
+//! A headless browser, driven over its debugging protocol. It shows pages and reports errors of their scripts.
 //!
 //! ```text
 //!   test ──FIFO in──► chromium, descriptor 3      JSON, each message with a zero behind it
@@ -17,9 +17,9 @@ use tempfile::TempDir;
 use testbed::program::Running;
 use testbed::{Program, until};
 
-/// The largest message that is read, in bytes: a picture of a long page has some megabytes.
+/// Largest message, in bytes. A picture of a long page has some megabytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 20;
-/// What a browser is started with. Its sandbox needs more than a test has; the pages are our own.
+/// Options of the browser. Its sandbox needs more rights than a test has, and the pages are our own.
 const OPTIONS: &str = "--headless --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars --no-first-run \
      --remote-debugging-pipe";
 
@@ -31,12 +31,12 @@ pub struct Browser {
     last: u64,
     session: Option<String>,
     complaints: Vec<String>,
-    // Before the folder that it uses.
+    // Dropped before the folder that it uses.
     _process: Running,
     _folder: TempDir,
 }
 
-/// Which colours a page is asked for.
+/// The preferred colours of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
     /// Dark on light.
@@ -49,7 +49,7 @@ impl Browser {
     /// Starts a browser with an empty page.
     ///
     /// # Errors
-    /// If there is none, or it does not answer.
+    /// If there is no browser, or it does not answer.
     pub fn start() -> anyhow::Result<Self> {
         let folder = tempfile::tempdir().context("make a folder for the browser")?;
         let pipe = |name: &str| {
@@ -66,7 +66,7 @@ impl Browser {
             .arg(folder.path().join("profile"))
             .args([&to, &from])
             .start()?;
-        // In the order in which the shell opens them: each waits for the other side.
+        // The shell opens the pipes in this order, and each open waits for the other side.
         let to = File::options().write(true).open(to).context("reach the browser")?;
         let from = File::open(from).context("hear the browser")?;
         let mut browser = Self {
@@ -90,17 +90,17 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Goes to an address.
+    /// Opens an address.
     ///
     /// # Errors
-    /// If nobody answers there.
+    /// If no server answers there.
     pub fn open(&mut self, url: &str) -> anyhow::Result<()> {
         let answer = self.ask("Page.navigate", &json!({ "url": url }))?;
         ensure!(answer["errorText"].is_null(), "{url}: {answer}");
         Ok(())
     }
 
-    /// Makes the window so large, in pixels.
+    /// Sets the size of the window, in pixels.
     ///
     /// # Errors
     /// If the browser does not answer.
@@ -109,7 +109,7 @@ impl Browser {
         self.ask("Emulation.setDeviceMetricsOverride", &size).map(drop)
     }
 
-    /// Lets pages think that the system has these colours.
+    /// Sets the preferred colours of the system.
     ///
     /// # Errors
     /// If the browser does not answer.
@@ -119,10 +119,10 @@ impl Browser {
         self.ask("Emulation.setEmulatedMedia", &features).map(drop)
     }
 
-    /// What an expression of JavaScript gives on the page.
+    /// Evaluates a JavaScript expression on the page.
     ///
     /// # Errors
-    /// If it throws, or gives something else.
+    /// If it throws, or returns another type.
     pub fn evaluate<T: DeserializeOwned>(&mut self, expression: &str) -> anyhow::Result<T> {
         let order = json!({ "expression": expression, "returnByValue": true, "awaitPromise": true });
         let answer = self.ask("Runtime.evaluate", &order)?;
@@ -134,10 +134,10 @@ impl Browser {
     /// Waits until an expression is true on the page.
     ///
     /// # Errors
-    /// If that does not come to be; the message has the page's text.
+    /// If it does not become true in time; the message has the page's text.
     pub fn until(&mut self, what: &str, expression: &str) -> anyhow::Result<()> {
         let waited = until(what, || {
-            // A page that is being loaded has no answer yet.
+            // While the page is loading, there is no answer.
             let is_so: bool = self.evaluate(&format!("Boolean({expression})")).unwrap_or(false);
             Ok(is_so.then_some(()))
         });
@@ -155,17 +155,17 @@ impl Browser {
         self.ask("Input.insertText", &json!({ "text": text })).map(drop)
     }
 
-    /// What scripts have thrown, and what was forbidden to them, since this was asked for last.
+    /// Returns errors of scripts, and violations of the page's policy, since the last call.
     ///
     /// # Errors
     /// If the browser does not answer.
     pub fn take_complaints(&mut self) -> anyhow::Result<Vec<String>> {
-        // What the browser has to say has come before the answer to this.
+        // All earlier events arrive before this answer.
         self.evaluate::<bool>("true")?;
         Ok(std::mem::take(&mut self.complaints))
     }
 
-    /// Writes a picture of the page as PNG: all of it, or what is above `height_max` pixels.
+    /// Writes a picture of the page as PNG, at most `height_max` pixels high.
     ///
     /// # Errors
     /// If it cannot be taken or written.
@@ -229,7 +229,7 @@ impl Browser {
 
 impl Drop for Browser {
     fn drop(&mut self) {
-        // It ends its own processes then; whatever is left is killed with the first of them.
+        // The browser then ends its processes; the rest is killed with the first one.
         let _ = self.ask("Browser.close", &json!({}));
     }
 }

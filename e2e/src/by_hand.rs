@@ -1,4 +1,5 @@
-//! A VM that somebody starts by hand, with a plain image file and without Sterna; its console is ours, wherever it runs.
+//! A VM that is started by hand, with a plain image file and without Sterna. Its console connects to the test, whichever host
+//! runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -10,21 +11,21 @@ use crate::vm::{Vm, Work};
 
 const QEMU: &str = "qemu-system-x86_64";
 
-/// A VM that was started by hand. Dropping it ends it, at whichever host it is.
+/// A VM that was started by hand. Dropping it ends it at any host.
 #[derive(Debug)]
 pub struct ByHand {
-    /// What its guest says.
+    /// The console of its guest.
     pub console: Vm,
-    /// Where its image is at first, or the first of them.
+    /// First path of its image, or of its first image.
     pub image: PathBuf,
-    /// Its monitor's socket at first.
+    /// First path of its monitor's socket.
     pub monitor: PathBuf,
     qemu: Child,
 }
 
 impl ByHand {
-    /// Starts a VM on a new image in the folder of `scene`, and waits until its guest works. `words` say how the image is
-    /// attached, with its path for `IMAGE`.
+    /// Starts a VM on a new image in the folder of `scene`, and waits until its guest works. `words` are the options that attach
+    /// the image, with `IMAGE` for its path.
     ///
     /// # Errors
     /// If there is no QEMU, or the guest does not begin to work.
@@ -38,11 +39,10 @@ impl ByHand {
         Self::start_on(scene, format, size_bytes, fill_bytes, &["IMAGE"], words)
     }
 
-    /// As [`ByHand::start`], on several images, whose paths are for these `places` in the words, and which the guest uses as
-    /// one disk.
+    /// Starts it as [`ByHand::start`], with several images for these `places` in the words, which the guest uses as one disk.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`ByHand::start`].
     pub fn start_on(
         scene: &Host,
         format: &str,
@@ -89,13 +89,13 @@ impl ByHand {
 
 impl Drop for ByHand {
     fn drop(&mut self) {
-        // It has ended by itself if it has moved.
+        // After a move it has ended by itself.
         let _ = self.qemu.kill();
         let _ = self.qemu.wait();
     }
 }
 
-/// The files that a process has open.
+/// Returns the files that a process has open.
 ///
 /// # Errors
 /// If there is no such process.

@@ -1,5 +1,5 @@
-//! A domain of libvirt in random rounds: adopted, moved, released, while others put overlays over its disk, plug a second disk, unplug or
-//! exchange it, pause, reset, save, shut off or start the domain, or kill the daemon.
+//! Random rounds with a domain of libvirt: it is adopted, moved and released, while others put overlays over its disk, plug a
+//! second disk, unplug or exchange it, pause, reset, save, shut off or start the domain, or kill the daemon.
 //!
 //! ```text
 //!   round:  an order ─┬─► something happens meanwhile ──► all is at rest ──► checks
@@ -22,14 +22,14 @@ use crate::vm::Vm;
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// What the guest does in a round in which it runs.
+/// Requests of the guest in a round in which it runs.
 const REQUESTS: u64 = 20;
-/// The longest that something that happens meanwhile waits, in milliseconds.
+/// Latest time of a disturbance during an order, in milliseconds.
 const MEANWHILE_MS_MAX: u64 = 400;
-/// Of a hundred orders: those during which something happens.
+/// Percentage of orders with a disturbance.
 const DISTURBED: u64 = 40;
 
-/// What is done to the domain without Sterna, by virsh.
+/// Actions of virsh on the domain.
 const BY_HAND: [&str; 12] = [
     "overlay",
     "commit",
@@ -44,13 +44,14 @@ const BY_HAND: [&str; 12] = [
     "unplug",
     "exchange",
 ];
-/// The guest's name for its second disk.
+/// Name of the second disk in the guest.
 const DATA: &str = "vdb";
 
-/// Plays rounds; `told` hears of each. Returns how many of Sterna's orders were done and refused; `None`: this machine cannot.
+/// Plays rounds and reports each to `told`. Returns how many of Sterna's orders succeeded and were refused; `None` if this
+/// machine lacks something.
 ///
 /// # Errors
-/// If something is lost; with the round.
+/// If data is lost; the message has the round.
 pub fn play(
     host: &mut Host,
     rounds: u32,
@@ -76,11 +77,11 @@ struct Play {
     libvirt: Libvirtd,
     console: Vm,
     random: Random,
-    /// How many overlays were made.
+    /// Number of overlays that were made.
     overlays: u32,
-    /// What the disk held when the domain was first seen off.
+    /// A copy of the disk from when the domain was first found shut off.
     saved: Option<PathBuf>,
-    /// What the second disk holds, if there is one.
+    /// The byte that fills the second disk, if there is one.
     data: Option<u8>,
     done: u32,
     refused: u32,
@@ -107,7 +108,7 @@ impl Play {
         Ok(text)
     }
 
-    /// Gives Sterna an order; something may happen meanwhile.
+    /// Gives Sterna an order, perhaps with a disturbance.
     fn order(&mut self, host: &mut Host, text: &mut String) -> anyhow::Result<()> {
         let is_adopted = !host.ask::<Vec<VmShown>>(&["vm", "list"])?.is_empty();
         let socket = self.libvirt.socket()?;
@@ -254,13 +255,13 @@ impl Play {
     }
 }
 
-/// Where a disk of a domain is, and its format; `None`: it has none of that name.
+/// Returns the source of a disk of a domain that is shut off, and its format; `None` without such a disk.
 fn source_of(definition: &str, target: &str) -> anyhow::Result<Option<(String, String)>> {
     let is_it = |disk: &&str| disk.contains(&format!("<target dev='{target}'"));
     let disks = definition.split("<disk ").skip(1).map(|disk| disk.split("</disk>").next().unwrap_or(disk));
     let mut disks = disks.filter(is_it);
     let Some(disk) = disks.next() else { return Ok(None) };
-    // What an overlay stands on has a source as well.
+    // A backing file has a source as well.
     let disk = disk.split("<backingStore").next().unwrap_or(disk);
     let value = |name: &str| Some(disk.split_once(&format!("{name}='"))?.1.split('\'').next()?.to_owned());
     let format = value(" type").context("a format")?;
@@ -272,7 +273,7 @@ fn source_of(definition: &str, target: &str) -> anyhow::Result<Option<(String, S
     Ok(Some((format, source)))
 }
 
-/// Waits until nothing is under way.
+/// Waits until no operation is under way.
 pub(crate) fn until_at_rest(host: &Host) -> anyhow::Result<()> {
     host.until_idle()?;
     until("no disk changes sides", || {
@@ -285,7 +286,7 @@ pub(crate) fn until_at_rest(host: &Host) -> anyhow::Result<()> {
     })
 }
 
-/// Looks from outside whether every file of the host that the daemon or a QEMU has open has still a name.
+/// Checks that every file of the host that the daemon or a QEMU has open still has a name.
 pub(crate) fn check_used_images(host: &Host) -> anyhow::Result<()> {
     let root = host.path("");
     let root = root.canonicalize()?;
@@ -297,7 +298,7 @@ pub(crate) fn check_used_images(host: &Host) -> anyhow::Result<()> {
         let command = std::fs::read(process.path().join("cmdline")).unwrap_or_default();
         let command = String::from_utf8_lossy(&command).into_owned();
         let is_meant = command.contains("qemu-system") || command.contains(&*root.to_string_lossy());
-        // It may end while it is looked at.
+        // The process may end during the check.
         let Ok(descriptors) = std::fs::read_dir(process.path().join("fd")) else { continue };
         for descriptor in descriptors.flatten().filter(|_| is_meant) {
             check_descriptor(&root, &descriptor.path()).with_context(|| command.replace('\0', " "))?;

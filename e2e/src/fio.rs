@@ -1,4 +1,4 @@
-//! fio with its `nbd` engine: it writes blocks that bear a checksum, reads them back, and fails on the first wrong one.
+//! fio with its `nbd` engine. It writes blocks with checksums, reads them back, and fails at the first wrong one.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,48 +6,48 @@ use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 use testbed::{Host, Program, until};
 
-/// Bytes of a request.
+/// Size of a request in bytes.
 const BLOCK_BYTES: u64 = 8192;
-/// fio is at work once it has written so many blocks.
+/// Number of written blocks after which fio counts as at work.
 const WRITES_AT_WORK: u64 = 1000;
 
-/// What a pass of fio did.
+/// The result of a pass of fio.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pass {
-    /// Blocks written.
+    /// Number of written blocks.
     pub writes: u64,
-    /// Blocks read, those that were read to verify them included.
+    /// Number of read blocks, including those for verification.
     pub reads: u64,
 }
 
-/// One pass of fio over the first `bytes` bytes of an export: 8 KiB random writes and reads, sixteen at a time; some
-/// blocks are verified while others are written, and in the end all of them are.
+/// Returns one pass of fio over the first `bytes` bytes of an export, with random 8 KiB writes and reads, sixteen at a time. Some
+/// blocks are verified meanwhile, and all at the end.
 ///
-/// It runs until every block was written once, so that no clock cuts the verification short.
+/// It runs until every block was written once, without a time limit.
 pub fn write_and_verify(uri: &str, bytes: u64, seed: u32) -> Program {
     base(uri, bytes, seed)
         .args(["--rw=randrw", "--rwmixwrite=60", "--verify_backlog=1024", "--verify_backlog_batch=256"])
         .args(["--do_verify=1", "--verify_fatal=1"])
 }
 
-/// Writes as [`write_and_verify`] does, and verifies nothing.
+/// Writes as [`write_and_verify`], without verification.
 pub fn only_write(uri: &str, bytes: u64, seed: u32) -> Program {
     base(uri, bytes, seed).args(["--rw=randwrite", "--do_verify=0", "--end_fsync=1"])
 }
 
-/// Verifies what [`only_write`] with the same numbers has written.
+/// Verifies the writes of [`only_write`] with the same arguments.
 pub fn only_verify(uri: &str, bytes: u64, seed: u32) -> Program {
     base(uri, bytes, seed).args(["--rw=randwrite", "--verify_only=1"])
 }
 
-/// Runs one of the above to its end.
+/// Runs a pass to its end.
 ///
 /// # Errors
 /// If fio found a wrong block, or an error of the export.
 pub fn run(fio: Program) -> anyhow::Result<Pass> {
     let outcome = fio.run()?;
     outcome.expect(0)?;
-    // fio prints notes before the JSON, to standard output too.
+    // fio prints notes before the JSON on standard output.
     let start = outcome.stdout.find('{').context("fio printed no JSON")?;
     let report: Value = serde_json::from_str(&outcome.stdout[start..]).context("fio's report")?;
     let job = &report["jobs"][0];
@@ -57,10 +57,10 @@ pub fn run(fio: Program) -> anyhow::Result<Pass> {
     Ok(Pass { writes: count("write")?, reads: count("read")? })
 }
 
-/// Lets fio go over the volume `v` of a scene, again and again, while `meanwhile` does something; returns what both did.
+/// Runs passes of fio over the volume `v` of a scene during `meanwhile`, and returns both results.
 ///
 /// # Errors
-/// If fio finds anything wrong, or `meanwhile` fails.
+/// If fio finds a wrong block, or `meanwhile` fails.
 pub fn at_work<T>(
     scene: &Host,
     bytes: u64,
@@ -87,11 +87,11 @@ pub fn at_work<T>(
         let done = works.and_then(|()| meanwhile());
         enough.store(true, Ordering::Relaxed);
         let passes = passes.join().map_err(|_| anyhow!("fio's thread panicked"))?;
-        // What fio has found says more than what failed because of it.
+        // An error of fio is reported first, because it may have caused the other.
         let passes = passes.context("fio at work")?;
         let blocks = bytes / BLOCK_BYTES;
         for pass in &passes {
-            // Each block was either read or written, and what was written was read to verify it.
+            // Each block was read or written, and written blocks were read for verification.
             ensure!(
                 pass.writes > blocks / 4 && pass.reads >= blocks,
                 "fio did less than it should: {pass:?}"

@@ -1,4 +1,4 @@
-//! The lab's guest on a scene's volume: it knows the content of every block and checks every read.
+//! The lab's guest on a scene's volume, which knows the content of every block and checks every read.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,12 +8,12 @@ use lab::workload::{self, Content, Findings, Guest, GuestOptions, StoppedGuest};
 use testbed::nbd_client::{Address, Client, ClientOptions};
 use testbed::{DEADLINE, until};
 
-/// Bytes of the guest's requests.
+/// Size of the guest's requests in bytes.
 pub const BLOCK_BYTES: u32 = 8192;
-/// Any number will do: disks are new.
+/// Seed of the guest's writes; any number is fine for a new disk.
 const SEED: u64 = 0xe2e;
 
-/// Connects to a disk of zeroes, fills its first bytes, and lets a guest work on it.
+/// Connects to a disk of zeroes, fills its first bytes, and starts a guest on it.
 ///
 /// # Errors
 /// If the disk cannot be reached or filled.
@@ -21,7 +21,7 @@ pub fn start(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
     start_with(export, fill_bytes, GuestOptions::default())
 }
 
-/// The same, and the guest works as it is told to.
+/// Starts a guest as [`start`], with these options.
 ///
 /// # Errors
 /// If the disk cannot be reached or filled.
@@ -30,7 +30,7 @@ pub fn start_with(export: &Address, fill_bytes: u64, work: GuestOptions) -> anyh
     begin(export, fill_bytes, options, work)
 }
 
-/// The same, and it stops at the first break of its connection.
+/// Starts a guest as [`start`], which stops at the first break of its connection.
 ///
 /// # Errors
 /// If the disk cannot be reached or filled.
@@ -43,7 +43,7 @@ pub fn start_without_reconnects(export: &Address, fill_bytes: u64) -> anyhow::Re
     )
 }
 
-/// Waits until a guest has done so many more requests.
+/// Waits until a guest has made `requests` more requests.
 ///
 /// # Errors
 /// If it does not in time.
@@ -55,26 +55,26 @@ pub fn until_worked(guest: &Guest, requests: u64) -> anyhow::Result<()> {
     })
 }
 
-/// Waits until a guest has done all that it was to do, and compares its whole disk.
+/// Waits until a guest has made all of its requests, and compares its whole disk.
 ///
 /// # Errors
-/// If anything was wrong.
+/// If any byte was wrong.
 pub fn rest(guest: Guest) -> anyhow::Result<StoppedGuest> {
     verify(guest.wait()?)
 }
 
-/// Stops a guest and compares its whole disk: what was acknowledged is there, and nothing was wrong in between.
+/// Stops a guest and compares its whole disk with the acknowledged writes.
 ///
 /// # Errors
-/// If anything was wrong, or the guest did nothing.
+/// If any byte was wrong, or the guest has made no request.
 pub fn stop_and_verify(guest: Guest) -> anyhow::Result<StoppedGuest> {
     verify(guest.stop()?)
 }
 
-/// Compares an image file, which nobody may be serving, with what the guest knows.
+/// Compares an image file, which no daemon serves, with the guest's knowledge.
 ///
 /// # Errors
-/// If anything is wrong.
+/// If any byte is wrong.
 pub fn verify_image(image: &Path, content: &Content) -> anyhow::Result<()> {
     check(&workload::verify_file(image, content, |_| {})?)
 }

@@ -1,4 +1,4 @@
-//! What the end-to-end tests share: hosts with daemons, and the programs that work on its volumes.
+//! Shared parts of the end-to-end tests: hosts with daemons, and programs that use their volumes.
 //!
 //! ```text
 //!   test ──► Host ──► `sterna serve` (a child process) ──► stores: folders, or file systems made for the test
@@ -7,8 +7,8 @@
 //!              └─ fio, QEMU, libnbd's tools, the lab's guest
 //! ```
 //!
-//! The tests know Sterna by what its users have: the program, its exit codes, its JSON, its sockets. They link nothing of
-//! the daemon. A program that a test needs and does not find fails the test, with the name of the package.
+//! The tests use Sterna as users do: by the program, its exit codes, its JSON and its sockets. They link nothing of the daemon. A
+//! missing program fails the test, with the name of its package.
 
 pub mod adopted_rounds;
 pub mod blocks;
@@ -39,10 +39,10 @@ pub use self::pair::{
 };
 pub use self::play::{play, play_unstarted, play_with_mounts};
 
-/// A host whose daemon is the program under test; VMs of tests have kernels and consoles in folders of their own.
+/// Makes a host whose daemon is the program under test. VMs of tests have kernels and consoles in folders of their own.
 ///
 /// # Errors
-/// If there is no program to test, or no room.
+/// If there is no program to test, or the folder cannot be made.
 pub fn host() -> anyhow::Result<Host> {
     let host = Host::new(program::sterna()?)?;
     host.configure("[machines]\nfolders = ['/']\nallow = ['-gdb tcp']\n")?;

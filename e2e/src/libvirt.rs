@@ -1,10 +1,10 @@
-//! libvirt for tests: a daemon of its own, in a mount name space of its own, and a domain with the guest that checks its disk.
+//! A separate libvirt daemon for tests in its own mount namespace, with a domain whose guest checks its disk.
 //!
 //! ```text
 //!   Libvirtd ──► unshare -m: /etc/libvirt, /run/libvirt, /var/lib/libvirt … in memory ──► libvirtd, on a socket of the test's
 //!      └─ virsh
 //! ```
-//! Nothing of the machine's own libvirt is touched, and nothing is left of this one.
+//! The machine's own libvirt is not changed, and nothing is left behind.
 
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
@@ -16,13 +16,13 @@ use testbed::{Host, Program, until};
 
 use crate::vm::{Vm, Work};
 
-/// What the domain is called.
+/// Name of the domain in libvirt.
 pub const DOMAIN: &str = "web1";
-/// What libvirtd needs of the machine, in folders of its own.
+/// Folders of the machine that libvirtd gets as empty folders of its own.
 const FOLDERS: &str = "/etc/libvirt /var/lib/libvirt /var/log/libvirt /run/libvirt";
-/// What it has found out about QEMU, in cargo's target folder: that takes seconds each time.
+/// libvirt's cache about QEMU, in cargo's target folder, because filling it takes seconds.
 const CACHE: &str = "tmp/libvirt-cache";
-/// QEMU of tests is root; libvirt wants to know its own user all the same.
+/// Starts libvirtd. QEMU runs as root, but libvirt looks up its own user nevertheless.
 const SCRIPT: &str = r#"
 set -e
 for folder in $FOLDERS; do mkdir -p "$folder"; mount -t tmpfs tmpfs "$folder"; done
@@ -49,7 +49,8 @@ pub struct Libvirtd {
 }
 
 impl Libvirtd {
-    /// Starts one with its sockets in the folder of `host`; `None`: it cannot be had here, and that was said.
+    /// Starts libvirtd with its sockets in the folder of `host`. If the machine lacks it, reports the omission and returns
+    /// `None`.
     ///
     /// # Errors
     /// If it does not start.
@@ -86,7 +87,7 @@ impl Libvirtd {
         Ok(Some(started))
     }
 
-    /// The socket that Sterna is to be told.
+    /// Returns the path of the socket for Sterna.
     ///
     /// # Errors
     /// If its path is no Unicode.
@@ -94,7 +95,7 @@ impl Libvirtd {
         self.own.join("libvirt-sock").to_str().map(str::to_owned).context("a folder that is not UTF-8")
     }
 
-    /// What virsh says to a command.
+    /// Returns the output of a virsh command.
     ///
     /// # Errors
     /// If it fails.
@@ -106,7 +107,7 @@ impl Libvirtd {
     /// Defines and starts a domain on these images, which its guest uses as one disk, and waits until it works.
     ///
     /// # Errors
-    /// If it does not.
+    /// If the guest does not begin to work.
     pub fn domain(&self, host: &Host, images: &[(&Path, &str)], fill_bytes: u64) -> anyhow::Result<Vm> {
         let console = Vm::expect(&host.path("console"), Work::on_disk(fill_bytes).options(images.len())?)?;
         let words = console.guest_words()?;
@@ -140,18 +141,18 @@ impl Libvirtd {
         Ok(console)
     }
 
-    /// The domain's definition as it runs, and as it would be started.
+    /// Returns the domain's live definition, and the one for its next start.
     ///
     /// # Errors
-    /// If libvirt does not tell.
+    /// If libvirt does not report it.
     pub fn definitions(&self) -> anyhow::Result<[String; 2]> {
         Ok([self.virsh(&["dumpxml", DOMAIN])?, self.virsh(&["dumpxml", DOMAIN, "--inactive"])?])
     }
 
-    /// Looks whether both definitions have all of these words, and none of those.
+    /// Checks that both definitions have all of `words`, and none of `not`.
     ///
     /// # Errors
-    /// If not; with the definitions.
+    /// If they do not; the message has the definitions.
     pub fn check_definitions(&self, words: &[&str], not: &[&str]) -> anyhow::Result<()> {
         for definition in self.definitions()? {
             ensure!(words.iter().all(|word| definition.contains(word)), "{words:?} in {definition}");
@@ -164,7 +165,7 @@ impl Libvirtd {
 impl Drop for Libvirtd {
     fn drop(&mut self) {
         let _ = self.virsh(&["destroy", DOMAIN]);
-        // It, and what it has started for itself; domains are gone.
+        // This ends libvirtd and its helpers; the domains have ended already.
         if let Some(group) = i32::try_from(self.daemon.id()).ok().and_then(Pid::from_raw) {
             let _ = rustix::process::kill_process_group(group, Signal::KILL);
         }

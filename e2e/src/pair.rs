@@ -1,4 +1,4 @@
-//! Two hosts that know each other: two daemons with folders of their own, and links between them that can be cut.
+//! Two paired hosts: two daemons with folders of their own, and a link between them that can be cut.
 
 use std::os::unix::fs::OpenOptionsExt as _;
 
@@ -8,26 +8,26 @@ use testbed::{Host, Link, LinkState, own_address, until};
 
 use crate::host;
 
-/// What the hosts are called.
+/// Name of the first host.
 const ALPHA: &str = "alpha";
-/// What the hosts are called.
+/// Name of the second host.
 const BETA: &str = "beta";
 
-/// Where a host has the other one's store `a`, if it has.
+/// Name of the folder in which a host can open the other one's store `a`.
 pub const FAR: &str = "far";
 
 /// Two hosts that are paired.
 #[derive(Debug)]
 pub struct Pair {
-    /// Where volumes are made.
+    /// The first host, which makes the volumes.
     pub alpha: Host,
-    /// The other one.
+    /// The second host of the pair.
     pub beta: Host,
-    /// What `alpha` calls `beta` through.
+    /// The link by which `alpha` dials `beta`.
     pub link: Link,
 }
 
-/// Plays a scene with two hosts that are paired, both daemons ready.
+/// Runs a test with two paired hosts whose daemons are ready.
 ///
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
@@ -44,7 +44,7 @@ fn play(pair: anyhow::Result<Pair>, test: impl FnOnce(&mut Pair) -> anyhow::Resu
     }
 }
 
-/// As [`play_pair`], for a test that mounts; without root it is left out.
+/// Runs it as [`play_pair`], for a test that mounts. Without root it is left out.
 ///
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
@@ -55,7 +55,7 @@ pub fn play_pair_with_mounts(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>)
     play_pair(test);
 }
 
-/// As [`play_pair`], with data folders on disks of that size, which a test may fill; without root it is left out.
+/// Runs it as [`play_pair`], with data folders on disks of this size, which a test may fill. Without root it is left out.
 ///
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
@@ -66,8 +66,8 @@ pub fn play_pair_with_data_disks(bytes: u64, test: impl FnOnce(&mut Pair) -> any
     play(Pair::with_data_disks(bytes), test);
 }
 
-/// As [`play_pair`], with hosts that look for each other's store `a` in a folder `far`; `set` makes those, before the daemons
-/// start.
+/// Runs it as [`play_pair`], with hosts that search for each other's store `a` in a folder `far`, which `set` makes before the
+/// daemons start.
 ///
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
@@ -88,7 +88,7 @@ pub fn play_sharing_pair(
     }
 }
 
-/// Lets each of two hosts have the other's store `a` as `far`.
+/// Gives each of two hosts the other's store `a` as `far`.
 ///
 /// # Errors
 /// If the links cannot be made.
@@ -103,15 +103,16 @@ impl Pair {
     /// Makes two hosts, pairs them, and leaves both daemons ready.
     ///
     /// # Errors
-    /// If one does not start, or they do not get to know each other.
+    /// If one does not start, or they cannot be paired.
     pub fn new() -> anyhow::Result<Self> {
         Self::of(host()?, host()?, "[hosts]\n")
     }
 
-    /// As [`Pair::new`], with data folders on disks of their own, which a test may fill; without root they are ordinary ones.
+    /// Makes them as [`Pair::new`], with data folders on disks of their own, which a test may fill. Without root they are
+    /// ordinary folders.
     ///
     /// # Errors
-    /// As [`Pair::new`].
+    /// Those of [`Pair::new`].
     pub fn with_data_disks(bytes: u64) -> anyhow::Result<Self> {
         let (mut alpha, mut beta) = (host()?, host()?);
         alpha.mount_data(bytes)?;
@@ -119,11 +120,11 @@ impl Pair {
         Self::of(alpha, beta, "[hosts]\n")
     }
 
-    /// Pairs two hosts. `heading`: what their configurations need before the keys of `[hosts]`.
+    /// Pairs two hosts. `heading` is the part of their configurations before the keys of `[hosts]`.
     fn of(mut alpha: Host, mut beta: Host, heading: &str) -> anyhow::Result<Self> {
         let address = own_address()?;
         let link = Link::to(address)?;
-        // Only `alpha` calls, and only over the link; `beta` listens behind it.
+        // Only `alpha` dials, and only over the link, behind which `beta` listens.
         alpha.configure(&format!("{heading}listen = []\n"))?;
         let link_address = link.address().to_string();
         beta.configure(&format!(
@@ -141,7 +142,7 @@ impl Pair {
     /// Pairs the hosts, or pairs them again after one of them has forgotten the other.
     ///
     /// # Errors
-    /// If they do not get to know each other.
+    /// If they cannot be paired.
     pub fn join(&self) -> anyhow::Result<()> {
         let invitation: api::Invitation = self.beta.ask(&["host", "invite", "--allow-machines"])?;
         let link = self.link.address().to_string();
@@ -151,7 +152,7 @@ impl Pair {
     /// Moves the volume `v` from `alpha` to a store of `beta`, and waits.
     ///
     /// # Errors
-    /// If it does not get there.
+    /// If the migration fails.
     pub fn leave(&self) -> anyhow::Result<Migration> {
         let ended = self.alpha.ask(&["migrate", "v", "--to", "beta:a"])?;
         self.check_at(&self.beta, &self.alpha)?;
@@ -161,15 +162,15 @@ impl Pair {
     /// Moves the volume `v` from `beta` to a store of `alpha`, and waits.
     ///
     /// # Errors
-    /// If it does not get there.
+    /// If the migration fails.
     pub fn come_home(&self) -> anyhow::Result<Migration> {
         let ended = self.beta.ask(&["migrate", "v", "--to", "alpha:a"])?;
         self.check_at(&self.alpha, &self.beta)?;
         Ok(ended)
     }
 
-    /// Moves the volume `v` from `alpha` to a store of `beta`, and has the daemon of the host that is named killed at a fail
-    /// point meanwhile; it is started again.
+    /// Moves the volume `v` from `alpha` to a store of `beta`. The named host's daemon kills itself at a fail point meanwhile,
+    /// and is started again.
     ///
     /// # Errors
     /// If it is not killed.
@@ -178,7 +179,7 @@ impl Pair {
         let killed = if is_source { &mut self.alpha } else { &mut self.beta };
         killed.stop()?;
         killed.start_with(&[("STERNA_FAIL_POINT", fail_point)])?;
-        // It is cut off in the middle of this, or told that the other host is gone.
+        // The command is interrupted, or gets an error about the other host.
         let migrating = self.alpha.start_migrating("beta:a")?;
         let killed = if is_source { &mut self.alpha } else { &mut self.beta };
         ensure!(killed.wait_for_end()? == 137, "{host} was not killed at {fail_point}");
@@ -186,7 +187,7 @@ impl Pair {
         killed.start()
     }
 
-    /// Kills a daemon and starts it again: that of `alpha`, that of `beta`, and both, in turn.
+    /// Kills and restarts the daemon of `alpha`, of `beta`, or both, in turn.
     ///
     /// # Errors
     /// If one does not start.
@@ -198,11 +199,11 @@ impl Pair {
         hosts.iter_mut().try_for_each(|(host, _)| host.start())
     }
 
-    /// Waits until the migration `departure` of `alpha`, which what left by it has come back from, has ended; it is to say so, and to
-    /// have left nothing at `beta`.
+    /// Waits for the end of the migration `departure` of `alpha`, whose volumes have returned. It must report that, and leave
+    /// nothing at `beta`.
     ///
     /// # Errors
-    /// If it is not so.
+    /// If that is not the case.
     pub fn check_departure_taken_back(&self, departure: &str) -> anyhow::Result<()> {
         let departure = until("the departure has ended, too", || {
             let shown = self.alpha.migration(departure)?;
@@ -214,12 +215,11 @@ impl Pair {
         Ok(())
     }
 
-    /// Moves the volume `v` from `alpha` to a store of `beta`, has `alpha`'s daemon killed before the commit point, and the copy
-    /// promoted by force while the hosts do not hear of each other. That is left so: `alpha`'s daemon is not started, and the
-    /// link is cut.
+    /// Moves the volume `v` from `alpha` to a store of `beta`, kills `alpha`'s daemon before the commit point, and promotes the
+    /// copy by force without contact between the hosts. `alpha`'s daemon is not restarted, and the link stays cut.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If one of these steps fails.
     pub fn promote_by_force(&mut self) -> anyhow::Result<()> {
         self.alpha.stop()?;
         self.alpha.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
@@ -232,11 +232,10 @@ impl Pair {
         Ok(())
     }
 
-    /// Waits until no migration is under way and one host serves all volumes, of which there are so many; tells whether
-    /// that is `alpha`.
+    /// Waits until no migration is under way and one host serves all `volumes`, and returns whether that is `alpha`.
     ///
     /// # Errors
-    /// If that does not come to be.
+    /// If that does not happen in time.
     pub fn settled(&self, volumes: usize) -> anyhow::Result<bool> {
         self.alpha.until_idle()?;
         self.beta.until_idle()?;
@@ -256,7 +255,7 @@ impl Pair {
     /// Checks that the volume `v` is served at `owner` and that nothing but forwarding is left at `other`.
     ///
     /// # Errors
-    /// If it is not so.
+    /// If that is not the case.
     pub fn check_at(&self, owner: &Host, other: &Host) -> anyhow::Result<()> {
         until("the volume is served by its owner", || {
             let volume: Option<Volume> = owner.ask(&["volume", "show", "v"]).ok();
@@ -266,7 +265,7 @@ impl Pair {
             Ok((owner.images("a")? == ["v.img"]).then_some(()))
         })?;
         until("the other host's image is gone", || Ok(other.images("a")?.is_empty().then_some(())))?;
-        // One whose last client has just left is on its way out.
+        // A forwarded volume whose last client has just left is being removed.
         until("the other host forwards the volume, or knows nothing of it", || {
             let left: Option<Volume> = other.ask(&["volume", "show", "v"]).ok();
             ensure!(left.as_ref().is_none_or(|left| left.state != VolumeState::Serving), "{left:?}");
@@ -275,7 +274,7 @@ impl Pair {
     }
 }
 
-/// A pair that shares stores; `None`: those would not be fit for it.
+/// Makes a pair that shares stores; `None` if the stores do not support it.
 fn sharing_pair(
     set: impl FnOnce(&mut Host, &mut Host) -> anyhow::Result<()>,
 ) -> anyhow::Result<Option<Pair>> {
@@ -290,7 +289,7 @@ fn sharing_pair(
     Pair::of(alpha, beta, "").map(Some)
 }
 
-/// Whether images in a scene's stores can be read and written past the page cache.
+/// Returns whether a scene's stores support direct I/O.
 fn has_direct_io(scene: &Host) -> anyhow::Result<bool> {
     let path = scene.path("probe");
     std::fs::write(&path, b"").context("make a file")?;

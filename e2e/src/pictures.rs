@@ -1,10 +1,10 @@
-//! The pictures of the documents: two hosts that know each other, guests that work, migrations under way.
+//! Makes the pictures of the documents: two paired hosts with busy guests and migrations under way.
 //!
 //! ```text
 //!   fio ──NBD──► rack3-a ──links──► rack3-b
 //!                   └─► the page, a report, sterna top ──► Chromium ──► PNG
 //! ```
-//! A terminal is drawn as a page as well: its characters and colours are tmux's.
+//! A terminal is drawn as a page, with tmux's characters and colours.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::host;
 use crate::program;
 use crate::terminal::Terminal;
 
-/// What there is to be seen: volumes with their sizes in MiB, how much of them is filled, and requests a second of their guests.
+/// The volumes in the pictures, with size and filled part in MiB, and requests a second of their guests.
 const VOLUMES: [(&str, u32, u32, u32); 7] = [
     ("web1", 2048, 900, 420),
     ("db-data", 1024, 600, 260),
@@ -29,7 +29,7 @@ const VOLUMES: [(&str, u32, u32, u32); 7] = [
     ("scratch", 256, 16, 0),
     ("archive-2024", 8192, 32, 0),
 ];
-/// A VM without a system: it waits for something to start from.
+/// A VM without a system, which waits for a boot device.
 const IDLE_VM: &str = r#"
 command = ["qemu-system-x86_64", "-M", "pc-q35-7.2", "-m", "128", "-name", "{name}", "-display", "none", "-nodefaults",
     "-qmp", "unix:{qmp},server=on,wait=off",
@@ -38,20 +38,20 @@ command = ["qemu-system-x86_64", "-M", "pc-q35-7.2", "-m", "128", "-name", "{nam
 [disks]
 root = "build-7"
 "#;
-/// Looks that a picture shows, so that its lines are lines: most of a minute.
+/// Number of overviews in a picture, enough for visible lines.
 const LOOKS: u32 = 45;
-/// The height of pictures of the page: what documents have room for.
+/// Height of pictures of the page.
 const PAGE_HEIGHT: u32 = 1300;
 const REPORT_HEIGHT: u32 = 965;
-/// How fast the move is whose report is shown: some seconds of it.
+/// Rate of the migration whose report is shown.
 const REPORTED_RATE: &str = "120MiB/s";
-/// How much of the time after a move is shown.
+/// Recorded time after a migration that is shown.
 const RECORDED_AFTER_S: f64 = 2.0;
 
 /// Makes all pictures.
 ///
 /// # Errors
-/// If something that is to be seen does not come to be.
+/// If a part of a picture does not appear.
 pub fn make(folder: &Path) -> anyhow::Result<()> {
     let (mut alpha, mut beta) = (host()?, host()?);
     let page = own_address()?;
@@ -114,7 +114,7 @@ fn begin(host: &mut Host, name: &str, stores: &[&str], more: &str) -> anyhow::Re
     host.sterna(["host", "init", "--name", name])?.success().map(drop)
 }
 
-/// Makes the volumes, fills them, and lets guests work on them.
+/// Makes the volumes, fills them, and starts guests on them.
 fn make_volumes(host: &Host) -> anyhow::Result<Vec<Running>> {
     let mut guests = Vec::new();
     for (name, size, filled, rate) in VOLUMES {
@@ -138,7 +138,7 @@ fn fio(host: &Host, name: &str) -> anyhow::Result<Program> {
     Ok(fio.arg(format!("--uri={}", volume.uri)))
 }
 
-/// What has been moved before: there and back, to the other host, and one that somebody thought better of.
+/// Makes ended migrations: to another store and back, to the other host, and a cancelled one.
 fn make_history(host: &Host) -> anyhow::Result<()> {
     for (name, store) in [
         ("scratch", "large"),
@@ -158,7 +158,7 @@ fn begin_to_move(host: &Host, name: &str, to: &str, bandwidth: &str) -> anyhow::
     host.ask(&["migrate", name, "--to", to, "--bandwidth", bandwidth, "--detach"])
 }
 
-/// Ends what is under way, moves a volume back, and waits until the time after that is recorded as well.
+/// Ends the migrations under way, moves a volume back, and waits until the time after that is recorded.
 fn move_home(host: &Host) -> anyhow::Result<Migration> {
     let migrations: Vec<Migration> = host.ask(&["migration", "list"])?;
     for migration in migrations.iter().filter(|migration| !migration.state.has_ended()) {
@@ -198,7 +198,7 @@ fn show_top(host: &Host) -> anyhow::Result<Terminal> {
     Terminal::start(&line, 118, 24)
 }
 
-/// A screen of a terminal, with the codes of its colours, as a page.
+/// Converts the screen of a terminal, with its colour codes, to a page.
 fn terminal_page(screen: &str) -> String {
     let lines = coloured(screen.trim_end());
     format!(
@@ -208,11 +208,11 @@ fn terminal_page(screen: &str) -> String {
     )
 }
 
-/// The first eight colours of a terminal, and the grey one.
+/// The first eight colours of a terminal, and grey.
 const COLOURS: &str = ".f31 { color: #ff7b72 } .f32 { color: #5fdca2 } .f33 { color: #f0c674 } .f34 { color: #6cb0ff } \
      .f35 { color: #b596ff } .f36 { color: #4fd0c0 } .f90 { color: #8b98a6 }";
 
-/// A colour holds until another one is chosen, also on the lines below.
+/// Converts colour codes to markup. A colour holds until the next code, also on later lines.
 fn coloured(screen: &str) -> String {
     let (mut drawn, mut classes) = (String::new(), Vec::<String>::new());
     for (index, piece) in screen.split("\u{1b}[").enumerate() {
@@ -221,17 +221,17 @@ fn coloured(screen: &str) -> String {
             && let Some((codes, rest)) = piece.split_once('m')
         {
             text = rest;
-            // A colour is 30 to 37, or 38;5 and its number.
+            // A colour is 30 to 37, or 38;5 with its number.
             let codes = codes.replace("38;5;8", "90").replace("38;5;", "3");
             for code in codes.split(';') {
                 match code {
                     "" | "0" => classes.clear(),
                     "1" => classes.push("b".to_owned()),
                     "7" => classes.push("r".to_owned()),
-                    // The ground is the same everywhere.
+                    // The background is the same everywhere.
                     ground if ground.starts_with('4') => {}
                     colour => {
-                        // That of before is over, also if 39 takes none in its place.
+                        // The former colour ends, also if 39 selects the default.
                         classes.retain(|class| !class.starts_with('f'));
                         classes.push(format!("f{colour}"));
                     }

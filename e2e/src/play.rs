@@ -1,10 +1,10 @@
-//! How a test is played on one host.
+//! Runs a test on one host.
 
 use testbed::Host;
 
 use crate::host;
 
-/// Plays a test on a host with the stores `a` and `b` and a daemon that is ready.
+/// Runs a test on a host with the stores `a` and `b` and a ready daemon.
 ///
 /// # Panics
 /// If the test fails: with its error, and the daemon's log.
@@ -15,7 +15,7 @@ pub fn play(test: impl FnOnce(&mut Host) -> anyhow::Result<()>) {
     });
 }
 
-/// As [`play`], without a daemon yet.
+/// Runs it as [`play`], without a daemon at first.
 ///
 /// # Panics
 /// If the test fails: with its error, and the daemon's log.
@@ -27,7 +27,7 @@ pub fn play_unstarted(test: impl FnOnce(&mut Host) -> anyhow::Result<()>) {
     }
 }
 
-/// As [`play_unstarted`], for a test that mounts; without root it is left out.
+/// Runs it as [`play_unstarted`], for a test that mounts. Without root it is left out.
 ///
 /// # Panics
 /// If the test fails: with its error, and the daemon's log.

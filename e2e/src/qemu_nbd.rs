@@ -1,4 +1,4 @@
-//! `qemu-nbd` as a store's server: an image of QEMU's, in any of its formats, behind NBD.
+//! `qemu-nbd` as a store's server, for an image in any of QEMU's formats.
 
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ pub struct QemuNbd {
 }
 
 impl QemuNbd {
-    /// Makes an empty image of so many bytes in a folder, and serves it there.
+    /// Makes an empty image of `bytes` in a folder, and serves it.
     ///
     /// # Errors
     /// If QEMU's tools are missing, or the server ends.
@@ -41,7 +41,7 @@ impl QemuNbd {
         Ok(Self { server, socket, image, format })
     }
 
-    /// Where the export is.
+    /// Returns the URI of the export.
     pub fn uri(&self) -> String {
         format!("nbd+unix:///disk?socket={}", self.socket.display())
     }
@@ -49,7 +49,7 @@ impl QemuNbd {
     /// Ends the server in order, checks the image, and returns a raw copy of its disk.
     ///
     /// # Errors
-    /// What `qemu-img check` found; raw images are not checked by it.
+    /// The findings of `qemu-img check`, which does not check raw images.
     pub fn stop_and_check(self) -> anyhow::Result<PathBuf> {
         let Self { server, image, format, .. } = self;
         server.signal(Signal::TERM)?;

@@ -1,13 +1,13 @@
-//! Journals that are put back at random moments, and promotions by force, among three hosts: lists of hosts are lost, hosts are silent,
-//! removed and put back themselves, all from a seed.
+//! Restores journals at random moments, and promotes copies by force, among three hosts. Lists of hosts are lost, and hosts are
+//! silent, removed or restored themselves, all from a seed.
 //!
 //! ```text
-//!   return:     a volume goes from host to host, and is written at each ─► its journal of some moment is put back at one of them
-//!               ─► the hosts see to it ─► people say what is so ─► checked
+//!   return:     a volume goes from host to host, and is written at each ─► a journal of some moment is restored at one of them
+//!               ─► the hosts decide ─► the administrator decides the rest ─► checked
 //!   promotion:  a source is killed before or after it has released ─► its copy is promoted by force ─► the source comes back ─► checked
-//!   checked:    at most one host serves, and what it serves is what was written last │ no image is gone (by inode)
+//!   checked:    at most one host serves the volume, with the last write │ no image is gone (by inode)
 //! ```
-//! Nobody insists in a return, so two owners are never right there. A promotion by force may make two of one volume, by name.
+//! A return never uses force, so two owners are always wrong there. A promotion by force may leave two copies of a volume.
 
 use std::collections::BTreeSet;
 use std::os::unix::fs::MetadataExt as _;
@@ -25,36 +25,36 @@ use crate::trio::{NAMES, three_hosts};
 
 /// Size of the volume.
 const DISK_BYTES: usize = 1 << 20;
-/// Bytes in which it is written how often the volume was written.
+/// Bytes of the stamp, which has the number of the write.
 const STAMP_BYTES: usize = 4096;
-/// How long hosts have to ask each other: an answer, and one more.
+/// Time for the hosts to ask each other twice.
 const SETTLED: Duration = Duration::from_secs(4);
-/// How long it is waited for a connection.
+/// Longest wait for a connection.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// What has been played.
+/// The results of the rounds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shown {
     /// Rounds after which the volume was served, by itself or by order.
     pub served: u32,
-    /// Rounds after which no host serves it: it is not known whose it is, or it is not there.
+    /// Rounds after which no host serves the volume, because its owner is unknown or its image is missing.
     pub waits: u32,
-    /// Orders that were refused.
+    /// Number of refused orders.
     pub refused: u32,
 }
 
-/// Puts journals back so many times. `told` hears of each.
+/// Restores `rounds` journals, and reports each to `told`.
 ///
 /// # Errors
-/// If two hosts serve the volume, or something else than was written last, or an image is gone.
+/// If two hosts serve the volume, or without the last write, or an image is gone.
 pub fn play_returns(seed: u64, rounds: u32, told: impl FnMut(&str)) -> anyhow::Result<Shown> {
     play(seed, rounds, Round::play_return, told)
 }
 
-/// Promotes copies by force so many times. `told` hears of each.
+/// Promotes `rounds` copies by force, and reports each to `told`.
 ///
 /// # Errors
-/// As [`play_returns`].
+/// Those of [`play_returns`].
 pub fn play_promotions(seed: u64, rounds: u32, told: impl FnMut(&str)) -> anyhow::Result<Shown> {
     play(seed, rounds, Round::play_promotion, told)
 }
@@ -88,19 +88,19 @@ struct Round {
     random: Random,
     /// The host that has the volume.
     owner: usize,
-    /// How often it has been written.
+    /// Number of its writes.
     written: u8,
     course: Vec<String>,
     shown: Shown,
 }
 
-/// What becomes of the list of hosts where a journal is put back.
+/// The list of hosts at the host whose journal is restored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ListFate {
     Kept,
     Lost,
     Broken,
-    /// Of before all hosts were paired.
+    /// A list from before all hosts were paired.
     OfBefore,
     /// The whole data folder is lost.
     FolderLost,
@@ -126,7 +126,7 @@ impl Round {
         self.course.push(what);
     }
 
-    /// Writes to the volume where it is.
+    /// Writes to the volume at its owner.
     fn write(&mut self) -> anyhow::Result<()> {
         self.written += 1;
         let data = vec![self.written; STAMP_BYTES];
@@ -165,7 +165,7 @@ impl Round {
         for _ in 0..self.random.below(3) {
             self.go()?;
         }
-        // A removed host took something with it, or it did not.
+        // A removed host may have the volume or not.
         let removed = (self.random.below(4) == 0).then(|| (host + 1 + self.random.below(2) as usize) % 3);
         if let Some(removed) = removed {
             let done = self.hosts[host].sterna(["host", "remove", NAMES[removed], "--force"])?;
@@ -230,7 +230,8 @@ impl Round {
         Ok(())
     }
 
-    /// People say what is so: that the volume is here, if it is; and that no other host has it, if all could be asked, who are mistaken.
+    /// The administrator decides: the volume is here, if that is true; or, if all hosts could be asked, wrongly that no other
+    /// host has it.
     fn people_say(&mut self, host: usize, all_are_there: bool) -> anyhow::Result<()> {
         let shown = self.hosts[host].sterna(["volume", "show", "v", "--json"])?;
         let waits = shown.code == 0 && shown.json::<Volume>()?.state == VolumeState::Unconfirmed;
@@ -257,7 +258,7 @@ impl Round {
         let to = (source + 1 + self.random.below(2) as usize) % 3;
         let points = ["before-prepared", "after-prepared", "before-released", "after-released"];
         let point = points[self.random.below(points.len() as u64) as usize];
-        // The step is the target's or the source's: whichever meets it is killed.
+        // The step is one of the target or of the source, whose daemon kills itself there.
         let killed = if point.ends_with("prepared") && self.random.below(2) == 0 { to } else { source };
         let other = (0..3).find(|host| *host != source && *host != to).context("there are three")?;
         self.hosts[killed].stop()?;
@@ -271,7 +272,7 @@ impl Round {
         drop(self.hosts[source].sterna(["migrate", "v", "--to", &target, "--detach"])?);
         self.say(format!("{} to {}, {} is killed {point}", NAMES[source], NAMES[to], NAMES[killed]));
         sleep(SETTLED / 2);
-        // The one that met its step has ended.
+        // One of the daemons has ended.
         for host in [source, to] {
             self.hosts[host].take_end()?;
         }
@@ -298,7 +299,7 @@ impl Round {
         sleep(SETTLED);
         let serving = self.serving()?;
         self.say(format!("served at {serving:?}"));
-        // By name there may be two.
+        // After a promotion by force there may be two.
         ensure!(
             serving.len() <= 1 || is_taken,
             "two hosts serve the volume, and nobody insisted: {serving:?}"
@@ -308,7 +309,7 @@ impl Round {
         }
         ensure!(!serving.is_empty() || !is_taken, "a volume that was promoted is served nowhere");
         if is_taken {
-            // What the promotion took, and what the source had, is there: nothing was deleted for it but what a move retires.
+            // The images of the promotion and of the source exist. Only images that a move retires were deleted.
             let gone: Vec<_> = before.difference(&self.images()?).cloned().collect();
             let is_retired = |image: &(u64, String)| image.1.starts_with(NAMES[source]) && serving == [to];
             ensure!(gone.iter().all(is_retired), "images are gone: {gone:?}");
@@ -324,7 +325,7 @@ impl Round {
         }
     }
 
-    /// The hosts that serve the volume.
+    /// Returns the hosts that serve the volume.
     fn serving(&self) -> anyhow::Result<Vec<usize>> {
         let mut serving = Vec::new();
         for (number, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.runs()) {
@@ -357,7 +358,7 @@ impl Round {
         Ok(())
     }
 
-    /// All images of all hosts, by inode and whose they are.
+    /// Returns all images of all hosts, by inode and host.
     fn images(&self) -> anyhow::Result<BTreeSet<(u64, String)>> {
         let mut images = BTreeSet::new();
         for (host, name) in self.hosts.iter().zip(NAMES) {
@@ -365,7 +366,7 @@ impl Round {
                 for entry in std::fs::read_dir(host.path(store))? {
                     let (entry, path) = entry.map(|entry| (entry.metadata(), entry.path()))?;
                     let file = path.file_name().unwrap_or_default().to_string_lossy();
-                    // No lock, mark or token.
+                    // Locks, marks and tokens do not count.
                     if file.starts_with("v.") && !file.contains("sterna-") {
                         images.insert((entry?.ino(), format!("{name} {store}")));
                     }
@@ -376,7 +377,7 @@ impl Round {
     }
 }
 
-/// A client of the volume at a host.
+/// Returns an NBD client of the volume at a host.
 fn client(host: &Host) -> anyhow::Result<Client> {
     let volume: Volume = until("the volume is served", || {
         let volume: Volume = host.ask(&["volume", "show", "v"])?;

@@ -1,12 +1,12 @@
 //! Round trips between two hosts under a busy guest, with faults from a seed.
 //!
 //! ```text
-//!   trip:  faults at rest ──► migrate ──► faults, each mended ──► it is at the other host ──► the guest rests: checks ──► …
-//!   guest: ───── works, connects again whenever its daemon was ended ─────────────────────► compares its whole disk
+//!   trip:  faults at rest ──► migrate ──► faults, each ends ──► it is at the other host ──► the guest pauses: checks ──► …
+//!   guest: ───── works, reconnects whenever its daemon has ended ─────────────────────────► compares its whole disk
 //! ```
-//! A volume moves with an even seed so that its guest, which looks for it at either host, finds it at its owner; with an
-//! odd one the first host serves it for good, and the guest knows no other. A VM moves as a whole; what it checks is what
-//! it reads meanwhile, and its whole disk in the end.
+//! With an even seed the guest connects to either host, and finds the volume at its owner. With an odd seed the first host serves
+//! it for good, and the guest knows no other host. A VM moves as a whole. It checks its reads meanwhile, and its whole disk at
+//! the end.
 
 mod fault;
 mod foreign;
@@ -34,31 +34,30 @@ use crate::vm;
 pub(crate) use self::fault::FAIL_POINTS;
 pub use self::trip::Trip;
 
-/// How long the guest tries for a new connection, and waits for an answer: longer than any fault, and all that follows
-/// from it.
+/// Longest time for which the guest reconnects, or waits for an answer. It is longer than any fault with its consequences.
 const GUEST_WAITS_MAX: Duration = Duration::from_secs(200);
-/// Bytes of the disks with the data folders, which a fault fills: little more than a daemon needs.
+/// Size of the disks of the data folders, which a fault fills, little more than a daemon needs.
 const DATA_BYTES: u64 = 48 << 20;
-/// How many requests a VM makes between two trips, at least.
+/// Least number of requests of a VM between two trips.
 const REQUESTS: u64 = 100;
 
-/// What is played.
+/// Settings of the rounds.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How many times there and back.
+    /// Number of round trips.
     pub rounds: u32,
-    /// Decides the faults.
+    /// Seed of the faults.
     pub seed: u64,
     /// Size of the disk in bytes; half of it is filled.
     pub disk_bytes: u64,
-    /// Where the daemons' logs are kept if something is wrong; nowhere: the end of them is in the error.
+    /// Folder for the daemons' logs after a failure; `None`: the error has the end of them.
     pub logs: Option<PathBuf>,
 }
 
-/// Moves a volume; `told` hears of each trip that has been made.
+/// Moves a volume, and reports each trip to `told`.
 ///
 /// # Errors
-/// If anything was wrong: with the seed, the trip, and the daemons' logs.
+/// If a check fails; the message has the seed, the trip, and the daemons' logs.
 pub fn play_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
     play("rounds", settings, told, |pair| {
         let subject =
@@ -69,10 +68,10 @@ pub fn play_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Resu
     })
 }
 
-/// Moves a VM with its disk; `told` hears of each trip that has been made.
+/// Moves a VM with its disk, and reports each trip to `told`.
 ///
 /// # Errors
-/// As [`play_rounds`].
+/// Those of [`play_rounds`].
 pub fn play_vm_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::Result<()> {
     play("vm-rounds", settings, told, |pair| {
         pair.alpha.create_volume(settings.disk_bytes)?;
@@ -81,9 +80,9 @@ pub fn play_vm_rounds(settings: &Settings, told: impl FnMut(&Trip)) -> anyhow::R
     })
 }
 
-/// Who works on the disk.
+/// The guest that uses the disk.
 trait RoundsGuest {
-    /// Checks what can be checked now that a trip is over, and works on.
+    /// Makes the checks after a trip, and continues to work.
     fn check(&mut self, journey: &mut Journey<'_>) -> anyhow::Result<()>;
 
     /// Compares the whole disk, which is at alpha, for the last time.
@@ -116,7 +115,7 @@ fn play<G: RoundsGuest>(
     });
     played.map_err(|error| {
         if let Some(folder) = &settings.logs {
-            // That they cannot be kept is no reason to hide what they were to be kept for.
+            // A failure to keep the logs must not hide the original error.
             let _ = keep_logs(&pair, folder);
         }
         let Settings { rounds, seed, disk_bytes, .. } = settings;
@@ -128,11 +127,11 @@ fn play<G: RoundsGuest>(
     })
 }
 
-/// A guest of the lab, which works on all of the disk but its end, and what is known of the disk.
+/// A guest of the lab, which uses the disk except its end, with its knowledge of the disk.
 struct DiskGuest {
     seed: u64,
     guest: Option<Guest>,
-    /// What the disk held when the guest began to work the last time.
+    /// Content of the disk when the guest last began to work.
     content: Content,
     working_set_bytes: u64,
 }
@@ -173,7 +172,7 @@ impl DiskGuest {
 }
 
 impl RoundsGuest for DiskGuest {
-    /// Lets the guest come to rest, compares what it knows with what both hosts serve, and lets it go on.
+    /// Pauses the guest, compares its knowledge with the volumes of both hosts, and resumes it.
     fn check(&mut self, journey: &mut Journey<'_>) -> anyhow::Result<()> {
         let guest = self.guest.take().context("the guest has gone")?;
         let StoppedGuest { mut client, mut content, mut findings, .. } = guest.stop()?;
@@ -186,7 +185,7 @@ impl RoundsGuest for DiskGuest {
         self.let_work(client)
     }
 
-    /// Every trip has been compared.
+    /// Does nothing more, because each trip was compared.
     fn end(mut self, _pair: &Pair) -> anyhow::Result<()> {
         let guest = self.guest.take().context("the guest has gone")?;
         guest.stop().map(drop)

@@ -1,16 +1,16 @@
-//! Adopts, moves and releases a domain of libvirt again and again, with what others do to it from a seed:
-//! `cargo run -p e2e --bin domain-rounds -- --rounds 50 --seed 1`, as root.
+//! Adopts, moves and releases a domain of libvirt many times, with random actions of others from a seed: `cargo run -p e2e --bin
+//! domain-rounds -- --rounds 50 --seed 1`, as root.
 
 use anyhow::Context as _;
 use clap::Parser;
 
-/// Plays rounds of orders with a domain of libvirt, each disturbed by what administrators and backup tools do.
+/// Plays rounds of orders with a domain of libvirt, disturbed by actions of administrators and backup tools.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many rounds.
+    /// Number of rounds to play.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
-    /// Decides what happens.
+    /// Seed of the random events.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

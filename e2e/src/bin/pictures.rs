@@ -4,10 +4,10 @@ use std::path::PathBuf;
 
 use clap::Parser;
 
-/// Makes pictures of the page, of a report and of `sterna top`, with two hosts that work.
+/// Makes pictures of the page, of a report and of `sterna top`, with two busy hosts.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The folder that they are written to.
+    /// The folder for the pictures.
     folder: PathBuf,
 }
 

@@ -1,21 +1,21 @@
-//! Puts journals back at random moments, and promotes copies by force, from a seed:
-//! `cargo run -p e2e --bin restores -- --returns 53 --promotions 30 --seed 1`.
+//! Restores journals at random moments, and promotes copies by force, from a seed: `cargo run -p e2e --bin restores -- --returns
+//! 53 --promotions 30 --seed 1`.
 //!
-//! It needs `target/release/sterna`, or what `STERNA_BIN` names.
+//! It needs `target/release/sterna`, or the program in `STERNA_BIN`.
 
 use clap::Parser;
 use e2e::restores::{play_promotions, play_returns};
 
-/// Puts journals back and promotes copies, with lists of hosts that are lost and hosts that are silent, removed and killed.
+/// Restores journals and promotes copies, with lost lists of hosts, and with hosts that are silent, removed or killed.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Journals that are put back.
+    /// Number of journals to restore.
     #[arg(long, default_value_t = 53)]
     returns: u32,
-    /// Copies that are promoted by force.
+    /// Number of copies to promote by force.
     #[arg(long, default_value_t = 30)]
     promotions: u32,
-    /// Decides everything.
+    /// Seed of all random choices.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

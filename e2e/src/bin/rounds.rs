@@ -1,7 +1,7 @@
-//! Moves a busy disk between two hosts, with bad luck from a seed: `cargo run -p e2e --bin rounds -- --rounds 50 --seed 1`.
+//! Moves a busy disk between two hosts, with faults from a seed: `cargo run -p e2e --bin rounds -- --rounds 50 --seed 1`.
 //!
-//! It needs `target/release/sterna`, or what `STERNA_BIN` names. What a seed decides is which mishap comes when; what it
-//! meets is the VM's affair, so one that fails may have to be played a few times.
+//! It needs `target/release/sterna`, or the program in `STERNA_BIN`. The seed decides the faults and their times, but not the
+//! timing of the machine. So a failing seed may have to be played a few times.
 
 use std::path::PathBuf;
 
@@ -11,16 +11,16 @@ use e2e::rounds::{Settings, play_rounds};
 /// Makes round trips between two hosts, with cut links, killed daemons and cancelled migrations.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many times there and back.
+    /// Number of round trips.
     #[arg(long, default_value_t = 50)]
     rounds: u32,
-    /// Decides the mishaps.
+    /// Seed of the faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Size of the disk in MiB.
     #[arg(long, default_value_t = 64)]
     disk_mib: u64,
-    /// Keep the daemons' logs here if something is wrong.
+    /// Folder for the daemons' logs after a failure.
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
 }

@@ -1,6 +1,6 @@
-//! Prints how long switch-overs take on this machine: `cargo run -p e2e --release --bin switch-over -- --rounds 20`.
+//! Prints the duration of switch-overs on this machine: `cargo run -p e2e --release --bin switch-over -- --rounds 20`.
 //!
-//! It needs `target/release/sterna`, or what `STERNA_BIN` names.
+//! It needs `target/release/sterna`, or the program in `STERNA_BIN`.
 
 use clap::Parser;
 use e2e::host;
@@ -9,7 +9,7 @@ use e2e::switch_over::{Settings, measure};
 /// Moves a busy disk to and fro and prints how long its client was held at each switch-over.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many migrations.
+    /// Number of migrations to make.
     #[arg(long, default_value_t = 20)]
     rounds: u32,
     /// Size of the disk in MiB.

@@ -1,8 +1,8 @@
-//! Has two busy volumes tour three hosts while daemons are killed, ended and stopped, from a seed:
-//! `cargo run -p e2e --bin tour -- --steps 100 --seed 1`.
+//! Moves two busy volumes among three hosts while daemons are killed, ended and stopped, from a seed: `cargo run -p e2e --bin
+//! tour -- --steps 100 --seed 1`.
 //!
-//! It needs `target/release/sterna`, or what `STERNA_BIN` names. What a seed decides are the steps; what they meet is the
-//! VM's affair, so one that fails may have to be played a few times.
+//! It needs `target/release/sterna`, or the program in `STERNA_BIN`. The seed decides the steps, but not the timing of the
+//! machine. So a failing seed may have to be played a few times.
 
 use clap::Parser;
 use e2e::tour::play_tour;
@@ -10,10 +10,10 @@ use e2e::tour::play_tour;
 /// Moves two volumes among three hosts under guests that know what they wrote.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Migrations, kills and pauses, one after the other.
+    /// Number of steps: migrations, kills and pauses.
     #[arg(long, default_value_t = 100)]
     steps: u32,
-    /// Decides the steps.
+    /// Seed of the steps.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }

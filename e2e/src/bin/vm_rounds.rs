@@ -1,9 +1,9 @@
-//! Moves a VM between two hosts again and again, while it works on its disk and its memory, with faults from a seed:
-//! `cargo run -p e2e --bin vm-rounds -- --rounds 20 --seed 1`.
+//! Moves a VM between two hosts many times, while it works on its disk and its memory, with faults from a seed: `cargo run -p e2e
+//! --bin vm-rounds -- --rounds 20 --seed 1`.
 //!
-//! It needs `target/release/sterna`, or what `STERNA_BIN` names, and the guest image. With `--quiet` there are no faults, and
-//! a client outside keeps one connection to the VM all the while: as root the hosts are network namespaces then; otherwise
-//! they are two daemons, and nobody is connected.
+//! It needs `target/release/sterna`, or the program in `STERNA_BIN`, and the guest image. With `--quiet` there are no faults. As
+//! root the hosts are then network namespaces, and a client outside keeps one connection to the VM. Otherwise they are two
+//! daemons without a client.
 
 use std::num::NonZeroU32;
 use std::path::PathBuf;
@@ -19,22 +19,22 @@ use lab::demo::{MovedVmOptions, Progress, run_vm};
 /// Makes round trips of a whole VM between two hosts, with cut links, daemons that are killed or stopped, full disks.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many times there and back.
+    /// Number of round trips.
     #[arg(long, default_value = "20")]
     rounds: NonZeroU32,
-    /// Decides the faults.
+    /// Seed of the faults.
     #[arg(long, default_value_t = 1)]
     seed: u64,
     /// Size of the disk in MiB; half of it is filled.
     #[arg(long, default_value_t = 32)]
     disk_mib: u64,
-    /// Keep the daemons' logs here if something is wrong.
+    /// Folder for the daemons' logs after a failure.
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
-    /// Without faults, and with a client outside.
+    /// Make no faults, and keep a client outside connected.
     #[arg(long)]
     quiet: bool,
-    /// With --quiet: how long it works between two moves, in milliseconds.
+    /// Milliseconds of work between two moves with --quiet.
     #[arg(long, default_value_t = 1000)]
     rest_ms: u64,
 }

@@ -1,7 +1,7 @@
-//! Faults as data: which there are, how often each is drawn, and which acts make one, with its end.
+//! Faults as data: their weights, and the acts that make and end each of them.
 //!
-//! Every fault ends by itself: a link is mended, a daemon that was killed is started again, a full disk has room again.
-//! A migration that was cancelled is begun again by [`super::trip`].
+//! Every fault ends by itself: a link is restored, a killed daemon is restarted, a full disk is freed. [`super::trip`] begins a
+//! cancelled migration again.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use testbed::LinkState;
 
 use super::plan::{Act, Role, pick};
 
-/// What is done to a trip.
+/// A fault of a trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The link is cut for a while: connections break.
     LinkCut,
-    /// The link carries nothing for a while, and connections stay.
+    /// The link carries nothing for a while, but connections stay open.
     LinkSilent,
     /// A daemon is killed, and started again; it may kill itself at a later step.
     Killed,
@@ -27,17 +27,17 @@ pub(super) enum Fault {
     DataFull,
     /// A daemon is ended in order; another program changes the volume's image, and the daemon is started again.
     ImageTouched,
-    /// Another program changes an image that was kept of an earlier stay.
+    /// Another program changes a kept image.
     KeptTouched,
-    /// A host forgets the other one, and is paired with it again.
+    /// A host removes the other one, and is paired with it again.
     Unpaired,
-    /// The migration rests for a while.
+    /// The migration is paused for a while.
     Paused,
     /// The migration is cancelled.
     Cancelled,
 }
 
-/// How often a fault is drawn while a volume moves: one in the sum of all weights.
+/// The weights of faults while a volume moves.
 pub(super) const ON_THE_WAY: [(Fault, u64); 10] = [
     (Fault::LinkCut, 3),
     (Fault::LinkSilent, 3),
@@ -51,7 +51,7 @@ pub(super) const ON_THE_WAY: [(Fault, u64); 10] = [
     (Fault::Cancelled, 1),
 ];
 
-/// The same between two trips, when the volume is at its owner and nothing moves.
+/// The weights of faults between two trips.
 pub(super) const AT_REST: [(Fault, u64); 6] = [
     (Fault::Killed, 3),
     (Fault::Restarted, 2),
@@ -61,17 +61,17 @@ pub(super) const AT_REST: [(Fault, u64); 6] = [
     (Fault::DataFull, 1),
 ];
 
-/// How long a link may be away, and a disk be full.
+/// Range of the time for a broken link and a full disk.
 const AWAY_MS: (u64, u64) = (100, 3000);
-/// One link in so many that is away stays so for longer than connections live without an answer.
+/// One of this many broken links stays so for longer than connections survive without an answer.
 const LONG_ONE_IN: u64 = 12;
-/// How long that is.
+/// Duration of such a long break.
 const LONG_MS: u64 = 12_000;
-/// How long a daemon may be gone, or a migration rest.
+/// Range of the time for an ended daemon and a paused migration.
 const PAUSE_MS: (u64, u64) = (10, 800);
-/// How long a daemon may be stopped.
+/// Range of the time for a stopped daemon.
 const FROZEN_MS: (u64, u64) = (5_000, 20_000);
-/// Where a daemon that is started again kills itself: at some later time of this trip, or in a later one.
+/// Fail points of restarted daemons, which they reach in this trip or in a later one.
 pub(crate) const FAIL_POINTS: [&str; 13] = [
     "after-started",
     "before-prepared",
@@ -99,11 +99,11 @@ impl Fault {
             }
             dice -= weight;
         }
-        // The dice is below the sum of the weights; this is what the compiler does not see.
+        // This is not reached, because the number is below the sum of the weights.
         Self::LinkCut
     }
 
-    /// What makes this fault, each act with its time since the beginning; the last one ends it.
+    /// Returns the acts of this fault with their times since its beginning. The last one ends it.
     pub(super) fn acts(self, random: &mut Random) -> Vec<(Duration, Act)> {
         let now = Duration::ZERO;
         let role = pick(random, &[Role::Source, Role::Target]);
@@ -129,7 +129,7 @@ impl Fault {
     }
 }
 
-/// Starts a daemon again; every second one is to kill itself at a step that it comes to.
+/// Returns the restart of a daemon. Every second one gets a fail point.
 fn start(random: &mut Random, role: Role) -> Act {
     let fail_point = (random.below(2) == 0).then(|| pick(random, &FAIL_POINTS));
     Act::Start(role, fail_point)

@@ -1,4 +1,4 @@
-//! Another program that writes to images behind the daemons' backs, and knows what it wrote.
+//! Another program that changes images without the daemons, and knows its writes.
 //!
 //! ```text
 //!   disk:  ├──────────── the guest's ────────────┤ foreign ┤      the guest never touches the last blocks
@@ -13,30 +13,30 @@ use lab::workload::Content;
 use lab::workload::random::Random;
 use testbed::until;
 
-/// How many blocks at the disk's end are its own.
+/// Number of blocks at the disk's end that belong to it.
 pub(super) const FOREIGN_BLOCKS: u64 = 64;
 
 #[derive(Debug)]
 pub(super) enum Foreign {
     /// It writes content of its own to its part of the disk.
     Writes {
-        /// What it knows of the disk; the same seed as the guest's, so that one comparison covers both.
+        /// Its knowledge of the disk, with the guest's seed, so that one comparison covers both.
         content: Content,
         random: Random,
-        /// The blocks that it has written since it was asked for them.
+        /// Blocks written since the last call of [`Self::tell`].
         written: Vec<u64>,
     },
-    /// It writes what is there already: a guest that runs on the disk uses all of it.
+    /// It rewrites the present content, because the guest uses the whole disk.
     Rewrites,
 }
 
 impl Foreign {
-    /// One that writes to the last blocks of a disk of zeroes.
+    /// Returns a program that writes to the last blocks of a disk of zeroes.
     pub(super) fn writes(content: &Content, seed: u64) -> Self {
         Self::Writes { content: content.clone(), random: Random::new(!seed), written: Vec::new() }
     }
 
-    /// Changes an image that no daemon has open; returns what was done.
+    /// Changes an image that no daemon has open, and returns a description.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -60,7 +60,7 @@ impl Foreign {
         }
     }
 
-    /// Changes an image that is kept, and must not come back.
+    /// Changes a kept image, which must then not be reused.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -69,7 +69,7 @@ impl Foreign {
         Ok(format!("{} spoilt", image.display()))
     }
 
-    /// Tells the guest's model what was written meanwhile.
+    /// Adds the writes to the guest's model.
     pub(super) fn tell(&mut self, guest: &mut Content) {
         if let Self::Writes { written, .. } = self {
             for block in written.drain(..) {
@@ -79,7 +79,7 @@ impl Foreign {
     }
 }
 
-/// Writes to a file, until its times tell of it: the kernel's clock for them moves in steps of some milliseconds.
+/// Writes to a file until its times change, because the kernel's clock for them has steps of some milliseconds.
 fn write(path: &Path, offset: u64, bytes: &[u8]) -> anyhow::Result<()> {
     let file = File::options().write(true).open(path).with_context(|| format!("open {}", path.display()))?;
     let before = file.metadata()?;

@@ -1,5 +1,4 @@
-//! What is done to the hosts of a trip. An act that has lost its object, because another fault has come first, is left out,
-//! and says so.
+//! Acts on the hosts of a trip. An act that an earlier fault has made impossible is left out, with a message.
 
 use anyhow::ensure;
 use rustix::process::Signal;
@@ -8,10 +7,10 @@ use testbed::{Host, LinkState};
 use super::plan::{Act, Role};
 use crate::pair::Pair;
 
-/// How a daemon ends that is killed, or kills itself.
+/// Exit code of a daemon that is killed, or kills itself.
 const KILLED: i32 = 137;
 
-/// Which host the volume is at when a trip begins.
+/// The host of the volume at the beginning of a trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Home {
     Alpha,
@@ -22,9 +21,9 @@ pub(super) enum Home {
 pub(super) struct Hosts<'a> {
     pub(super) pair: &'a mut Pair,
     pub(super) home: Home,
-    /// Whose daemons are stopped by SIGSTOP.
+    /// Hosts whose daemons are stopped by SIGSTOP.
     frozen: Vec<Role>,
-    /// Whether one has forgotten the other.
+    /// Whether one host has removed the other.
     are_unpaired: bool,
 }
 
@@ -40,7 +39,7 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// The source and the target.
+    /// Returns the source and the target.
     pub(super) fn both(&self) -> (&Host, &Host) {
         match self.home {
             Home::Alpha => (&self.pair.alpha, &self.pair.beta),
@@ -48,12 +47,12 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// Whether a daemon can be asked for something.
+    /// Returns whether a daemon answers requests.
     pub(super) fn answers(&mut self, role: Role) -> bool {
         self.host(role).runs() && !self.frozen.contains(&role)
     }
 
-    /// Starts daemons that have killed themselves; tells which.
+    /// Restarts daemons that have killed themselves, and returns their hosts.
     ///
     /// # Errors
     /// If one has ended otherwise.
@@ -72,7 +71,7 @@ impl<'a> Hosts<'a> {
         Ok(revived)
     }
 
-    /// Does what an act says; returns why it was left out, if it was, or what came of it.
+    /// Carries out an act. Returns its result, or why it was left out.
     ///
     /// # Errors
     /// If it cannot be done.
@@ -80,7 +79,7 @@ impl<'a> Hosts<'a> {
         match act {
             Act::Link(state) => self.pair.link.set(state),
             Act::Kill(role) => {
-                // An earlier fault may have it killed already.
+                // An earlier fault may have killed it already.
                 if self.host(role).runs() {
                     self.frozen.retain(|frozen| *frozen != role);
                     self.host(role).kill()?;
@@ -117,9 +116,9 @@ impl<'a> Hosts<'a> {
         Ok((code == KILLED).then(|| "it killed itself meanwhile".to_owned()))
     }
 
-    /// Starts a daemon; one that kills itself before it answers is started once more.
+    /// Starts a daemon. If it kills itself before it answers, it is started again.
     fn start(&mut self, role: Role, fail_point: Option<&'static str>) -> anyhow::Result<Option<String>> {
-        // It may have been ended twice, and started in between.
+        // Another fault may have restarted it already.
         if self.host(role).runs() {
             return left_out("it runs");
         }
@@ -134,7 +133,7 @@ impl<'a> Hosts<'a> {
     }
 
     fn thaw(&mut self, role: Role) -> anyhow::Result<()> {
-        // It may have been killed, and started again.
+        // It may have been killed and restarted.
         if self.frozen.contains(&role) {
             self.frozen.retain(|frozen| *frozen != role);
             self.host(role).signal(Signal::CONT)?;
@@ -156,8 +155,8 @@ impl<'a> Hosts<'a> {
         Ok(None)
     }
 
-    /// Pairs the hosts again if one has forgotten the other; tells whether that has worked. For this both daemons run, and
-    /// the link is whole.
+    /// Pairs the hosts again if one has removed the other, and returns whether that succeeded. Both daemons must run, and the
+    /// link must work.
     ///
     /// # Errors
     /// If a daemon does not start.

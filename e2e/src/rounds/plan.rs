@@ -1,4 +1,4 @@
-//! The faults of one trip, from a seed: what happens when, counted from when the migration is asked for.
+//! The faults of one trip from a seed, with their times since the order of the migration.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,15 +8,15 @@ use testbed::LinkState;
 
 use super::fault::{AT_REST, Fault, ON_THE_WAY};
 
-/// Faults on one trip at most; each may fall into another one.
+/// Largest number of faults on one trip; they may overlap.
 const FAULTS_MAX: u64 = 3;
-/// One trip in so many has no fault at all: it shows that the others were bad luck.
+/// One of this many trips has no faults, for comparison.
 const QUIET_ONE_IN: u64 = 8;
-/// Between two trips there is a fault once in so many.
+/// One of this many pauses between two trips has a fault.
 const REST_ONE_IN: u64 = 2;
-/// Latest beginning of a fault. A copy without a limit takes about a second in a debug build, so many come later.
+/// Latest beginning of a fault. A copy without a limit takes about a second in a debug build, so many faults come after it.
 const BEGINS_MS_MAX: u64 = 2500;
-/// The rates at which a trip may be copied, in MiB a second.
+/// Rates of the copying, in MiB a second.
 const RATES_MIB: [u32; 3] = [16, 40, 100];
 
 /// One of the two hosts of a trip.
@@ -24,61 +24,61 @@ const RATES_MIB: [u32; 3] = [16, 40, 100];
 pub(super) enum Role {
     /// The host that the volume leaves.
     Source,
-    /// The host that it goes to.
+    /// The host that the volume moves to.
     Target,
 }
 
-/// Something that is done to a trip.
+/// An act on the hosts of a trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
-    /// The link becomes this.
+    /// The link changes to this state.
     Link(LinkState),
     /// A daemon is killed.
     Kill(Role),
     /// A daemon is ended in order.
     Stop(Role),
-    /// It is started again, and may kill itself at a step later on.
+    /// A daemon is started again, perhaps with a fail point.
     Start(Role, Option<&'static str>),
     /// A daemon is stopped by SIGSTOP.
     Freeze(Role),
     Thaw(Role),
-    /// The disk with a daemon's data folder is filled to the last byte.
+    /// The disk of a daemon's data folder is filled to the last byte.
     FillData(Role),
-    /// It has room again.
+    /// The disk of a daemon's data folder is freed.
     FreeData(Role),
     /// The source's daemon is ended in order, and the volume's image is changed if the source still owns it.
     TouchImage,
-    /// An image that was kept is changed, at whichever host has one.
+    /// A kept image is changed, at a host that has one.
     TouchKept,
-    /// A host forgets the other one.
+    /// A host removes the other one.
     Unpair(Role),
     /// The hosts are paired again.
     Pair,
-    /// The migration is to rest.
+    /// The migration is paused.
     Pause,
-    /// It is to go on.
+    /// The migration is resumed.
     Resume,
-    /// It is cancelled at this host.
+    /// The migration is cancelled at this host.
     Cancel(Role),
 }
 
-/// What becomes of the source's image.
+/// What is done with the source's image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
     Nothing,
-    /// It is kept: the way home may begin with it.
+    /// It is kept, and the return may reuse it.
     Replica,
 }
 
-/// What happens in one trip.
+/// The plan of one trip.
 #[derive(Debug)]
 pub(super) struct Plan {
-    /// What is done when before the migration is asked for, in order.
+    /// Acts before the order of the migration, by time.
     pub(super) at_rest: Vec<(Duration, Act)>,
-    /// How fast it is copied, as `--bandwidth` takes it.
+    /// Value of `--bandwidth`.
     pub(super) bandwidth: Option<String>,
     pub(super) leaves: Leaves,
-    /// What is done when, in order.
+    /// Acts during the migration, by time.
     pub(super) acts: Vec<(Duration, Act)>,
 }
 
@@ -104,9 +104,9 @@ impl Plan {
     }
 }
 
-/// One of a few.
+/// Returns a random element.
 pub(super) fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
-    // Below the length, and so an index.
+    // The number is below the length.
     of[random.below(of.len() as u64) as usize]
 }
 
@@ -163,7 +163,7 @@ mod tests {
         }
     }
 
-    /// Whatever is begun in `acts` is ended in them.
+    /// Checks that every fault that begins in `acts` also ends in them.
     fn expect_ends(acts: &[Act]) {
         let count = |of: fn(&Act) -> bool| acts.iter().filter(|act| of(act)).count();
         let ended = count(|act| matches!(act, Act::Kill(_) | Act::Stop(_) | Act::TouchImage));

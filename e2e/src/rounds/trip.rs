@@ -1,7 +1,7 @@
-//! One trip from one host to the other, through its faults, and what must be true afterwards.
+//! Makes one trip from one host to the other with its faults, and checks the result.
 //!
-//! Only this thread does anything to the hosts, so a daemon that ends was ended here, or has killed itself where it was
-//! told to; any other end is a failure.
+//! Only this thread acts on the hosts. So a daemon was ended here, or has killed itself at its fail point. Any other end is a
+//! failure.
 
 use std::fmt;
 use std::thread::sleep;
@@ -19,39 +19,39 @@ use super::plan::{Act, Leaves, Plan, Role};
 use crate::vm;
 use testbed::program::Running;
 
-/// How long a trip may take from its last fault on: longer than everything in the product that waits for another host.
+/// Longest time of a trip after its last fault, longer than every wait for another host in the product.
 const SETTLES_MAX: Duration = Duration::from_secs(180);
-/// Time between two looks: each is a process or two.
+/// Time between two checks, each of which runs one or two processes.
 const LOOK: Duration = Duration::from_millis(40);
-/// Images that may be kept at a host: each has the size of the disk.
+/// Largest number of kept images at a host, each of the disk's size.
 const KEPT_MAX: usize = 3;
 
-/// What one trip was like.
+/// The record of one trip.
 #[derive(Debug)]
 pub struct Trip {
-    /// Its number, from 1 on.
+    /// Its number, counted from 1.
     pub number: u32,
-    /// Where it led.
+    /// Name of its target host.
     pub to: &'static str,
-    /// How long it took until the volume was there.
+    /// Time until the volume was at the target.
     pub took: Duration,
-    /// How many migrations were begun for it.
+    /// Number of migrations that were begun for it.
     pub migrations: u32,
-    /// What happened, in order.
+    /// Its events, in order.
     pub course: Vec<String>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    /// The volume `v`. Clients find it at its owner; those that stay connected elsewhere are served from there.
+    /// The volume `v`, which clients find at its owner. Connected clients at the other host are forwarded.
     Volume,
-    /// The volume `v`, which the first host goes on serving for good.
+    /// The volume `v`, which the first host serves for good.
     VolumeServedByAlpha,
     /// The VM with the volume `v` as its disk.
     Machine,
 }
 
-/// A trip that is being made.
+/// A trip under way.
 pub(super) struct Journey<'a> {
     pub(super) hosts: Hosts<'a>,
     subject: Subject,
@@ -93,7 +93,7 @@ impl<'a> Journey<'a> {
         self.settle()
     }
 
-    /// What is to be told of it.
+    /// Returns the record of the trip.
     pub(super) fn told(self, number: u32) -> Trip {
         let to = match self.hosts.home {
             Home::Alpha => "beta",
@@ -107,7 +107,7 @@ impl<'a> Journey<'a> {
         self.course.push(format!("{:.2} {what}", self.began.elapsed().as_secs_f64()));
     }
 
-    /// Does what is to be done at its times, counted from here.
+    /// Carries out acts at their times, counted from now.
     fn play(&mut self, acts: &[(Duration, Act)]) -> anyhow::Result<()> {
         let began = Instant::now();
         for (at, act) in acts {
