@@ -1,4 +1,4 @@
-//! Measures switch-overs: how long the lane's gate is closed, and how long the client that works meanwhile gets nothing.
+//! Measures switch-overs: how long the lane's gate is closed, and how long a busy client gets no completion.
 //!
 //! ```text
 //!   client:   ─c─c─c─c──c─c───────────c─c─c─c─►      c: a completion
@@ -6,8 +6,8 @@
 //!                                 └── gap ┘
 //!   API:                                  first answer that says "retiring" or "ended"
 //! ```
-//! The gap is the longest time without a completion that lies, in whole or in part, between the two outer marks. As long
-//! a time just before the migration tells what gaps the client has anyway: the VM is shared with it.
+//! The gap is the longest time without a completion that lies, in whole or in part, between the two outer marks. An equal time
+//! just before the migration shows the client's usual gaps on the shared machine.
 
 use std::time::{Duration, Instant};
 
@@ -19,16 +19,16 @@ use testbed::Host;
 
 use crate::guest;
 
-/// Requests that the guest does between two migrations: a quarter of a second on a quick VM.
+/// Requests of the guest between two migrations, a quarter of a second on a fast machine.
 const REQUESTS_BETWEEN: u64 = 5000;
 
-/// How long before the gate closed a gap may have begun to count as one around the switch-over.
+/// A gap that begins this long before the closing of the gate still counts.
 const MARGIN: Duration = Duration::from_millis(10);
 
-/// What is measured.
+/// Settings of the measurement.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
-    /// How many migrations, one after the other.
+    /// Number of migrations, one after the other.
     pub rounds: u32,
     /// Size of the disk in bytes; all of it is filled.
     pub disk_bytes: u64,
@@ -37,13 +37,13 @@ pub struct Settings {
 /// One switch-over.
 #[derive(Clone, Copy, Debug)]
 pub struct Round {
-    /// What the lane measured.
+    /// The lane's own measurement.
     pub gate: SwitchOver,
     /// The client's longest time without a completion around the switch-over.
     pub client_gap: Duration,
-    /// The same in as long a time just before the migration.
+    /// The same in an equal time just before the migration.
     pub gap_before: Duration,
-    /// How long the migration took.
+    /// Duration of the migration.
     pub migration: Duration,
 }
 
@@ -51,10 +51,10 @@ pub struct Round {
 #[derive(Clone, Debug)]
 pub struct Rounds(Vec<Round>);
 
-/// Moves the volume `v` of a scene to and fro under load, and verifies every block in the end.
+/// Moves the volume `v` of a scene to and fro under load, and verifies every block at the end.
 ///
 /// # Errors
-/// If a migration fails, or anything that the client read was wrong.
+/// If a migration fails, or the client has read a wrong byte.
 pub fn measure(scene: &Host, settings: Settings) -> anyhow::Result<Rounds> {
     let volume = scene.create_volume(settings.disk_bytes)?;
     let guest = guest::start(&volume.uri.parse()?, settings.disk_bytes)?;
@@ -62,7 +62,7 @@ pub fn measure(scene: &Host, settings: Settings) -> anyhow::Result<Rounds> {
     let client = Client::new(scene.address()?);
     let mut observed = Vec::new();
     for round in 0..settings.rounds {
-        // What the last migration left to do is behind it then.
+        // By then the last migration has ended completely.
         guest::until_worked(&guest, REQUESTS_BETWEEN)?;
         let store = if round % 2 == 0 { "b" } else { "a" };
         let one = runtime.block_on(observe(&client, store));
@@ -78,9 +78,9 @@ pub fn measure(scene: &Host, settings: Settings) -> anyhow::Result<Rounds> {
 struct Observed {
     gate: SwitchOver,
     began: Instant,
-    /// When an answer last said that the volume was being copied.
+    /// Time of the last answer with the phase *copying*.
     last_copying: Instant,
-    /// When an answer first said that the guest is let through at the target.
+    /// Time of the first answer after the gate had opened at the target.
     switched: Instant,
     migration: Duration,
 }
@@ -88,8 +88,8 @@ struct Observed {
 impl Observed {
     fn with_gaps(self, recorder: &Recorder) -> Round {
         let Self { gate, began, last_copying, switched, migration } = self;
-        // The guest gets nothing from the last completion of the draining on. A window without that came too late, for
-        // the answer that ends it had to wait: then all that was not surely before the switch-over counts.
+        // The guest gets nothing after the last completion of the drain. If the answer that ends the window was late, everything
+        // counts that was not certainly before the switch-over.
         let nothing = milliseconds(gate.gate_closed_ms - gate.drain_ms);
         let width = milliseconds(gate.gate_closed_ms) + MARGIN;
         let narrow = recorder.longest_stall(switched - width, switched);
@@ -109,7 +109,7 @@ async fn observe(client: &Client, store: &str) -> anyhow::Result<Observed> {
     let mut migration = client.migrate("v", &order).await?;
     let (mut last_copying, mut switched) = (began, None);
     while !migration.state.has_ended() {
-        // Before the question, not after the answer: the volume was being copied at some time in between.
+        // The time is taken before the request, because the volume was being copied at some time between request and answer.
         let asked = Instant::now();
         let watch = Watch { after: Some(migration.change), wait_ms: WAIT_MAX_MS };
         migration = client.migration(&migration.id, watch).await?;
@@ -137,12 +137,12 @@ fn check(migration: &Migration) -> anyhow::Result<()> {
 }
 
 impl Rounds {
-    /// Each round.
+    /// Returns the switch-overs in order.
     pub fn rounds(&self) -> &[Round] {
         &self.0
     }
 
-    /// A figure's median.
+    /// Returns the median of a figure.
     pub fn median(&self, figure: impl Fn(&Round) -> f64) -> f64 {
         let mut figures: Vec<f64> = self.0.iter().map(figure).collect();
         figures.sort_by(f64::total_cmp);
@@ -154,7 +154,7 @@ impl Rounds {
         (low + high) / 2.0
     }
 
-    /// A figure's maximum.
+    /// Returns the maximum of a figure.
     pub fn maximum(&self, figure: impl Fn(&Round) -> f64) -> f64 {
         self.0.iter().map(figure).fold(f64::NAN, f64::max)
     }
@@ -163,7 +163,7 @@ impl Rounds {
 /// A column of the table: its title, and its figure.
 type Column = (&'static str, fn(&Round) -> f64);
 
-/// The columns, in milliseconds but for the last.
+/// The columns, in milliseconds except the last.
 const COLUMNS: [Column; 9] = [
     ("gate closed", |round| round.gate.gate_closed_ms),
     ("drain", |round| round.gate.drain_ms),

@@ -1,17 +1,17 @@
-//! A terminal with a shell line in it, by tmux: what a program draws there, and what it makes of keys, sizes and signals.
+//! A terminal by tmux, in which a test runs a shell line, reads the screen, and sends keys, sizes and signals.
 
 use anyhow::Context as _;
 use tempfile::TempDir;
 use testbed::{Program, until};
 
-/// A terminal. Dropping it ends what runs in it.
+/// A terminal. Dropping it ends its programs.
 pub struct Terminal {
-    /// The server is this terminal's own: its socket is in a folder of its own.
+    /// The folder of the socket of this terminal's own tmux server.
     folder: TempDir,
 }
 
 impl Terminal {
-    /// Runs a line of shell in a terminal of so many columns and rows.
+    /// Runs a shell line in a terminal of this size.
     ///
     /// # Errors
     /// If there is no tmux.
@@ -23,7 +23,7 @@ impl Terminal {
         Ok(terminal)
     }
 
-    /// What is on the screen, a line for each row.
+    /// Returns the screen, with a line for each row.
     ///
     /// # Errors
     /// If the terminal has ended.
@@ -31,7 +31,7 @@ impl Terminal {
         self.tmux(["capture-pane", "-p"]).succeed()
     }
 
-    /// The same, with the codes of its colours.
+    /// Returns the screen with its colour codes.
     ///
     /// # Errors
     /// If the terminal has ended.
@@ -39,7 +39,7 @@ impl Terminal {
         self.tmux(["capture-pane", "-p", "-e"]).succeed()
     }
 
-    /// Presses keys, by the names that tmux has for them.
+    /// Presses keys, by tmux's names.
     ///
     /// # Errors
     /// If the terminal has ended.
@@ -47,7 +47,7 @@ impl Terminal {
         self.tmux(["send-keys"]).args(keys).succeed().map(drop)
     }
 
-    /// Gives it another size.
+    /// Sets the size of the terminal.
     ///
     /// # Errors
     /// If the terminal has ended.
@@ -56,7 +56,7 @@ impl Terminal {
         self.tmux(order).succeed().map(drop)
     }
 
-    /// Number of the shell's process.
+    /// Returns the number of the shell's process.
     ///
     /// # Errors
     /// If the terminal has ended.
@@ -65,10 +65,10 @@ impl Terminal {
         number.trim().parse().with_context(|| format!("the number of the shell: {number:?}"))
     }
 
-    /// Waits until the screen has such a text, and returns it.
+    /// Waits until `is_so` holds for the screen, and returns the screen.
     ///
     /// # Errors
-    /// If that does not come to be; the message has the screen.
+    /// If that does not happen in time; the message has the screen.
     pub fn until(&self, what: &str, is_so: impl Fn(&str) -> bool) -> anyhow::Result<String> {
         let seen = until(what, || {
             let screen = self.screen()?;
@@ -86,7 +86,7 @@ impl Terminal {
 
 impl Drop for Terminal {
     fn drop(&mut self) {
-        // It may have ended by itself.
+        // The server may have ended by itself.
         let _ = self.tmux(["kill-server"]).run();
     }
 }

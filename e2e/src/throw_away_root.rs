@@ -1,10 +1,10 @@
-//! A system that is thrown away: a copy of this one with a systemd of its own, in which packages are installed and services run.
+//! A disposable copy of this system with its own systemd, in which tests install packages and run services.
 //!
 //! ```text
 //!   test ──► scripts/throw-away-root ──► unshare ──► systemd on an overlay of /
 //!     └───────── nsenter: commands ──────────────────────┘      no network, FOLDER at /mnt
 //! ```
-//! It goes with its value, or with the process of the test: the script ends it when nobody holds its standard input any more.
+//! It ends when it is dropped, or with the test's process: the script ends it when its standard input is closed.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -17,15 +17,15 @@ use testbed::{Outcome, Program, program};
 #[derive(Debug)]
 pub struct ThrowAwayRoot {
     script: Child,
-    /// Its first process, as this system counts.
+    /// Number of its first process, in this system.
     init: String,
 }
 
 impl ThrowAwayRoot {
-    /// Boots one, with `folder` at `/mnt`, read-only. Needs root.
+    /// Boots a system with `folder` read-only at `/mnt`. This needs root.
     ///
     /// # Errors
-    /// If it does not boot; the message has the words of what failed.
+    /// If it does not boot; the message has the error.
     pub fn boot(folder: &Path) -> anyhow::Result<Self> {
         let script = repository().join("scripts/throw-away-root");
         let mut script = Command::new(&script)
@@ -42,15 +42,15 @@ impl ThrowAwayRoot {
         Ok(root)
     }
 
-    /// Where a path of it is for this system: files can be read there, and sockets connected to.
+    /// Returns the path in this system of a path in the other one, for files and sockets.
     pub fn path(&self, path: &str) -> PathBuf {
         PathBuf::from(format!("/proc/{}/root{path}", self.init))
     }
 
-    /// Runs commands of bash there; the first that fails ends them.
+    /// Runs bash commands in it, and stops at the first that fails.
     ///
     /// # Errors
-    /// If they do not end in time; how they end is in the outcome.
+    /// If they do not end in time. The outcome has their exit code.
     pub fn run(&self, commands: &str) -> anyhow::Result<Outcome> {
         let enter = ["--mount", "--pid", "--cgroup", "--uts", "--ipc", "--net", "--", "env", "-i"];
         let environment = ["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "HOME=/root"];
@@ -70,10 +70,10 @@ impl ThrowAwayRoot {
             .run()
     }
 
-    /// Runs commands of bash there, which must succeed; returns what they printed.
+    /// Runs bash commands in it, which must succeed, and returns their output.
     ///
     /// # Errors
-    /// As [`Self::run`], and if one fails; the message has its words.
+    /// Those of [`Self::run`], and if a command fails; the message has its output.
     pub fn succeed(&self, commands: &str) -> anyhow::Result<String> {
         self.run(commands)?.success().with_context(|| commands.to_owned())
     }
@@ -82,27 +82,27 @@ impl ThrowAwayRoot {
 impl Drop for ThrowAwayRoot {
     fn drop(&mut self) {
         drop(self.script.stdin.take());
-        // It has told what keeps it.
+        // The script has printed its error.
         let _ = self.script.wait();
     }
 }
 
-/// Makes the package of a version, of the program under test.
+/// Makes a package of the program under test with this version.
 ///
 /// # Errors
-/// If there is no program; the words of what failed.
+/// If there is no program, or making the package fails.
 pub fn package(version: &str, folder: &Path) -> anyhow::Result<()> {
     Program::at(&repository().join("scripts/deb"))
         .arg(program::sterna()?)
         .arg(folder)
         .arg(version)
-        // Nobody sends it anywhere.
+        // The package stays on this machine.
         .env("DPKG_DEB_COMPRESSOR_TYPE", "none")
         .succeed()?;
     Ok(())
 }
 
-/// The folder of the sources that this was built from.
+/// Returns the folder of the sources of this test.
 pub fn repository() -> PathBuf {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     crate_folder.parent().unwrap_or(crate_folder).to_owned()

@@ -1,9 +1,9 @@
-//! Two volumes tour three hosts under busy guests, which look for them at any host; daemons are killed, ended and stopped
-//! meanwhile, at random steps of the migrations, all from a seed.
+//! Two volumes move among three hosts under busy guests, which connect to any host. Daemons are killed, ended and stopped at
+//! random steps of the migrations, all from a seed.
 //!
 //! ```text
 //!   step:  a volume begins to move │ a daemon is killed, or ended, and started again │ a daemon is stopped, and continued
-//!   every few steps: all migrations end ─► the guests rest ─► each compares its whole disk, also at the owner ─► …
+//!   every few steps: all migrations end ─► the guests pause ─► each compares its whole disk, also at the owner ─► …
 //! ```
 
 use std::fmt::Write as _;
@@ -22,23 +22,23 @@ use crate::guest::BLOCK_BYTES;
 use crate::rounds::FAIL_POINTS;
 use crate::trio::{NAMES, three_hosts};
 
-/// The volumes; each begins at the host of its place.
+/// The volumes. Each begins at the host with its index.
 const VOLUMES: [&str; 2] = ["v", "w"];
-/// Size of a volume: it moves within a fraction of a second.
+/// Size of a volume, which moves within a fraction of a second.
 const DISK_BYTES: u64 = 16 << 20;
 /// Steps between two comparisons.
 const STEPS_BETWEEN: u32 = 6;
-/// How long a guest tries for a connection, and waits for an answer; and how long it may take until nothing moves.
+/// Longest time for a guest to reconnect or to get an answer, and for all migrations to end.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// Time between two looks: each is some processes.
+/// Time between two checks, each of which runs some processes.
 const LOOK: Duration = Duration::from_millis(50);
-/// How a daemon ends that is killed, or kills itself.
+/// Exit code of a daemon that is killed, or kills itself.
 const KILLED: i32 = 137;
 
-/// Plays a tour of so many steps. `told` hears of each.
+/// Plays a tour of `steps` steps, and reports each to `told`.
 ///
 /// # Errors
-/// If anything was wrong: with the steps so far, and the daemons' logs.
+/// If a check fails; the message has the steps so far, and the daemons' logs.
 pub fn play_tour(seed: u64, steps: u32, mut told: impl FnMut(&str)) -> anyhow::Result<()> {
     let mut tour = Tour::begin(seed)?;
     let mut course = String::new();
@@ -63,10 +63,10 @@ pub fn play_tour(seed: u64, steps: u32, mut told: impl FnMut(&str)) -> anyhow::R
     Ok(())
 }
 
-/// What is done next.
+/// A step of the tour.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// A volume begins to move from wherever it is; `turn` says to which of the others.
+    /// A volume begins to move to the other host that `turn` selects.
     Move {
         volume: usize,
         turn: usize,
@@ -74,7 +74,7 @@ enum Step {
         keep_source: bool,
         slowly: bool,
     },
-    /// A daemon ends by this signal, and is started again after a time; it may kill itself at a later step.
+    /// A daemon ends by this signal, and is restarted after a time, perhaps with a fail point.
     End {
         host: usize,
         signal: Signal,
@@ -94,7 +94,7 @@ enum Step {
 impl Step {
     fn draw(random: &mut Random) -> Self {
         let mut below = |limit: u64| random.below(limit);
-        // Below a small limit.
+        // The number is below a small limit.
         let host = below(3) as usize;
         match below(12) {
             0..6 => Self::Move {
@@ -119,7 +119,7 @@ impl Step {
 struct Tour {
     hosts: Vec<Host>,
     seed: u64,
-    /// One for each volume; `None` while it is asked what it knows.
+    /// The guest of each volume; `None` while its knowledge is compared.
     guests: Vec<Option<Guest>>,
 }
 
@@ -168,7 +168,7 @@ impl Tour {
                 words.extend(serve_here.then_some("--serve-here"));
                 words.extend(keep_source.then_some("--keep-source"));
                 words.extend(slowly.then_some(["--bandwidth", "16MiB/s"]).into_iter().flatten());
-                // It is refused where a daemon has just killed itself; one at the target is asked until it is there again.
+                // The order is refused if the source's daemon has just killed itself. It waits for the target's daemon.
                 let mut ordering = self.hosts[at].command(words)?.start()?;
                 while ordering.is_running()? {
                     self.revive()?;
@@ -198,7 +198,7 @@ impl Tour {
         Ok(())
     }
 
-    /// Starts daemons that have killed themselves; returns how many.
+    /// Restarts daemons that have killed themselves, and returns their number.
     fn revive(&mut self) -> anyhow::Result<usize> {
         let mut revived = 0;
         for (host, name) in self.hosts.iter_mut().zip(NAMES) {
@@ -211,7 +211,7 @@ impl Tour {
         Ok(revived)
     }
 
-    /// Waits until nothing moves and one host serves a volume; returns which.
+    /// Waits until no migration is under way and one host serves a volume, and returns that host.
     fn owner(&mut self, volume: usize) -> anyhow::Result<usize> {
         let give_up_at = Instant::now() + PATIENCE;
         loop {
@@ -234,7 +234,7 @@ impl Tour {
         }
     }
 
-    /// Lets the guests rest, compares what they know with what their volumes hold, and lets them go on.
+    /// Pauses the guests, compares their knowledge with their volumes, and resumes them.
     fn compare(&mut self) -> anyhow::Result<()> {
         for (volume, name) in VOLUMES.iter().enumerate() {
             let owner = self.owner(volume)?;
@@ -257,7 +257,7 @@ impl Tour {
         Ok(())
     }
 
-    /// Drops all but the last replica of a volume at each host: they would fill the disk.
+    /// Drops all replicas of a volume but the last at each host, because they would fill the disk.
     fn drop_kept(&self, name: &str) -> anyhow::Result<()> {
         for host in &self.hosts {
             let mut kept: Vec<api::Replica> = host.ask(&["replica", "list"])?;
@@ -274,17 +274,17 @@ impl Tour {
 
 impl Drop for Tour {
     fn drop(&mut self) {
-        // A daemon that is stopped does not end, nor do the guests that wait for it.
+        // A stopped daemon does not end, and neither do the guests that wait for it.
         for host in &self.hosts {
             let _ = host.signal(Signal::CONT);
         }
     }
 }
 
-/// What a host says of a volume.
+/// A host's state of a volume.
 #[derive(Debug)]
 struct Look {
-    /// Whether it answers, and nothing moves to it or from it.
+    /// Whether the host answers, and no migration from or to it is under way.
     is_quiet: bool,
     volume: Option<VolumeState>,
 }

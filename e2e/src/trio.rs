@@ -1,17 +1,17 @@
-//! Three hosts that know each other, each by its own address: nothing lies between them that could be cut.
+//! Three paired hosts, with direct connections that cannot be cut.
 
 use anyhow::Context as _;
 use testbed::{Host, own_address};
 
 use crate::host;
 
-/// What the hosts are called.
+/// Names of the three hosts.
 pub const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
 
 /// Makes three hosts, pairs each with each, and leaves their daemons ready.
 ///
 /// # Errors
-/// If one does not start, or they do not get to know each other.
+/// If one does not start, or they cannot be paired.
 pub fn three_hosts() -> anyhow::Result<[Host; 3]> {
     let hosts = [named(NAMES[0])?, named(NAMES[1])?, named(NAMES[2])?];
     for (inviting, joining) in [(0, 1), (0, 2), (1, 2)] {
@@ -31,7 +31,7 @@ fn named(name: &str) -> anyhow::Result<Host> {
     Ok(host)
 }
 
-/// Plays a scene with three hosts.
+/// Runs a test with three hosts.
 ///
 /// # Panics
 /// If the test fails: with its error, and the daemons' logs.

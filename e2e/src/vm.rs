@@ -1,4 +1,5 @@
-//! A VM that Sterna starts and moves: its guest works on its disk and checks it, and its console is ours, wherever it runs.
+//! A VM that Sterna starts and moves. Its guest works on its disk and checks it. Its console connects to the test, whichever host
+//! runs it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -12,17 +13,17 @@ use testbed::{Host, until};
 
 pub use testbed::vm::{GuestImage, Verdict, Vm};
 
-/// What the VM is called.
+/// Name of the VM.
 pub const NAME: &str = "web1";
-/// Bytes of a block that the guest checks.
+/// Size of a block that the guest checks, in bytes.
 const BLOCK_BYTES: u32 = 4096;
-/// What its content comes from.
+/// Seed of its content.
 const SEED: u64 = 7;
-/// What a worker rests between two requests: a thousand a second are enough to be in the way of everything, and as fast as it
-/// can be emulated each guest would take a processor of its own from the tests beside it.
+/// Pause of a worker between two requests. A thousand requests a second suffice. Without a pause each emulated guest would take a
+/// whole processor from other tests.
 const PAUSE: Duration = Duration::from_millis(3);
 
-/// Words of QEMU for [`start_with_words`]: a software TPM, which the guest then uses and checks.
+/// QEMU's arguments of a software TPM for [`start_with_words`], which the guest uses and checks.
 pub const TPM: [&str; 6] = [
     "-chardev",
     "socket,id=tpm,path={tpm}",
@@ -32,7 +33,7 @@ pub const TPM: [&str; 6] = [
     "tpm-tis,tpmdev=tpm0",
 ];
 
-/// [`TPM`], or nothing where there is no swtpm.
+/// Returns [`TPM`], or nothing if there is no swtpm.
 pub fn tpm_words() -> &'static [&'static str] {
     match std::process::Command::new("swtpm").arg("--version").output() {
         Ok(_) => &TPM,
@@ -43,28 +44,28 @@ pub fn tpm_words() -> &'static [&'static str] {
     }
 }
 
-/// What the guest works on.
+/// The work of the guest.
 #[derive(Clone, Copy, Debug)]
 pub struct Work {
-    /// How much of its disk it fills first, in bytes.
+    /// Bytes of its disk that it fills at first.
     pub fill_bytes: u64,
-    /// Requests in flight; 0: it fills its disk, and is idle then.
+    /// Requests in flight; 0: it fills its disk, and is then idle.
     pub workers: u32,
-    /// How much of its memory it checks and rewrites, at random, about 8 MB a second; in bytes.
+    /// Bytes of its memory that it checks and rewrites at random, about 8 MB a second.
     pub memory_bytes: u64,
-    /// How much of its memory it writes as fast as it can, faster than a slow link carries; in bytes.
+    /// Bytes of its memory that it writes as fast as it can, faster than a slow link.
     pub swept_bytes: u64,
-    /// How long a worker rests between two requests.
+    /// Pause of a worker between two requests.
     pub pause: Duration,
 }
 
 impl Work {
-    /// Work on the disk alone.
+    /// Returns work on the disk alone.
     pub fn on_disk(fill_bytes: u64) -> Self {
         Self { fill_bytes, workers: 4, memory_bytes: 0, swept_bytes: 0, pause: PAUSE }
     }
 
-    /// A small VM with so many disks that does this.
+    /// Returns the options of a small VM with `disks` disks and this work.
     ///
     /// # Errors
     /// If there is no guest image.
@@ -93,7 +94,7 @@ pub fn start_with(host: &Host, volumes: &[&str], fill_bytes: u64) -> anyhow::Res
     start_with_words(host, volumes, fill_bytes, &[])
 }
 
-/// As [`start_with`], with more words for QEMU.
+/// Starts it as [`start_with`], with more arguments for QEMU.
 ///
 /// # Errors
 /// What the daemon says.
@@ -108,7 +109,7 @@ pub fn start_with_words(
     add_and_start(host, vm, &definition)
 }
 
-/// As [`start_with`]; the guest works on its memory as well if it is told to.
+/// Starts it as [`start_with`], with this work.
 ///
 /// # Errors
 /// What the daemon says.
@@ -118,8 +119,8 @@ pub fn start_busy(host: &Host, volumes: &[&str], work: Work) -> anyhow::Result<V
     add_and_start(host, vm, &definition)
 }
 
-/// As [`start_with_words`], with the volume `v` and with `sections` at the end of the definition, in QEMU that may run as
-/// anybody: what it is to open is where everybody may read it.
+/// Starts it as [`start_with_words`], with the volume `v` and with `sections` at the end of the definition. QEMU may run as any
+/// user, because all of its files are readable for everyone.
 ///
 /// # Errors
 /// What the daemon says.
@@ -137,7 +138,7 @@ pub fn start_for_anybody(host: &Host, fill_bytes: u64, words: &[&str], sections:
     add_and_start(host, vm, &definition)
 }
 
-/// Boots a VM on an export without a daemon's help, and waits until its guest works.
+/// Boots a VM on an export without a daemon, and waits until its guest works.
 ///
 /// # Errors
 /// If there is no QEMU or no guest image, or the guest does not begin to work.
@@ -162,10 +163,10 @@ fn add_and_start(host: &Host, vm: Vm, definition: &str) -> anyhow::Result<Vm> {
     Ok(vm)
 }
 
-/// Compares an image, which nobody writes to any more, with what a guest knows whose requests have this size.
+/// Compares an image, which is not being written, with a guest's verdict.
 ///
 /// # Errors
-/// If anything is not as it was written.
+/// If any byte differs from the written one.
 pub fn verify_image(vm: &VmOptions, verdict: Verdict, image: &Path) -> anyhow::Result<()> {
     let Verdict { blocks, seed, digest, .. } = verdict;
     let wrong = lab::workload::verify_digest(image, blocks, vm.block_bytes, seed, digest, |_| {})?;
@@ -173,7 +174,7 @@ pub fn verify_image(vm: &VmOptions, verdict: Verdict, image: &Path) -> anyhow::R
     Ok(())
 }
 
-/// The VMs of a host.
+/// Returns the VMs of a host.
 ///
 /// # Errors
 /// What the daemon says.
@@ -184,7 +185,7 @@ pub fn vms(host: &Host) -> anyhow::Result<Vec<api::Vm>> {
 /// Waits until the VM runs at `there`, and `elsewhere` knows of none.
 ///
 /// # Errors
-/// If that does not happen.
+/// If that does not happen in time.
 pub fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
     until("the VM is at one host only", || {
         let (found, other) = (vms(there)?, vms(elsewhere)?);
@@ -197,7 +198,7 @@ pub fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
 pub fn kill(process: u32) {
     let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(process) = process {
-        // It may have ended.
+        // QEMU may have ended.
         let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
     }
 }

@@ -129,7 +129,7 @@ impl<'a> Journey<'a> {
             Act::TouchImage => self.touch_image()?,
             Act::TouchKept => self.touch_kept()?,
             Act::Pair => {
-                // What a host is told while its disk is full it cannot keep.
+                // A host with a full disk cannot store its permissions.
                 for role in [Role::Source, Role::Target] {
                     self.hosts.host(role).free_data()?;
                 }
@@ -159,7 +159,8 @@ impl<'a> Journey<'a> {
         Ok(())
     }
 
-    /// Ends the source's daemon in order; then another program changes the volume's image, if that is the volume for certain.
+    /// Ends the source's daemon in order. Then another program changes the volume's image, if the source certainly owns the
+    /// volume.
     fn touch_image(&mut self) -> anyhow::Result<Option<String>> {
         self.revive()?;
         if let Some(outcome) = self.hosts.carry_out(Act::Stop(Role::Source))? {
@@ -172,7 +173,7 @@ impl<'a> Journey<'a> {
         self.foreign.touch_image(&image).map(Some)
     }
 
-    /// Whether the volume is the source's, of which no daemon runs: the target has not promised to take it over.
+    /// Returns whether the ended source owns the volume, because the target is not prepared.
     fn source_owns(&mut self) -> bool {
         if !self.hosts.answers(Role::Target) {
             return false;
@@ -185,7 +186,7 @@ impl<'a> Journey<'a> {
         migrations(target).is_some_and(|all| all.iter().all(is_early)) && !serves(target)
     }
 
-    /// Spoils an image that was kept at the target: the way there must not begin with it.
+    /// Changes a kept image at the target, which the migration must then not reuse.
     fn touch_kept(&mut self) -> anyhow::Result<Option<String>> {
         let target = self.hosts.host(Role::Target);
         let kept = target.images("a")?.into_iter().rfind(|name| name.starts_with("v.img.moved-"));
@@ -215,7 +216,7 @@ impl<'a> Journey<'a> {
         Ok(())
     }
 
-    /// Has something done to the migration that is under way, if there is one, and if it is not too late for that.
+    /// Runs a command on the migration under way, if there is one and it is not too late.
     fn of_running(&mut self, role: Role, what: &str) -> anyhow::Result<Option<String>> {
         self.revive()?;
         if !self.hosts.answers(role) {
@@ -227,8 +228,7 @@ impl<'a> Journey<'a> {
         Ok((outcome.code != 0).then(|| format!("{what}: {}{}", outcome.stdout.trim(), outcome.stderr.trim())))
     }
 
-    /// Waits until the volume is at the target and nothing is under way; migrations that have ended otherwise are begun
-    /// again.
+    /// Waits until the volume is at the target and no migration is under way. Migrations with another outcome are begun again.
     fn settle(&mut self) -> anyhow::Result<()> {
         let give_up_at = Instant::now() + SETTLES_MAX;
         loop {
@@ -249,7 +249,7 @@ impl<'a> Journey<'a> {
         }
     }
 
-    /// Whether the command that asks for the migration has ended; what it said if it failed is noted.
+    /// Returns whether the command of the migration has ended, and records its error.
     fn has_begun(&mut self) -> anyhow::Result<bool> {
         let Some(mut migrating) = self.migrating.take() else { return Ok(true) };
         if migrating.is_running()? {
@@ -263,8 +263,8 @@ impl<'a> Journey<'a> {
         Ok(true)
     }
 
-    /// Whether both hosts answer, and no migration is under way at either. How one ended is noted when it is not by the
-    /// volume's arrival; one that failed must say why.
+    /// Returns whether both hosts answer, and no migration is under way at either. Other outcomes than a move are recorded, and a
+    /// failure must have a reason.
     fn is_quiet(&mut self) -> anyhow::Result<bool> {
         let mut all = Vec::new();
         for role in [Role::Source, Role::Target] {
@@ -287,7 +287,7 @@ impl<'a> Journey<'a> {
         Ok(true)
     }
 
-    /// Notes what may be seen many times.
+    /// Records an event once, although it may be seen many times.
     fn note_once(&mut self, what: String) {
         if !self.course.iter().any(|line| line.ends_with(&what)) {
             self.note(what);
@@ -303,7 +303,7 @@ impl<'a> Journey<'a> {
         serves(host) && (self.subject != Subject::Machine || runs())
     }
 
-    /// Checks what must be true when a trip is over: one owner, and nothing left over. Returns its generation.
+    /// Checks after a trip that there is one owner and nothing left over, and returns the generation.
     pub(super) fn check(&mut self, generation: u64) -> anyhow::Result<u64> {
         let owner = self.hosts.host(Role::Target).volume()?;
         ensure!(
@@ -335,7 +335,7 @@ impl<'a> Journey<'a> {
         Ok(owner.generation)
     }
 
-    /// Compares what the owner serves with what must be there, to the last block. The guest rests.
+    /// Compares every block of the owner's volume with the expected content, while the guest is paused.
     pub(super) fn compare(&mut self, content: &Content) -> anyhow::Result<()> {
         let address: Address = self.hosts.host(Role::Target).volume()?.uri.parse()?;
         let mut client =
@@ -347,7 +347,7 @@ impl<'a> Journey<'a> {
     }
 }
 
-/// Drops the oldest replicas, as an administrator would whose disk becomes full.
+/// Drops the oldest replicas, as an administrator with a full disk would.
 fn drop_kept(scene: &Host) -> anyhow::Result<()> {
     let mut kept: Vec<Replica> = scene.ask(&["replica", "list"])?;
     kept.sort_by_key(|replica| replica.kept_unix_ms);
@@ -359,7 +359,7 @@ fn drop_kept(scene: &Host) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The migrations that a host knows; `None`: it does not answer.
+/// Returns the migrations that a host knows; `None` if it does not answer.
 fn migrations(scene: &Host) -> Option<Vec<Migration>> {
     scene.ask(&["migration", "list"]).ok()
 }
@@ -372,7 +372,7 @@ fn serves(scene: &Host) -> bool {
     scene.volume().is_ok_and(|volume| volume.state == VolumeState::Serving)
 }
 
-/// What a host says of its volume, VMs and migrations, for people.
+/// Returns a host's volume, VMs and migrations as text, for an error.
 fn describe(scene: &Host) -> String {
     let running: Vec<Migration> = migrations(scene).into_iter().flatten().filter(is_running).collect();
     format!("{:?} {:?} {running:?}", scene.volume(), vm::vms(scene))
