@@ -91,8 +91,8 @@ class Operations(Connection):
         return self.ask("POST", "/v1/hosts", order=order)
 
     def remove_host(self, name: str, *, force: bool | None = None) -> RemovedPeer:
-        """Forgets another host, which is refused from then on. force: Also when migrations or forwarded volumes
-        depend on it: they wait until the two hosts are paired again.
+        """Forgets another host, which is refused from then on. force: Remove it even if migrations or forwarded
+        volumes depend on it; they wait until the two hosts are paired again.
         """
         return self.ask("DELETE", f"/v1/hosts/{segment(name)}", query={"force": force})
 
@@ -121,9 +121,9 @@ class Operations(Connection):
         return self.ask("GET", "/v1/migrations")
 
     def show_migration(self, id: str, *, after: int | None = None, wait_ms: int | None = None) -> Migration:
-        """Describes one migration. With `wait_ms`, answers as soon as it has changed. after: The `change` that the
-        client has seen; the answer waits for a later one.; wait_ms: Milliseconds to wait at most; 0: answer at
-        once. At most 30,000 (`WAIT_MAX_MS`) are waited.
+        """Describes one migration. With `wait_ms`, answers as soon as it has changed. after: The latest `change`
+        that the client has seen; the answer waits for a later one.; wait_ms: Longest wait in milliseconds; 0:
+        answer at once. Values above 30,000 count as 30,000.
         """
         return self.ask("GET", f"/v1/migrations/{segment(id)}", query={"after": after, "wait_ms": wait_ms})
 
@@ -165,7 +165,7 @@ class Operations(Connection):
 
     def drop_replica(self, volume: str, *, migration: str | None = None) -> Replica:
         """Deletes a kept image and returns it. For a device or an export, only the fence is lifted. migration: The
-        migration that left it, for example `m7`; it may be left out if there is only one.
+        migration that has left it, for example `m7`; optional if there is only one image.
         """
         return self.ask("DELETE", f"/v1/replicas/{segment(volume)}", query={"migration": migration})
 
@@ -237,10 +237,9 @@ class Operations(Connection):
         keep_image: bool | None = None,
         delete_image: bool | None = None,
     ) -> RemovedVolume:
-        """Stops serving a volume and forgets it. Answers when the volume is not served. force: Also when clients are
-        connected; they are cut off.; keep_image: Leaves the image where it is, also one that Sterna made.;
-        delete_image: Deletes the image from its store, also if its content was somebody's before Sterna served
-        it.
+        """Stops serving a volume and forgets it. Answers when the volume is not served. force: Remove it even while
+        clients are connected; they are disconnected.; keep_image: Keep the image, even if Sterna has made it.;
+        delete_image: Delete the image from its store, even if a user had it before Sterna.
         """
         return self.ask("DELETE", f"/v1/volumes/{segment(name)}", query={"force": force, "keep_image": keep_image, "delete_image": delete_image})
 

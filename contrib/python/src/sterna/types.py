@@ -11,30 +11,30 @@ from typing import Literal, NotRequired, TypedDict
 class Access(TypedDict):
     """Who may use the API over TLS, and where."""
 
-    # The keys, by name.
+    # The keys that may use the API, by name.
     grants: list[Grant]
-    # Digest of the daemon's public key, 64 hexadecimal digits: what clients know it by. null: it does not listen.
+    # Digest of the daemon's public key, 64 hexadecimal digits, by which clients know it. null: it does not listen.
     key: NotRequired[str | None]
-    # Where the daemon listens, as the configuration says; null: nowhere.
+    # Where the daemon listens, by its configuration; null: nowhere.
     listen: NotRequired[str | None]
-    # Why nobody is let in; null if nothing is wrong.
+    # Why no client can connect; null if clients can.
     problem: NotRequired[str | None]
 
 
 class Activity(TypedDict):
-    """What guests did between the latest two looks at a volume."""
+    """The load of a volume's guests between the latest two measurements."""
 
-    # Bytes read a second.
+    # Bytes that guests read a second.
     bytes_read_per_second: float
-    # Bytes written a second.
+    # Bytes that guests write a second.
     bytes_written_per_second: float
-    # Flushes a second.
+    # Flush requests a second.
     flushes_per_second: float
     # Latency that half of the requests did not exceed, in microseconds; null if there was no request.
     median_us: NotRequired[int | None]
-    # Latency that 99 of 100 requests did not exceed.
+    # Latency that 99 of 100 requests did not exceed, in microseconds.
     p99_us: NotRequired[int | None]
-    # Reads a second.
+    # Read requests a second.
     reads_per_second: float
     # Requests in flight at this moment.
     requests_in_flight: int
@@ -43,23 +43,23 @@ class Activity(TypedDict):
 
 
 class AdoptVm(TypedDict):
-    """Takes over disks of a VM that somebody else has started."""
+    """Adopts disks of a running VM that Sterna has not started."""
 
-    # Its disks, by the names of their devices or nodes, or by libvirt's (`vda`); none: all that can be written.
+    # Its disks, by the names of their devices or nodes, or by libvirt's names (`vda`); empty: all writable disks.
     disks: NotRequired[list[str]]
-    # The domain of libvirt (`qemu:///system`), by its name or UUID: libvirt copies its disks to new volumes. null: it
-    # is named by its monitor.
+    # Name or UUID of the domain of libvirt (`qemu:///system`), which copies its disks to new volumes. null: the VM is
+    # named by its monitor.
     libvirt: NotRequired[str | None]
-    # Absolute path of libvirt's socket; null: the usual one.
+    # Absolute path of libvirt's socket; null: the default one.
     libvirt_socket: NotRequired[str | None]
-    # Absolute path of its monitor's socket (QMP). Nobody else may be connected to it meanwhile. null: it is a domain of
-    # libvirt.
+    # Absolute path of its monitor's socket (QMP). No other client may be connected to it meanwhile. null: the VM is a
+    # domain of libvirt.
     monitor: NotRequired[str | None]
     # The store of the new volumes of a domain of libvirt; null: the only one.
     store: NotRequired[str | None]
 
 
-# How much of its space a new image takes at once.
+# How much space a new image allocates at the start.
 Allocation = Literal[
     "thin",
     "thick",
@@ -69,40 +69,39 @@ Allocation = Literal[
 class ClientsElsewhere(TypedDict):
     """Clients of a volume that are connected at another host."""
 
-    # How many there are.
+    # Number of clients at this host.
     clients: int
-    # The host that they are at, by name.
+    # Name of the host that forwards them.
     host: str
 
 
 class ConnectionAtWork(TypedDict):
-    """A connection with another host, and what goes over it."""
+    """A connection with another host, with its traffic."""
 
-    # Bytes received a second.
+    # Bytes received a second; null as above.
     bytes_received_per_second: NotRequired[float | None]
-    # Bytes sent a second; null: nobody has looked a moment ago.
+    # Bytes sent a second; null: there is no recent measurement.
     bytes_sent_per_second: NotRequired[float | None]
-    # The connection.
+    # The connection with its state.
     connection: PeerConnection
 
 
 class Decisions(TypedDict):
-    """What was decided, counted."""
+    """Counts of the decisions for writes and chunks."""
 
-    # Bytes that followed after the handover (`post-copy`, `three-phase`), as far as the source has sent them since its
-    # start.
+    # Bytes that the source has sent after the handover (`post-copy`, `three-phase`), since its start.
     bytes_followed: NotRequired[int]
-    # Of these, those that a guest waited for at the target: pulled. The others came in the background.
+    # Of these, bytes that a guest at the target waited for (pulled). The others were sent in the background.
     bytes_pulled: NotRequired[int]
-    # Chunks that were copied.
+    # Number of copied chunks.
     chunks_copied: int
-    # Of these, those copied a second time at once, because guests wrote to them meanwhile.
+    # Of these, chunks that were copied a second time at once, because guests had written to them meanwhile.
     chunks_copied_again: int
-    # Longest that one was held, in milliseconds.
+    # Longest time that a write was held, in milliseconds.
     held_longest_ms: float
     # Errors of the source.
     source_faults: int
-    # How often mirroring was suspended.
+    # Number of times that mirroring was suspended.
     suspensions: int
     # Errors of the target.
     target_faults: int
@@ -110,20 +109,20 @@ class Decisions(TypedDict):
     target_flushes: int
     # Mirrored writes that were answered before the target had answered.
     writes_answered_late: int
-    # Of all these, those that were held for a while.
+    # Of all these, writes that were held for a while.
     writes_held: int
-    # Guest writes of which a part went to both stores.
+    # Guest writes of which only a part was sent to both stores.
     writes_in_part: int
-    # Guest writes that went to both stores in whole.
+    # Guest writes that were sent to both stores completely.
     writes_mirrored: int
-    # Guest writes that went to the source only, to be copied later.
+    # Guest writes that were sent to the source only, and copied later.
     writes_source_only: int
 
 
 class ErrorBody(TypedDict):
-    """Body of every answer that is no success."""
+    """Body of every error answer."""
 
-    # The error.
+    # The error with its code and message.
     error: ErrorDetail
 
 
@@ -185,23 +184,22 @@ ErrorCode = Literal[
 
 
 class ErrorDetail(TypedDict):
-    """One error."""
+    """An error with its code and message."""
 
     # The cause, for programs.
     code: ErrorCode
-    # The cause, and what to do next, for people. Its words may change at any time.
+    # The cause, and what to do next, for users. The text may change at any time.
     message: str
 
 
 class ExportSettings(TypedDict):
     """How a volume is offered to its clients."""
 
-    # Connections at a time; null: what the configuration says.
+    # Largest number of connections at a time; null: that of the configuration.
     connections_max: NotRequired[int | None]
-    # Address and port where the volume is served over TCP besides its unix socket, for example `192.0.2.1:10809`; null:
-    # nowhere.
+    # Address and port of the volume over TCP, for example `192.0.2.1:10809`; null: only the unix socket.
     listen: NotRequired[str | None]
-    # Clients may only read.
+    # Whether clients may only read.
     read_only: NotRequired[bool]
     # Mode of its unix socket in octal, for example `0660`; null: that of the configuration.
     socket_mode: NotRequired[str | None]
@@ -209,7 +207,7 @@ class ExportSettings(TypedDict):
     socket_owner: NotRequired[str | None]
 
 
-# What a file in a store is.
+# The role of a file in a store.
 FileRole = Literal[
     "volume",
     "backing",
@@ -228,36 +226,36 @@ class Grant(TypedDict):
 
     # When it was granted, in milliseconds since 1970.
     granted_unix_ms: int
-    # Until when the invitation can be redeemed, in milliseconds since 1970; null: it was, or there is none.
+    # End of the access token's life, in milliseconds since 1970; null: it was redeemed, or there is none.
     invited_until_unix_ms: NotRequired[int | None]
-    # Digest of the public key, 64 hexadecimal digits; null until the invitation is redeemed.
+    # Digest of the public key, 64 hexadecimal digits; null until the access token is redeemed.
     key: NotRequired[str | None]
-    # Whose key it is, as the audit log names him.
+    # Name of the user, as in the audit log.
     name: str
-    # What he may do.
+    # Rights of the user.
     role: Role
 
 
 class GuestFigures(TypedDict):
-    """What guests did in a longer time."""
+    """Figures of guests' requests over a longer time."""
 
     # Bytes read and written a second.
     bytes_per_second: float
-    # Requests that failed.
+    # Number of requests that failed.
     errors: int
-    # Requests a second.
+    # Requests a second, of all kinds.
     iops: float
     # Latency that half of the requests did not exceed, in microseconds; null if there was no request.
     median_us: NotRequired[int | None]
-    # Latency that 99 of 100 requests did not exceed.
+    # Latency that 99 of 100 requests did not exceed, in microseconds.
     p99_us: NotRequired[int | None]
-    # How long it was, in seconds.
+    # Length of the time, in seconds.
     seconds: float
-    # The longest latency.
+    # The longest latency, in microseconds.
     worst_us: NotRequired[int | None]
 
 
-# Where the guest runs.
+# The side at which the guest runs.
 GuestLocation = Literal[
     "source",
     "target",
@@ -266,28 +264,28 @@ GuestLocation = Literal[
 
 
 class Health(TypedDict):
-    """A daemon that is alive."""
+    """The answer of a daemon that is alive."""
 
-    # Its process.
+    # Number of the daemon's process.
     pid: int
     # When it began to serve, in milliseconds since 1970.
     started_unix_ms: int
 
 
 class HistorySample(TypedDict):
-    """One stretch of time."""
+    """A sample of the recording: one stretch of time."""
 
-    # When it began.
+    # Begin of the sample.
     at_ms: float
     # Bytes that were copied to the target.
     bytes_copied: int
-    # Bytes of guest writes that the target took.
+    # Bytes of guest writes that were mirrored to the target.
     bytes_mirrored: int
-    # Bytes that the target still missed at its end; null: that was not recorded, or the migration was not under way.
+    # Bytes that the target lacked at the end of the sample; null: not recorded, or the migration was not under way.
     bytes_missing: NotRequired[int | None]
-    # Bytes that guests read.
+    # Bytes that guests have read.
     bytes_read: int
-    # Bytes that guests wrote.
+    # Bytes that guests have written.
     bytes_written: int
     # Bytes that were found to be zero.
     bytes_zero: int
@@ -295,15 +293,15 @@ class HistorySample(TypedDict):
     errors: int
     # Guest flushes that ended in it.
     flushes: int
-    # How long it was.
+    # Length of the sample, in milliseconds.
     length_ms: float
     # Latency that half of the requests did not exceed, in microseconds; null if there was no request.
     median_us: NotRequired[int | None]
-    # Latency that 99 of 100 requests did not exceed.
+    # Latency that 99 of 100 requests did not exceed, in microseconds.
     p99_us: NotRequired[int | None]
     # Guest reads that ended in it.
     reads: int
-    # The longest latency.
+    # The longest latency, in microseconds.
     worst_us: NotRequired[int | None]
     # Guest writes, discards and zeroing that ended in it.
     writes: int
@@ -314,38 +312,38 @@ class Host(TypedDict):
 
     # Absolute path of the folder that holds its journal.
     data_dir: str
-    # The I/O engine that was asked for: `auto`, `io_uring` or `threads`. `auto` is decided for each volume.
+    # The configured I/O engine: `auto`, `io_uring` or `threads`. `auto` is decided for each volume.
     engine: str
     # Number of migrations under way.
     migrations_running: int
-    # Its process.
+    # Number of the daemon's process.
     pid: int
     # Absolute path of the folder that holds the sockets of its volumes.
     runtime_dir: str
     # When it began to serve, in milliseconds since 1970.
     started_unix_ms: int
-    # Its version.
+    # Version of the daemon's program.
     version: str
-    # Number of volumes.
+    # Number of volumes at this host.
     volumes: int
 
 
 class Identity(TypedDict):
-    """Who the daemon's host is to others."""
+    """The identity of the daemon's host for other hosts."""
 
-    # Digest of its public key, 64 hexadecimal digits: what other hosts know it by.
+    # Digest of its public key, 64 hexadecimal digits, by which other hosts know it.
     id: str
-    # Addresses that it listens on for other hosts.
+    # Addresses on which it listens for other hosts.
     listening: list[str]
-    # What people call it.
+    # Name of the host.
     name: str
-    # Why it cannot be reached or call others; null if it can.
+    # Why it cannot be reached or reach others; null if it can.
     problem: NotRequired[str | None]
-    # The latest connections that were refused, oldest first, each with its reason.
+    # The latest refused connections, oldest first, each with its reason.
     refused: NotRequired[list[str]]
 
 
-# What was done with the image of a removed volume.
+# The fate of the image of a removed volume.
 ImageFate = Literal[
     "deleted",
     "kept",
@@ -353,14 +351,14 @@ ImageFate = Literal[
 ]
 
 
-# How the bytes of a volume lie in its image.
+# The format of an image.
 ImageFormat = Literal[
     "raw",
     "qcow2",
 ]
 
 
-# What an image is.
+# The kind of an image.
 ImageKind = Literal[
     "file",
     "device",
@@ -369,26 +367,26 @@ ImageKind = Literal[
 
 
 class ImageLocation(TypedDict):
-    """An image."""
+    """An image and its place."""
 
-    # How the volume's bytes lie in it.
+    # The format of the volume's content.
     format: NotRequired[ImageFormat]
     # Absolute path of the file or device, or the URI of the export.
     image: str
-    # What it is.
+    # Whether it is a file, a device or an export.
     kind: NotRequired[ImageKind]
     # Name of the store; null for an image that is served in place.
     store: NotRequired[str | None]
 
 
 class Invitation(TypedDict):
-    """An invitation: with it one other host can be paired with this one."""
+    """A host invitation, which pairs one other host with this one."""
 
-    # Addresses that the other host can call, the best first.
+    # Addresses at which the other host can reach this one, the best first.
     addresses: list[str]
-    # Until when it is good, in milliseconds since 1970.
+    # End of its life, in milliseconds since 1970.
     expires_unix_ms: int
-    # What the other host is given. **It holds a secret.**
+    # The token for the other host. **It holds a secret.**
     token: str
 
 
@@ -397,13 +395,13 @@ class JoinHost(TypedDict):
 
     # Address and port of the other host; null: those in the token.
     address: NotRequired[str | None]
-    # Whether the other host may bring VMs, which run on this one; null: as before, and not if it was not known.
+    # Whether the other host may bring VMs, which run on this one; null: as before, or no for a new host.
     allow_machines: NotRequired[bool | None]
     # The token that the other host has made.
     token: str
 
 
-# Why the image of a removed volume was kept although nobody asked for that.
+# Why the image of a removed volume was kept without an order to keep it.
 KeptBecause = Literal[
     "given",
     "unknown",
@@ -411,24 +409,24 @@ KeptBecause = Literal[
 
 
 class MachineDowntime(TypedDict):
-    """How long a VM stood still, as its source saw it; the parts add up to the whole."""
+    """Downtime of a VM, measured at the source. The parts add up to the total."""
 
-    # Its disks' handover, and its first step at the target: the rest.
+    # The rest: the handover of its disks and its first step at the target, in milliseconds.
     handover_ms: float
-    # The last of its memory and its devices: until it was loaded at the target.
+    # Time until the last memory and the devices were loaded at the target, in milliseconds.
     memory_ms: float
-    # From its stand at the source until it was heard that it runs at the target, in milliseconds.
+    # From the pause at the source until the target has reported that the VM runs, in milliseconds.
     total_ms: float
 
 
 class MachineMove(TypedDict):
-    """A VM that goes along with its volumes."""
+    """A VM that moves with its volumes."""
 
     downtime: NotRequired[MachineDowntime | None]
     memory: NotRequired[MemoryMove | None]
 
 
-# When a VM that moves may run at the other host.
+# When a moving VM may begin to run at the other host.
 Memory = Literal[
     "pre-copy",
     "post-copy",
@@ -436,93 +434,92 @@ Memory = Literal[
 
 
 class MemoryMove(TypedDict):
-    """How far a VM's memory is."""
+    """Progress of the copying of a VM's memory."""
 
-    # Bytes a second that are sent.
+    # Rate at which memory is sent, in bytes a second.
     bytes_per_second: int
-    # Bytes a second that the guest writes.
+    # Rate at which the guest writes memory, in bytes a second.
     dirty_bytes_per_second: int
-    # Whether the VM ran at the target before all of it was there (post-copy).
+    # Whether the VM runs at the target before all of its memory has arrived (post-copy).
     post_copy: NotRequired[bool]
-    # What must still be sent, as far as it is known, in bytes.
+    # Bytes that must still be sent, as far as it is known.
     remaining_bytes: int
-    # Rounds over what the guest has written.
+    # Number of rounds over pages that the guest has written.
     rounds: int
-    # What was sent so far, in bytes: what the guest writes is sent again.
+    # Bytes sent so far; pages that the guest writes are sent again.
     sent_bytes: int
-    # Streams that carry it.
+    # Number of streams that carry it.
     streams: NotRequired[int]
-    # How much of their time is taken from the guest's processors, in percent, so that it writes less.
+    # By how much the guest's processors are slowed down, in percent, so that the guest writes less.
     throttle_percent: int
-    # All of it, in bytes.
+    # Size of the memory in bytes.
     total_bytes: int
 
 
 class MigrateVolume(TypedDict):
     """Moves a volume to another store."""
 
-    # How much of its space the new image takes at once.
+    # How much space the new image allocates at the start.
     allocation: NotRequired[Allocation]
-    # Bytes a second that may be copied, at least 1; null: as fast as it goes. Guest writes are not slowed.
+    # Limit of the copying in bytes a second, at least 1; null: no limit. Guest writes are not limited.
     bandwidth_bytes_per_second: NotRequired[int | None]
     format: NotRequired[ImageFormat | None]
-    # Copies everything, also if the other host keeps an image of an earlier stay of the volume.
+    # Copies everything, even if the other host has kept an image of the volume.
     full: NotRequired[bool]
-    # Of `Strategy::Tracking`, and of `Strategy::Mirror` to another host: copies blocks that guests write again and
-    # again as all others, rather than put them off; only for comparison.
+    # With `tracking`, and with `mirror` to another host: copies blocks that guests write again and again like all
+    # others, and does not put them off. Only for comparison.
     ignore_hot_blocks: NotRequired[bool]
-    # Lets the new image, which is qcow2, stand on the same backing file as the present one: only what the present one
-    # has itself is copied. Otherwise the new image has everything.
+    # Gives the new qcow2 image the backing file of the present one, and copies only the present image's own data.
+    # Otherwise everything is copied.
     keep_chain: NotRequired[bool]
     # Keeps the source's image afterwards, under another name.
     keep_source: NotRequired[bool]
-    # How long a VM may stand still, or, if a volume is tracked, its guests may be held at the handover, in
-    # milliseconds; null: 300, of a volume 500.
+    # Longest downtime of a VM, or longest hold of a volume's guests at the handover, in milliseconds. null: 300 for a
+    # VM and for rounds, 500 for other volumes.
     max_downtime_ms: NotRequired[int | None]
-    # When a VM may run at the other host.
+    # When the VM may begin to run at the other host.
     memory: NotRequired[Memory]
-    # Streams that carry a VM's memory, 1 to 16; null: as many as are worth it. It is one where either hypervisor cannot
-    # do several.
+    # Number of streams for a VM's memory, 1 to 16; null: chosen by the daemon. It is one if either hypervisor supports
+    # only one.
     memory_streams: NotRequired[int | None]
-    # What the name is of, where a volume and a VM have the same.
+    # Whether the name means a volume or a VM, if both have it.
     named: NotRequired[Named]
-    # Of `Strategy::Tracking`: has the next round copy also what was written before this round has come to it, and will
-    # copy it anyway; only for comparison.
+    # With `tracking`: a block that is written before a round has reached it is copied again by the next round. Only for
+    # comparison.
     not_incremental: NotRequired[bool]
-    # Of `Strategy::ThreePhase`: how many rounds at most; none: 4.
+    # The largest number of rounds with `three-phase`; null: 4.
     rounds: NotRequired[int | None]
-    # Goes on serving the volume here, for good, from the other host's store; otherwise only clients that stay connected
-    # are served here, until they leave.
+    # Keeps serving the volume at this host as well, also to new clients. Otherwise only connected clients are
+    # forwarded, until they leave.
     serve_here: NotRequired[bool]
-    # Whether blocks are written straight to the other host's store where this host can open it, too.
+    # Whether blocks are written directly to the other host's store if this host can open it as well.
     shared_target: NotRequired[SharedTarget]
     # How volumes are copied while their guests write.
     strategy: NotRequired[Strategy]
     # Name of the target store, or `HOST:STORE` of another host; `HOST` alone: its only store.
     to: str
-    # Names of more volumes that move in the same migration, to another host: all of them, or none.
+    # Names of further volumes that move in the same migration to another host: all of them, or none.
     together_with: NotRequired[list[str]]
 
 
 class Migration(TypedDict):
     """A migration, under way or ended."""
 
-    # Number of the current try at the handover, 0 before the first; the number of tries once it has ended.
+    # Number of the present attempt at the handover, 0 before the first; the number of attempts once it has ended.
     attempt: int
     # Bytes that the mover has written to the target.
     bytes_copied: int
-    # Bytes of guest writes that went to the target as well.
+    # Bytes of guest writes that were sent to the target as well.
     bytes_mirrored: int
-    # Bytes that the target still misses; null: that is not known, as when the source of volumes that are filled was
-    # restarted.
+    # Bytes that the target still lacks; null: unknown, as after a restart of the source while a volume is filled.
     bytes_missing: NotRequired[int | None]
     # Bytes written to the target: copied and mirrored.
     bytes_moved: int
-    # Bytes a second that were synchronised of late; 0 once it has ended.
+    # Present rate of synchronising, in bytes a second; 0 once the migration has ended.
     bytes_per_second: float
-    # Bytes found to be zero, and not written.
+    # Bytes that were found to be zero, and not written.
     bytes_zero: int
-    # Grows with every change; what `after` refers to. It begins anew when the daemon does.
+    # Number of the latest change, for `after` of a later request. It begins anew with the daemon.
     change: int
     # When it ended, in milliseconds since 1970; null while it is under way.
     ended_unix_ms: NotRequired[int | None]
@@ -530,105 +527,105 @@ class Migration(TypedDict):
     # refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed`, `not-begun`,
     # `hook-failed`, `not-converging` or `internal`.
     failure: NotRequired[str | None]
-    # Part of the copying that is done, 0 to 1; never falls, and is 1 only when nothing is missing.
+    # Progress of the copying, 0 to 1. It never falls, and is 1 only when nothing is missing.
     fraction: float
-    # Whether a daemon that ended in order has interrupted it: the next one does it once more, and `retried_as` says by
-    # which number.
+    # Whether an orderly stop of the daemon has interrupted it. Then the next daemon repeats it, and `retried_as` has
+    # the number.
     goes_on: NotRequired[bool]
-    # Where the guest runs.
+    # Where the guest runs at present.
     guest: GuestLocation
-    # Its identity, for example `m7`.
+    # Its identity at this host, for example `m7`.
     id: str
     # Whether the source's image is kept afterwards.
     keep_source: bool
     machine: NotRequired[MachineMove | None]
-    # How it ended, and why, for people.
+    # The outcome with its reason, as text.
     message: NotRequired[str | None]
-    # What is being done.
+    # The present step of the migration.
     phase: Phase
     queue: NotRequired[QueuePlace | None]
     remaining_seconds: NotRequired[RemainingSeconds | None]
     replica: NotRequired[ReplicaUsed | None]
-    # The latest migration that does it once more.
+    # The latest migration that repeats this one.
     retried_as: NotRequired[str | None]
-    # The migration that it does once more (`migration retry`), for example `m3`.
+    # The migration that this one repeats (`migration retry`), for example `m3`.
     retry_of: NotRequired[str | None]
-    # The rounds that have ended, if it is copied in rounds; those of a migration that ended before the daemon's start
-    # are in its history.
+    # The ended rounds, if it is copied in rounds. Rounds of a migration that ended before the daemon's start are only
+    # in its history.
     rounds: NotRequired[list[Round]]
-    # Seconds since it began, or that it took.
+    # Seconds since it began, or its whole duration once it has ended.
     seconds: float
-    # Whether blocks go straight to a store that both hosts can open, and the link carries control only. `false` for as
-    # long as that is not proved, also between two stores of this host.
+    # Whether blocks are written directly to a store that both hosts can open, and the link carries only control
+    # messages. `false` until that is proved, and between two stores of this host.
     shared: NotRequired[bool]
-    # Where the volume was.
+    # The image that the volume leaves.
     source: ImageLocation
     # When it began, in milliseconds since 1970.
     started_unix_ms: int
-    # How it stands.
+    # Whether it is queued, running or paused, or its outcome.
     state: MigrationState
     strategy: NotRequired[Strategy | None]
-    # Why guest writes do not go to the target for the time being; null while they do.
+    # Why guest writes are not sent to the target at present; null while they are.
     suspended: NotRequired[str | None]
     switch_over: NotRequired[SwitchOver | None]
-    # Where it goes.
+    # The image that the volume moves to.
     target: ImageLocation
-    # What `volume promote` at the other host accepts if this host is not heard there any more; null unless the volume
-    # is released to it and it has not answered.
+    # The ticket for `volume promote` at the other host, in case this host is lost; null unless the volume is released
+    # to that host and it has not answered yet.
     ticket: NotRequired[str | None]
-    # Name of the volume; it may be gone by now.
+    # Name of the volume, which may have been removed since.
     volume: str
     waiting_for: NotRequired[WaitingFor | None]
 
 
 class MigrationAtWork(TypedDict):
-    """A migration, and what was recorded of it a moment ago."""
+    """A migration, with its latest samples."""
 
-    # The migration.
+    # The migration with its state.
     migration: Migration
-    # Whether there is a recording of it, so that its report has more than the journal knows.
+    # Whether it has a recording, so that its report has more than the journal.
     recorded: bool
-    # The latest samples of its recording, some seconds' worth; empty if it has ended, or is recorded at the other host.
+    # The samples of its last seconds; empty if it has ended, or is recorded at the other host.
     samples: list[HistorySample]
 
 
 class MigrationHistory(TypedDict):
-    """A migration and what was recorded of it. All times are in milliseconds since it began, negative before that."""
+    """A migration and its recording. All times are in milliseconds since it began, negative before that."""
 
-    # The migration as it stands.
+    # The migration with its present state.
     migration: Migration
     recording: NotRequired[Recording | None]
 
 
 class MigrationPlan(TypedDict):
-    """What a migration would do, as far as it can be seen before it begins."""
+    """The expected effects of a migration, and its obstacles."""
 
-    # Bytes that would be copied at most, besides what guests write meanwhile: of volumes and of memory.
+    # Largest number of bytes of volumes and memory to copy, without guest writes meanwhile.
     bytes_max: int
-    # How fast it would be copied, in bytes a second; null: nobody knows.
+    # Expected rate in bytes a second; null: unknown.
     bytes_per_second: NotRequired[int | None]
-    # Whether it would begin now, or wait for its turn; false if anything of `refusals` is in the way.
+    # Whether it would begin now or be queued; false if there are `refusals`.
     can_begin: bool
-    # The other host; null: it stays at this one.
+    # Name of the target host; null: this host.
     host: NotRequired[str | None]
-    # The connections that would carry it; none on one host.
+    # The connections that would carry it; empty on one host.
     links: NotRequired[list[PlannedLink]]
     machine: NotRequired[PlannedMachine | None]
-    # The volume or the VM.
+    # Name of the volume or the VM.
     name: str
     queue: NotRequired[QueuePlace | None]
     rate: NotRequired[RateOrigin | None]
-    # Why it would be refused, each with what to do.
+    # The obstacles, each with what to do about it.
     refusals: list[ErrorDetail]
-    # How long the copying would take at that rate, in seconds.
+    # Expected duration of the copying at this rate, in seconds.
     seconds: NotRequired[float | None]
-    # What would move, each to where it would be.
+    # The volumes that would move, each with its target.
     volumes: list[PlannedVolume]
-    # What it costs besides time, what would stay behind, and what may go wrong.
+    # Costs besides time, parts that would stay behind, and risks.
     warnings: list[str]
 
 
-# How a migration stands.
+# The state of a migration: under way, or its outcome.
 MigrationState = Literal[
     "queued",
     "running",
@@ -641,15 +638,15 @@ MigrationState = Literal[
 
 
 class MissingRange(TypedDict):
-    """A part of a volume that is missing."""
+    """A missing range of a volume."""
 
-    # How long it is.
+    # Length of the range, in bytes.
     length_bytes: int
-    # Where it begins.
+    # Begin of the range, in bytes.
     offset_bytes: int
 
 
-# What a name is of.
+# The kind of object that a name means.
 Named = Literal[
     "any",
     "volume",
@@ -658,36 +655,37 @@ Named = Literal[
 
 
 class NewGrant(TypedDict):
-    """Lets somebody use the API over TLS."""
+    """Grants a user access to the API over TLS."""
 
-    # Digest of his public key, 64 hexadecimal digits; null: he is invited, and brings one when he redeems that.
+    # Digest of the user's public key, 64 hexadecimal digits; null: the answer has an access token, which registers the
+    # key.
     key: NotRequired[str | None]
-    # How long the invitation is good, in seconds.
+    # Life of the access token, in seconds.
     lifetime_s: NotRequired[int]
-    # What he is called: letters, digits, '.', '-' and '_'.
+    # Name of the user: letters, digits, '.', '-' and '_'.
     name: str
-    # What he may do.
+    # Rights of the user.
     role: Role
 
 
 class NewIdentity(TypedDict):
     """Makes the host's identity."""
 
-    # What people call the host: letters, digits, '.', '-' and '_'.
+    # Name of the host: letters, digits, '.', '-' and '_'.
     name: str
 
 
 class NewInvitation(TypedDict):
-    """Asks for an invitation."""
+    """Makes an invitation for one other host."""
 
     # Whether the host that redeems it may bring VMs, which run on this one.
     allow_machines: NotRequired[bool]
-    # How long it is good, in seconds.
+    # Life of the invitation, in seconds.
     lifetime_s: int
 
 
 class NewVm(TypedDict):
-    """Adds a VM."""
+    """Adds a VM without starting it."""
 
     # Its definition in TOML: the command that starts it, its disks and its files.
     definition: str
@@ -696,43 +694,41 @@ class NewVm(TypedDict):
 
 
 class NewVolume(TypedDict):
-    """Makes a volume."""
+    """Makes a volume, and serves it."""
 
     # How it is offered to its clients.
     export: NotRequired[ExportSettings]
-    # Its name: 1 to 64 letters, digits, `.`, `_` and `-`, beginning with a letter or digit.
+    # Its name: 1 to 64 letters, digits, `.`, `_` and `-`; the first is a letter or digit.
     name: str
-    # Where its bytes come from.
+    # Where its content comes from.
     source: VolumeSource
 
 
 class NewlyGranted(TypedDict):
-    """What was granted."""
+    """A new grant, with its access token."""
 
-    # The grant.
+    # The grant that was made.
     grant: Grant
-    # Where the daemon listens, as the configuration says.
+    # Where the daemon listens, by its configuration.
     listen: NotRequired[str | None]
-    # What he is to be given; null: his key is known. **It holds a secret.**
+    # The access token for the user; null: the key is known. **It holds a secret.**
     token: NotRequired[str | None]
 
 
 class Overview(TypedDict):
-    """The host at one instant. A daemon takes it at most once a second, however many ask; those in between get the
-    latest.
-    """
+    """The host at one instant. The daemon collects it at most once a second; requests in between get the latest one."""
 
-    # The daemon.
+    # The daemon with its version.
     host: Host
-    # Migrations that wait or are under way, and the latest that have ended, oldest first; without tickets.
+    # Queued migrations, migrations under way and the latest ended ones, oldest first; without tickets.
     migrations: list[MigrationAtWork]
-    # How many migrations are remembered that have ended; not all of them need be among `Overview::migrations`.
+    # Number of ended migrations that the daemon knows; `migrations` may have fewer.
     migrations_ended: int
-    # What other hosts call it, or what its system does.
+    # Its name for other hosts, or else the system's host name.
     name: str
     # The other hosts, by name.
     peers: list[PeerAtWork]
-    # Whether it does all that it is to do.
+    # The daemon's problems.
     readiness: Readiness
     # The stores, by name; some seconds old.
     stores: list[Store]
@@ -758,90 +754,90 @@ Part = Literal[
 class Peer(TypedDict):
     """Another host that this one is paired with."""
 
-    # Bytes received in a second at present, over all connections.
+    # Present rate of receiving over all connections, in bytes a second.
     bytes_received_per_second: NotRequired[int]
-    # Bytes sent in a second at present, over all connections.
+    # Present rate of sending over all connections, in bytes a second.
     bytes_sent_per_second: NotRequired[int]
-    # What it calls itself, if another host had that name when it came.
+    # Its own name, if that was used here already.
     calls_itself: NotRequired[str | None]
-    # Whether there is any connection.
+    # Whether there is at least one connection.
     connected: bool
     # Every connection, and every pair of links that is being dialled.
     connections: NotRequired[list[PeerConnection]]
     # Digest of its public key, 64 hexadecimal digits.
     id: str
-    # Why a connection was lost last.
+    # Why a connection was last lost.
     last_error: NotRequired[str | None]
-    # Where it is called.
+    # The addresses at which it is dialled.
     links: list[PeerLink]
     # Whether it may bring VMs, which run on this host.
     machines: NotRequired[bool]
-    # What it is called here.
+    # Its name at this host.
     name: str
-    # Version of the program that runs there, as it says; null: it has not said; an older one does not.
+    # Version of its program; null: not yet known, or the version is too old to report it.
     program_version: NotRequired[str | None]
     # Version of the protocol that both speak; null before the first connection.
     protocol_version: NotRequired[int | None]
-    # Bytes that wait to be sent.
+    # Bytes that are queued for it.
     queued_bytes: NotRequired[int]
-    # How many of its requests were refused since this daemon began, because no migration gave it a right to them.
+    # Number of its requests that were refused since the daemon began, because no migration gave it the right.
     refused_requests: NotRequired[int]
-    # For how long there has been one, or none, in milliseconds; null while it is not called.
+    # Milliseconds since the first connection was made, or the last one was lost; null while it is not dialled.
     since_ms: NotRequired[int | None]
     # Bytes that were sent and not acknowledged.
     unacknowledged_bytes: NotRequired[int]
 
 
 class PeerAtWork(TypedDict):
-    """Another host, and what goes over the connections with it."""
+    """Another host, with the traffic over its connections."""
 
-    # Every connection.
+    # Every connection with it.
     connections: list[ConnectionAtWork]
-    # The host; its connections are beside it.
+    # The other host, without its connections.
     peer: Peer
 
 
 class PeerConnection(TypedDict):
-    """One connection to another host, or a pair of links that should have one."""
+    """A connection to another host, or a pair of links that should have one."""
 
-    # Bytes that the connection can carry in a second: what it did when there was enough to send last.
+    # Its rate in bytes a second when it was last fully used.
     bytes_per_second: NotRequired[int | None]
-    # Bytes received on the wire.
+    # Bytes received on the wire so far.
     bytes_received: int
-    # Bytes received in a second at present; as above.
+    # Present rate of receiving in bytes a second; null as above.
     bytes_received_per_second: NotRequired[int | None]
-    # Bytes sent on the wire.
+    # Bytes sent on the wire so far.
     bytes_sent: int
-    # Bytes sent in a second at present; null while there is no connection, or it has just begun.
+    # Present rate of sending in bytes a second; null while there is no connection, or it has just begun.
     bytes_sent_per_second: NotRequired[int | None]
     # Whether the other host has dialled it.
     inbound: bool
-    # Why there was no connection the last time.
+    # Why the connection was last lost, or could not be made.
     last_error: NotRequired[str | None]
-    # The end here.
+    # Address at this host.
     local: str
-    # What compression left of the data, in thousandths.
+    # Size of the data after compression, in thousandths of its size before.
     packed_per_mille: int
-    # The end there.
+    # Address at the other host.
     remote: str
-    # The newest round trip in microseconds.
+    # The latest round trip, in microseconds.
     round_trip_us: NotRequired[int | None]
-    # For how long it has been up or down, in milliseconds.
+    # Milliseconds since it went up or down.
     since_ms: int
-    # Whether there is a connection.
+    # Whether the connection is up.
     up: bool
 
 
 class PeerLink(TypedDict):
-    """One address of another host."""
+    """An address of another host."""
 
-    # Host and port.
+    # Address and port of the link.
     address: str
-    # Bits per second, where known.
+    # Speed of its network in bits a second, if known.
     speed_bits_per_second: NotRequired[int | None]
 
 
-# What a migration is doing.
+# The step of a migration.
 Phase = Literal[
     "queued",
     "copying",
@@ -859,103 +855,103 @@ Phase = Literal[
 
 
 class PhaseEntered(TypedDict):
-    """That a phase was entered."""
+    """The begin of a phase."""
 
-    # When.
+    # When the phase began.
     at_ms: float
-    # Which.
+    # The phase that began.
     phase: Phase
 
 
 class PlannedLink(TypedDict):
     """A connection that would carry a migration."""
 
-    # Bytes a second that it carried when it had enough to do last.
+    # Its rate in bytes a second when it was last fully used.
     bytes_per_second: NotRequired[int | None]
-    # The end here.
+    # Address at this host.
     local: str
-    # The end there.
+    # Address at the other host.
     remote: str
-    # The newest round trip in microseconds.
+    # The latest round trip, in microseconds.
     round_trip_us: NotRequired[int | None]
 
 
 class PlannedMachine(TypedDict):
-    """A VM that would go along with its volumes."""
+    """A VM that would move with its volumes."""
 
-    # How long an idle one would stand still at least, by the round trip that was measured, in milliseconds.
+    # Least downtime of an idle VM, by the measured round trip, in milliseconds.
     least_downtime_ms: NotRequired[float | None]
-    # How long it may stand still, in milliseconds.
+    # Longest downtime that it may have, in milliseconds.
     max_downtime_ms: int
-    # Its memory in bytes; null: its QEMU does not say.
+    # Its memory in bytes; null: its QEMU does not report it.
     memory_bytes: NotRequired[int | None]
-    # Its name.
+    # Name of the VM.
     name: str
 
 
 class PlannedVolume(TypedDict):
     """A volume that would move."""
 
-    # Bytes that are free there now; null: the store does not say.
+    # Free bytes at the target now; null: the store does not report it.
     free_bytes: NotRequired[int | None]
-    # Bytes of its image that hold something: what would be copied at most.
+    # Allocated bytes of its image: the most that would be copied.
     held_bytes: int
-    # Its name.
+    # Name of the volume.
     name: str
-    # Whether an image of an earlier stay is there, so that only what was written since would be sent.
+    # Whether the target has a kept image of the volume, so that only later writes would be sent.
     replica: NotRequired[bool]
-    # Whether this host has the target's folder as well, so that blocks would be written straight there.
+    # Whether this host can open the target's folder, so that blocks would be written there directly.
     shared: NotRequired[bool]
-    # Its size in bytes.
+    # Size of the volume in bytes.
     size_bytes: int
-    # Where it is.
+    # The image that it leaves.
     source: ImageLocation
     target: NotRequired[ImageLocation | None]
 
 
 class Problem(TypedDict):
-    """Something that a daemon is to do and does not."""
+    """Something that a daemon should do and does not."""
 
-    # What it is, for people.
+    # The problem with its reason, as text.
     message: str
-    # Name of the volume, or number of the migration; null of what there is one of.
+    # Name of the volume, or number of the migration; null for other parts.
     name: NotRequired[str | None]
-    # What has it.
+    # The part of the daemon with the problem.
     part: Part
 
 
 class PromoteVolume(TypedDict):
-    """Takes over a volume that another host has prepared here, without hearing from that host."""
+    """Makes this host the owner of a volume whose source or former owner does not answer."""
 
-    # Without a ticket. **N.B.** If the other host goes on with the volume, there are two of it from then on. With
-    # `without_missing`: although what is missing still comes.
+    # Promotes without a ticket. **N.B.** If the other host keeps serving the volume, there are two copies of it. With
+    # `without_missing`: even while missing blocks still arrive.
     force: NotRequired[bool]
-    # Of a volume that is `unconfirmed`, for the journal was put back from a backup: it is this host's. **N.B.** If
-    # another host has it, there are two of it from then on. With `force`: although another host, or an image, says
-    # otherwise.
+    # For an `unconfirmed` volume of a restored journal: it belongs to this host. **N.B.** If another host has it, there
+    # are two copies of it. With `force`: even if another host or the image contradicts.
     restored: NotRequired[bool]
-    # With `restored`, of a volume on a device or an export: how many bytes it has. It may have grown since the backup,
-    # and the device has room for more.
+    # With `restored`, for a volume on a device or an export: its size in bytes. It may have grown since the backup, and
+    # the device may be larger.
     size_bytes: NotRequired[int | None]
-    # What the other host prints once it has released the volume: nobody else has it then.
+    # The ticket that the other host prints once it has released the volume. It proves that no other host has the
+    # volume.
     ticket: NotRequired[str | None]
-    # Of a volume that works here and whose former host, which has the rest of it, is lost: clients that read what is
-    # missing get I/O errors from now on, and wait for it no longer. **N.B.** For good: it is not fetched any more.
+    # For an incomplete volume whose former host is lost: reads of missing blocks become I/O errors instead of waiting.
+    # **N.B.** This is final: the blocks are never fetched.
     without_missing: NotRequired[bool]
 
 
 class QueuePlace(TypedDict):
     """A place in the queue of migrations that wait for their turn."""
 
-    # Its place; 1 is the first.
+    # Its place in the queue, where 1 is the first.
     place: int
-    # What it waits for: a limit of the configuration, and what has reached it.
+    # The limit of the configuration that it waits for, with the migrations that have reached it.
     reason: str
-    # How many wait.
+    # Number of migrations in the queue.
     waiting: int
 
 
-# Where a rate is from.
+# The origin of a rate.
 RateOrigin = Literal[
     "ordered",
     "measured",
@@ -964,138 +960,138 @@ RateOrigin = Literal[
 
 
 class Readiness(TypedDict):
-    """Whether a daemon does all that it is to do."""
+    """The problems of a daemon."""
 
-    # What is in the way.
+    # Everything that the daemon should do and does not.
     problems: list[Problem]
-    # Whether it does: nothing is in the way.
+    # Whether there are no problems.
     ready: bool
-    # What somebody should look at: it is in the way of nothing yet, or of what other hosts bring.
+    # Conditions that need attention, but leave the daemon ready.
     warnings: NotRequired[list[Problem]]
 
 
 class Recording(TypedDict):
-    """What was recorded of a migration."""
+    """The recording of a migration."""
 
     after: NotRequired[GuestFigures | None]
-    # Bytes a second that might be copied; null: as fast as it went.
+    # Limit of the copying in bytes a second; null: no limit.
     bandwidth_bytes_per_second: NotRequired[int | None]
     before: NotRequired[GuestFigures | None]
-    # What was decided, counted.
+    # Counts of the decisions for writes and chunks.
     decisions: Decisions
     during: NotRequired[GuestFigures | None]
     # When it ended; null while it is under way, or if the daemon ended first.
     ended_ms: NotRequired[float | None]
-    # Longest that a guest's write might be held, or wait for the target.
+    # Longest time that a guest's write might be held, in milliseconds.
     mirror_wait_max_ms: float
-    # Phases in the order in which they were entered; copying is entered at 0.
+    # The phases in their order; copying begins at 0.
     phases: list[PhaseEntered]
-    # The rounds that it took, if it was copied in rounds.
+    # The ended rounds, if it was copied in rounds.
     rounds: NotRequired[list[Round]]
-    # What guests did and what was copied, in order of time. Those of a long migration are longer, not more.
+    # Guests' requests and copied bytes, in order of time. A long migration has longer samples, not more.
     samples: list[HistorySample]
     # Size of the volume in bytes.
     size_bytes: int
-    # How it was copied: `mirror`, `tracking`.
+    # The strategy, for example `mirror` or `tracking`.
     strategy: str
-    # Times in which guest writes did not go to the target.
+    # Times in which guest writes were not sent to the target.
     suspensions: list[Suspension]
-    # What was waited for while nothing was written to the target, and how long altogether.
+    # The reasons of waits in which nothing was written to the target, with their total time.
     waits: list[Waited]
 
 
 class RedeemGrant(TypedDict):
-    """Redeems an invitation."""
+    """Redeems an access token."""
 
-    # Digest of the public key by which the client is known from now on, 64 hexadecimal digits.
+    # Digest of the client's own public key, 64 hexadecimal digits, which has the role from now on.
     key: str
 
 
 class RemainingSeconds(TypedDict):
-    """When the copying is expected to end, counted from now."""
+    """Expected time until the copying ends, counted from now."""
 
-    # At the earliest.
+    # Earliest expected end, in seconds.
     earliest: float
-    # At the latest.
+    # Latest expected end, in seconds.
     latest: float
 
 
 class RemovedPeer(TypedDict):
-    """What has become of a host that was removed."""
+    """A host that was removed."""
 
-    # Digest of its public key.
+    # Digest of its public key, 64 hexadecimal digits.
     id: str
-    # What it was called here.
+    # Its former name at this host.
     name: str
 
 
 class RemovedVm(TypedDict):
-    """What has become of a VM that was removed."""
+    """A VM that was removed."""
 
-    # What it was called.
+    # Name of the removed VM.
     name: str
-    # The volumes that were its disks; they stay.
+    # Names of the volumes that were its disks; they stay.
     volumes: list[str]
 
 
 class RemovedVolume(TypedDict):
-    """What has become of a removed volume."""
+    """A removed volume, and what was done with its image."""
 
-    # The host that has the volume: only clients were forwarded from here.
+    # The host that has the volume, if this host only forwarded clients.
     host: NotRequired[str | None]
     # Absolute path of its image, or the URI of the export that holds it; empty if that is at another host.
     image: str
-    # What was done with the image.
+    # The fate of its image.
     image_fate: ImageFate
     kept_because: NotRequired[KeptBecause | None]
-    # Its name.
+    # Name of the removed volume.
     name: str
 
 
 class Replica(TypedDict):
-    """An image that a volume left behind when it moved, and that was kept. It is fenced: nothing is served from it."""
+    """A kept image that a volume has left when it moved. It is fenced: nothing is served from it."""
 
     # Bytes that it takes in its store; null for a device or an export.
     allocated_bytes: NotRequired[int | None]
-    # How the volume's bytes lie in it.
+    # The format of the image.
     format: ImageFormat
     # Absolute path of the file or device, or the URI of the export.
     image: str
-    # When it was left, in milliseconds since 1970; null if that is not known.
+    # When the volume has left it, in milliseconds since 1970; null if that is not known.
     kept_unix_ms: NotRequired[int | None]
-    # What it is.
+    # Whether it is a file, a device or an export.
     kind: ImageKind
-    # The migration that left it, for example `m7`: it holds what the volume was then.
+    # The migration that has left it, for example `m7`. It holds the volume's content at that handover.
     migration: str
-    # Whether the volume's way home from another host begins with it: only what was written since is sent then.
+    # Whether a return of the volume can reuse it, so that only later writes are sent.
     shortens_return: bool
     # Size of the volume in bytes; null if that is not known.
     size_bytes: NotRequired[int | None]
     # Name of the store that it is in; null for an image that was served in place.
     store: NotRequired[str | None]
-    # Name of the volume.
+    # Name of the volume that has left it.
     volume: str
     # Where the volume went: a store, or `HOST:STORE` of another host; null if the daemon has forgotten that.
     went_to: NotRequired[str | None]
 
 
 class ReplicaUsed(TypedDict):
-    """An old image of the volume at the other host, with which a migration began."""
+    """A kept image of the volume at the other host, which the migration reuses."""
 
-    # Bytes that the volume held when it began: what would have been looked at otherwise.
+    # Allocated bytes of the volume at the beginning: what would have been copied otherwise.
     bytes_held: int
-    # Of these, those that the other host had already. Guest writes meanwhile make it less.
+    # Of these, the bytes that the other host had already. Guest writes during the migration reduce them.
     bytes_spared: int
 
 
 class ResizeVolume(TypedDict):
     """Makes a volume larger; it never becomes smaller."""
 
-    # Its new size in bytes, a multiple of 4096. What is new reads as zeroes. The size that it has is a success.
+    # The new size in bytes, a multiple of 4096. The new part reads as zeroes. An order for the present size succeeds.
     size_bytes: int
 
 
-# What somebody may do who uses the API over TLS. Each role may do what those before it may.
+# The rights of a user of the API over TLS. Each role includes the roles before it.
 Role = Literal[
     "read",
     "operate",
@@ -1104,44 +1100,44 @@ Role = Literal[
 
 
 class Round(TypedDict):
-    """A round of a volume that is tracked."""
+    """An ended round of a volume that is copied in rounds."""
 
-    # Blocks that were copied in it.
+    # Number of blocks that were copied in this round.
     blocks: int
-    # Bytes that were written to the target for them.
+    # Bytes that were written to the target for these blocks.
     bytes: int
-    # Bytes of blocks that guests wrote meanwhile, which are left to the next round.
+    # Bytes of blocks that guests have written meanwhile, which are left to the next round.
     dirtied: int
-    # Bytes of blocks that guests write again and again, which it has put off for a later round.
+    # Bytes of hot blocks, which guests write again and again, that were put off to a later round.
     put_off: NotRequired[int]
-    # How long it took.
+    # Duration of the round in seconds.
     seconds: float
-    # Which volume of the migration, from 0.
+    # Position of the volume in the migration, counted from 0.
     volume: int
 
 
 class SetGrant(TypedDict):
-    """Changes what somebody may do."""
+    """Changes the role of a user."""
 
-    # What he may do from now on.
+    # The new role of the user.
     role: Role
 
 
 class SetMigration(TypedDict):
     """Changes a migration that is under way."""
 
-    # How much may be copied, in bytes a second; `null`, which must be said: as fast as it goes.
+    # New limit of the copying in bytes a second; an explicit `null` removes the limit.
     bandwidth_bytes_per_second: int | None
 
 
 class SetPeer(TypedDict):
-    """Changes what another host is trusted with."""
+    """Changes the permissions of another host."""
 
     # Whether it may bring VMs, which run on this one.
     allow_machines: bool
 
 
-# Whether a store of another host is written to over the link only.
+# Whether a store of another host may be written to directly.
 SharedTarget = Literal[
     "auto",
     "never",
@@ -1149,87 +1145,85 @@ SharedTarget = Literal[
 
 
 class StopVm(TypedDict):
-    """Stops a VM."""
+    """Stops a VM that runs."""
 
-    # Cut its power, rather than pressing its power button.
+    # Cut its power at once, instead of pressing its power button.
     now: NotRequired[bool]
-    # How long its guest may take to shut down, in seconds; then its power is cut. null: a minute.
+    # Seconds that its guest may take to shut down before its power is cut. null: 60.
     wait_s: NotRequired[int | None]
 
 
 class Store(TypedDict):
-    """A place that holds images. A folder holds any number of them; a device, and the export of another NBD server,
-    one.
-    """
+    """A place for images. A folder holds any number of images; a device, and the export of another NBD server, one."""
 
-    # What would serve guests better there, for people; null: nothing is known.
+    # Advice that would make guests faster there, as text; null: there is none.
     advice: NotRequired[str | None]
     # Bytes that volumes may still use; 0 while the store has a problem, and of an export.
     bytes_free: int
-    # Bytes that its volumes have together as their clients see them. More than `bytes_total`: there is not room for all
-    # of them at once.
+    # Total size of its volumes, as their clients see it. If it exceeds `bytes_total`, the store cannot hold all of
+    # their data.
     bytes_provisioned: NotRequired[int]
     # Size of the file system or device in bytes; 0 while the store has a problem, and of an export.
     bytes_total: int
-    # How the configuration slows the store down, or has it fail, on purpose, for people; null: it does not.
+    # How the configuration slows the store down or makes it fail on purpose, as text; null: it does not.
     impairment: NotRequired[str | None]
-    # What it is.
+    # Whether it is a folder, a device or an export.
     kind: NotRequired[StoreKind]
-    # Name in the configuration.
+    # Its name in the configuration.
     name: str
-    # What keeps a device or an export from taking a volume; null: nothing, or it is a folder.
+    # Why a device or an export cannot take a volume; null: it can, or it is a folder.
     occupied: NotRequired[str | None]
     # Absolute path of the folder or device, or the URI of the export.
     path: str
     # Why the store cannot be used; null if it can.
     problem: NotRequired[str | None]
-    # Names of images in the folder that belong to no volume, migration or kept copy that the daemon knows: its data
-    # folder was lost, or somebody put or left them there.
+    # Names of images in the folder that belong to no known volume, migration or kept copy. Either the data folder was
+    # lost, or a user has put them there.
     unknown_images: NotRequired[list[str]]
     # Number of volumes whose image is here.
     volumes: int
 
 
 class StoreContent(TypedDict):
-    """What lies in a store."""
+    """The content of a store."""
 
-    # What was found, by name; of a device or an export what is in it, as one file.
+    # The files, by name. The content of a device or an export counts as one file.
     files: list[StoreFile]
-    # Files that were not looked at, because there are too many.
+    # Number of files that were left out, because there are too many.
     files_left_out: int
-    # What the store is.
+    # Whether the store is a folder, a device or an export.
     kind: StoreKind
     # Absolute path of the folder or device, or the URI of the export.
     path: str
-    # Why nothing is known of what lies there; null: it was looked at.
+    # Why the store could not be read; null: it was read.
     problem: NotRequired[str | None]
-    # Name of the store.
+    # Its name in the configuration.
     store: str
 
 
 class StoreFile(TypedDict):
     """A file in a store."""
 
-    # Bytes that it takes in the store; null for what is no file.
+    # Bytes that it takes in the store; null for devices and exports.
     allocated_bytes: NotRequired[int | None]
     format: NotRequired[ImageFormat | None]
-    # The migration that fills it, or that left it.
+    # The migration that fills it, or that has left it.
     migration: NotRequired[str | None]
     # When it was last written to, in milliseconds since 1970; null if that is not known.
     modified_unix_ms: NotRequired[int | None]
-    # Its name in the folder; what is no UTF-8 is replaced. Of a device or an export its path or URI.
+    # Its name in the folder, with replacements for bytes that are not UTF-8. For a device or an export its path or URI.
     name: str
-    # What else is to be known of it, for people.
+    # Further information about it, as text.
     note: NotRequired[str | None]
-    # What it is.
+    # The role of the file.
     role: FileRole
     # Size of the disk in bytes, as a guest would see it; null if that is not known.
     size_bytes: NotRequired[int | None]
-    # The volume that it is of, as far as that is known.
+    # Name of the volume that it belongs to, if that is known.
     volume: NotRequired[str | None]
 
 
-# What a store is.
+# The kind of a store.
 StoreKind = Literal[
     "folder",
     "device",
@@ -1247,63 +1241,63 @@ Strategy = Literal[
 
 
 class Suspension(TypedDict):
-    """A time in which guest writes did not go to the target, as far as the samples show."""
+    """A time in which guest writes were not sent to the target, by the samples."""
 
-    # When it was seen first.
+    # Begin of its first sample.
     at_ms: float
-    # When it was over; null if it never was.
+    # Its end; null if it did not end.
     ended_ms: NotRequired[float | None]
-    # Why.
+    # The reason, as text.
     reason: str
 
 
 class SwitchOver(TypedDict):
-    """How long the guest was held at the switch-over, in milliseconds. The parts add up to the whole."""
+    """How long the guest was held at the switch-over, in milliseconds. The parts add up to the total."""
 
-    # Waiting for the guest requests in flight.
+    # Time until the guest requests in flight had ended.
     drain_ms: float
-    # From the first request that was held to the opening of the gate.
+    # Total time, from the first held request to the opening of the gate.
     gate_closed_ms: float
-    # Making the new ownership durable.
+    # Time to make the new ownership durable.
     own_ms: float
-    # Flushing both stores, and making the target's promise durable.
+    # Time to flush both stores and to make *prepared* durable at the target.
     prepare_ms: float
-    # Making the release durable: the commit point.
+    # Time to make the release durable: the commit point.
     release_ms: float
-    # Changing the store below the gate, trying it, and opening the gate.
+    # Time to change the store below the gate, try a read, and open the gate.
     start_ms: float
 
 
 class Vm(TypedDict):
-    """A VM."""
+    """A VM of the host."""
 
     # When it was added here, in milliseconds since 1970.
     added_unix_ms: int
-    # Its definition, as it was written, or as another host would be given it; null: it has none.
+    # Its definition as it was written, or, for an adopted VM, as another host would get it; null: it has none.
     definition: NotRequired[str | None]
-    # What runs it, with its version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; null while it does not run.
+    # Its hypervisor with the version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; null while it does not run.
     hypervisor: NotRequired[str | None]
-    # What libvirt calls it; null: it is no domain of libvirt.
+    # Name of its domain in libvirt; null: it is not a domain of libvirt.
     libvirt_domain: NotRequired[str | None]
-    # Absolute path of the file with what QEMU says; null: Sterna has not started it.
+    # Absolute path of the file with QEMU's output; null: Sterna has not started it.
     log: NotRequired[str | None]
-    # Why it is so, or what QEMU said last; null if there is nothing to say.
+    # The reason of its state, or QEMU's last output; null if there is none.
     message: NotRequired[str | None]
     # Absolute path of its monitor's socket, or of libvirt's. The daemon is connected to a monitor; QEMU serves one
     # client at a time.
     monitor: str
-    # Its name.
+    # Its name, unique at this host.
     name: str
-    # QEMU's process; null while there is none.
+    # Number of QEMU's process; null while there is none.
     process: NotRequired[int | None]
-    # What it does.
+    # Whether the VM runs at present.
     state: VmState
-    # The volumes that are its disks, by name.
+    # Names of the volumes that are its disks.
     volumes: list[str]
     whole_move: NotRequired[WholeMove | None]
 
 
-# What a VM does.
+# The state of a VM.
 VmState = Literal[
     "stopped",
     "starting",
@@ -1321,56 +1315,56 @@ class Volume(TypedDict):
 
     # When it was added to the host, in milliseconds since 1970.
     added_unix_ms: int
-    # Bytes that its image takes in the store; null if the store does not say.
+    # Bytes that its image takes in the store; null if the store does not report it.
     allocated_bytes: NotRequired[int | None]
-    # Bytes per block of its chronicle and of migrations.
+    # Block size of its chronicle and its migrations, in bytes.
     block_size_bytes: int
-    # Clients that are connected at other hosts, which lead them here.
+    # Clients that are connected at other hosts, which forward them here.
     clients_elsewhere: NotRequired[list[ClientsElsewhere]]
     creation: NotRequired[VolumeCreation | None]
     filling: NotRequired[VolumeFilling | None]
-    # How its bytes lie in its image.
+    # The format of its image.
     format: ImageFormat
-    # How often it has changed hands, counted from 0.
+    # Number of handovers of the volume, counted from 0.
     generation: int
-    # The other host that has it, of a volume that is only forwarded here.
+    # The other host that has the volume, if it is only forwarded here.
     host: NotRequired[str | None]
-    # Its identity, 32 hexadecimal digits: the same wherever it moves. Empty while it is being created.
+    # Its identity, 32 hexadecimal digits, the same at every host. Empty while the volume is being created.
     id: str
     # Absolute path of its image, or the URI of the export that holds it.
     image: str
-    # What its image is.
+    # Whether its image is a file, a device or an export.
     kind: ImageKind
-    # Why it is not being served; null while it is.
+    # Why it is not served; null while it is.
     message: NotRequired[str | None]
-    # The migration under way.
+    # Identity of its migration under way.
     migration: NotRequired[str | None]
-    # Its name, and that of its export.
+    # Its name, which is also the name of its export.
     name: str
     # Whether clients may only read.
     read_only: bool
-    # Size in bytes.
+    # Its size in bytes, as clients see it.
     size_bytes: int
     # Absolute path of the unix socket in `uri`; it stays the same across moves and restarts.
     socket: str
-    # Whether it is being served.
+    # Whether it is served, or why not.
     state: VolumeState
     statistics: NotRequired[VolumeStatistics | None]
     # The store that holds its image; null for an image that is served in place, or if another host has it.
     store: NotRequired[str | None]
-    # What NBD clients of other hosts connect to; null: the volume has no port.
+    # The URI for NBD clients of other machines; null: the volume has no port.
     tcp_uri: NotRequired[str | None]
-    # What NBD clients connect to.
+    # The URI that NBD clients connect to.
     uri: str
 
 
 class VolumeAtWork(TypedDict):
-    """A volume, and what its guests do at present."""
+    """A volume, with the present load of its guests."""
 
     activity: NotRequired[Activity | None]
-    # Bytes that its image takes in the store; some seconds old. null: nobody says.
+    # Bytes that its image takes in the store, some seconds old; null: unknown.
     allocated_bytes: NotRequired[int | None]
-    # Clients at other hosts, which lead them here.
+    # Number of clients that other hosts forward here.
     clients_elsewhere: int
     # NBD connections at this host.
     connections: int
@@ -1378,73 +1372,73 @@ class VolumeAtWork(TypedDict):
     # Requests that failed since the daemon began to serve it.
     errors: int
     filling: NotRequired[VolumeFilling | None]
-    # How its bytes lie in its image.
+    # The format of its image.
     format: ImageFormat
-    # The other host that has it.
+    # The other host that has the volume.
     host: NotRequired[str | None]
     # Absolute path of its image, or the URI of the export that holds it.
     image: str
-    # What its image is.
+    # Whether its image is a file, a device or an export.
     kind: ImageKind
-    # What the latest of them failed by.
+    # The latest error of a request.
     last_error: NotRequired[str | None]
-    # Why it is not being served; null while it is.
+    # Why it is not served; null while it is.
     message: NotRequired[str | None]
-    # The migration under way.
+    # Identity of its migration under way.
     migration: NotRequired[str | None]
-    # Its name.
+    # Name of the volume.
     name: str
     # Whether clients may only read.
     read_only: bool
-    # Size in bytes.
+    # Its size in bytes.
     size_bytes: int
-    # Whether it is being served.
+    # Whether it is served, or why not.
     state: VolumeState
     # The store that holds its image; null for one that is served in place, or if another host has it.
     store: NotRequired[str | None]
 
 
 class VolumeCreation(TypedDict):
-    """How far a volume's creation has come."""
+    """Progress of the creation of a volume."""
 
-    # Bytes of the given image that have been looked at, holes included.
+    # Bytes of the given image that were read so far, holes included.
     bytes_done: int
     # Size of the given image in bytes.
     bytes_total: int
 
 
 class VolumeFilling(TypedDict):
-    """How far a volume is that works here, and has not come as a whole (`post-copy`, `three-phase`)."""
+    """An incomplete volume that is served here, after `post-copy` or `three-phase`."""
 
     # Bytes that were missing when it was handed over.
     bytes_at_handover: int
-    # Bytes that have not come.
+    # Bytes that are still missing.
     bytes_missing: int
-    # Bytes that need not come any more: a client has written others.
+    # Bytes that need not be fetched, because clients have overwritten them.
     bytes_overwritten: int
-    # Bytes that have come because a client waited for them.
+    # Bytes that were fetched because a client waited for them.
     bytes_pulled: int
-    # Bytes that have come in the background.
+    # Bytes that were fetched in the background.
     bytes_pushed: int
-    # Missing bytes that the other host cannot read: clients that do get I/O errors. They are tried again.
+    # Missing bytes that the other host cannot read. Clients that read them get I/O errors. They are tried again.
     bytes_unreadable: int
-    # The host that has the rest, by name. Without it, and its image, that is lost.
+    # Name of the host that has the missing blocks. If that host or its image is lost, they are lost.
     host: str
-    # Whether what is missing was given up (`volume promote --without-missing`).
+    # Whether the missing blocks were given up (`volume promote --without-missing`).
     is_given_up: bool
-    # Where it is missing, in order; the first 256 places.
+    # The first 256 missing ranges, in order.
     ranges: list[MissingRange]
-    # Reads of a VM that got an I/O error because the other host did not answer in time: it is stopped by that, and goes
-    # on by itself.
+    # Reads that got an I/O error because the other host did not answer in time. QEMU stops the VM on such errors, and
+    # Sterna resumes it by itself.
     reads_refused: NotRequired[int]
-    # Requests of clients that wait for what is missing.
+    # Requests of clients that wait for missing blocks.
     requests_waiting: int
-    # Why nothing comes; null if something does.
+    # Why nothing is fetched at present; null while blocks arrive.
     waits_for: NotRequired[str | None]
 
 
 class VolumeSourceCreate(TypedDict):
-    """A new image in a store. Removing the volume deletes it; what is on a device or a server stays there."""
+    """A new image in a store. Removing the volume deletes the image, but not the content of a device or an export."""
 
     format: NotRequired[ImageFormat | None]
     # Absolute path of an image that is copied in, in any format; null: the volume reads as zeroes.
@@ -1452,21 +1446,21 @@ class VolumeSourceCreate(TypedDict):
     kind: Literal["create"]
     # Size in bytes, a multiple of 512; null: that of `image`, rounded up to 4,096.
     size_bytes: NotRequired[int | None]
-    # The store; null: the only one there is.
+    # Name of the store; null: the only one.
     store: NotRequired[str | None]
 
 
 class VolumeSourceAdd(TypedDict):
-    """An image that is served where it is; removing the volume leaves it. One of `image`, `device` and `nbd` is
-    given.
+    """An existing image that is served in place. Removing the volume leaves the image. Exactly one of `image`,
+    `device` and `nbd` is given.
     """
 
     # Absolute path of a block device.
     device: NotRequired[str | None]
-    # Also from a device or an export that holds what a migration left there.
+    # Allow a device or an export that holds an old copy which a migration has left.
     fenced: NotRequired[bool]
     format: NotRequired[ImageFormat | None]
-    # Absolute path of a file.
+    # Absolute path of an image file.
     image: NotRequired[str | None]
     kind: Literal["add"]
     # URI of the export of another NBD server.
@@ -1474,8 +1468,8 @@ class VolumeSourceAdd(TypedDict):
 
 
 class VolumeSourceImport(TypedDict):
-    """An image that lies in a store and belongs to nothing. It is the volume's from then on, and its file gets the
-    volume's name; nothing is copied. Removing the volume leaves it.
+    """An unclaimed image in a store. It becomes the volume's image, and its file gets the volume's name; nothing is
+    copied. Removing the volume leaves it.
     """
 
     # Name of the file in it.
@@ -1486,7 +1480,7 @@ class VolumeSourceImport(TypedDict):
     store: str
 
 
-# Whether a volume is being served.
+# Whether a volume is served, or why not.
 VolumeState = Literal[
     "creating",
     "waiting",
@@ -1500,23 +1494,23 @@ VolumeState = Literal[
 
 
 class VolumeStatistics(TypedDict):
-    """What a volume's guest has done since the daemon began to serve it."""
+    """Requests of a volume's guests since the daemon began to serve it."""
 
-    # Bytes read.
+    # Bytes that guests have read.
     bytes_read: int
-    # Bytes written.
+    # Bytes that guests have written.
     bytes_written: int
     # NBD connections at this moment.
     connections: int
     # Name of the I/O engine: `io_uring` or `threads`.
     engine: str
-    # Requests that failed.
+    # Number of requests that failed.
     errors: int
-    # Number of flushes.
+    # Number of flush requests.
     flushes: int
-    # What the latest of them failed by; null: none has.
+    # The latest error of a request; null: no request has failed.
     last_error: NotRequired[str | None]
-    # Number of reads.
+    # Number of read requests.
     reads: int
     # Requests in flight at this moment.
     requests_in_flight: int
@@ -1525,31 +1519,31 @@ class VolumeStatistics(TypedDict):
 
 
 class Waited(TypedDict):
-    """What a migration waited for while it stood still, as far as the samples show."""
+    """A reason for which a migration waited, by the samples."""
 
-    # What.
+    # The reason of the waits, as text.
     reason: str
-    # How long altogether, in milliseconds.
+    # Total time of these waits, in milliseconds.
     total_ms: float
 
 
 class WaitingFor(TypedDict):
-    """Something that is waited for."""
+    """The reason why a migration waits."""
 
-    # What.
+    # The reason as text.
     reason: str
-    # Milliseconds before something else is done; none: it waits as long as it takes.
+    # Milliseconds until the wait is given up; null: it has no limit.
     remaining_ms: NotRequired[int | None]
 
 
 class WholeMove(TypedDict):
-    """What a move to another host would make of a VM that somebody else has started."""
+    """Whether an adopted VM can move to another host as a whole."""
 
-    # What would not go along; its guest sees nothing of it.
+    # Parts of its command that would stay behind; its guest does not notice them.
     left_behind: list[str]
-    # What keeps it from moving as a whole, and what to do; null: nothing.
+    # The obstacle, with what to do about it; null: the VM can move.
     obstacle: NotRequired[str | None]
 
 
-# Where a new volume's bytes come from.
+# Where the content of a new volume comes from.
 VolumeSource = VolumeSourceCreate | VolumeSourceAdd | VolumeSourceImport
