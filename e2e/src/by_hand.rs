@@ -1,5 +1,5 @@
-//! A VM that is started by hand, with a plain image file and without Sterna. Its console connects to the test, whichever host
-//! runs it.
+//! A VM that is started by hand, with a plain image file and without Sterna. Its console connects to the
+//! test, whichever host runs it.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};

@@ -47,8 +47,8 @@ const BY_HAND: [&str; 12] = [
 /// Name of the second disk in the guest.
 const DATA: &str = "vdb";
 
-/// Plays rounds and reports each to `told`. Returns how many of Sterna's orders succeeded and were refused; `None` if this
-/// machine lacks something.
+/// Plays rounds and reports each to `told`. Returns how many of Sterna's orders succeeded and were refused; `None`
+/// if this machine lacks something.
 ///
 /// # Errors
 /// If data is lost; the message has the round.

@@ -49,8 +49,8 @@ pub struct Libvirtd {
 }
 
 impl Libvirtd {
-    /// Starts libvirtd with its sockets in the folder of `host`. If the machine lacks it, reports the omission and returns
-    /// `None`.
+    /// Starts libvirtd with its sockets in the folder of `host`. If the machine lacks it, reports
+    /// the omission and returns `None`.
     ///
     /// # Errors
     /// If it does not start.

@@ -66,8 +66,8 @@ pub fn play_pair_with_data_disks(bytes: u64, test: impl FnOnce(&mut Pair) -> any
     play(Pair::with_data_disks(bytes), test);
 }
 
-/// Runs it as [`play_pair`], with hosts that search for each other's store `a` in a folder `far`, which `set` makes before the
-/// daemons start.
+/// Runs it as [`play_pair`], with hosts that search for each other's store `a` in a folder `far`, which `set`
+/// makes before the daemons start.
 ///
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
@@ -108,8 +108,8 @@ impl Pair {
         Self::of(host()?, host()?, "[hosts]\n")
     }
 
-    /// Makes them as [`Pair::new`], with data folders on disks of their own, which a test may fill. Without root they are
-    /// ordinary folders.
+    /// Makes them as [`Pair::new`], with data folders on disks of their own, which a test may fill. Without
+    /// root they are ordinary folders.
     ///
     /// # Errors
     /// Those of [`Pair::new`].
@@ -199,8 +199,8 @@ impl Pair {
         hosts.iter_mut().try_for_each(|(host, _)| host.start())
     }
 
-    /// Waits for the end of the migration `departure` of `alpha`, whose volumes have returned. It must report that, and leave
-    /// nothing at `beta`.
+    /// Waits for the end of the migration `departure` of `alpha`, whose volumes have returned. It must report that,
+    /// and leave nothing at `beta`.
     ///
     /// # Errors
     /// If that is not the case.

@@ -230,8 +230,8 @@ impl Round {
         Ok(())
     }
 
-    /// The administrator decides: the volume is here, if that is true; or, if all hosts could be asked, wrongly that no other
-    /// host has it.
+    /// The administrator decides: the volume is here, if that is true; or, if all hosts could be asked, wrongly that
+    /// no other host has it.
     fn people_say(&mut self, host: usize, all_are_there: bool) -> anyhow::Result<()> {
         let shown = self.hosts[host].sterna(["volume", "show", "v", "--json"])?;
         let waits = shown.code == 0 && shown.json::<Volume>()?.state == VolumeState::Unconfirmed;

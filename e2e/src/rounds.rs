@@ -5,8 +5,8 @@
 //!   guest: ───── works, reconnects whenever its daemon has ended ─────────────────────────► compares its whole disk
 //! ```
 //! With an even seed the guest connects to either host, and finds the volume at its owner. With an odd seed the first host serves
-//! it for good, and the guest knows no other host. A VM moves as a whole. It checks its reads meanwhile, and its whole disk at
-//! the end.
+//! it for good, and the guest knows no other host. A VM moves as a whole. It checks its reads meanwhile, and its
+//! whole disk at the end.
 
 mod fault;
 mod foreign;

@@ -1,5 +1,5 @@
-//! A VM that Sterna starts and moves. Its guest works on its disk and checks it. Its console connects to the test, whichever host
-//! runs it.
+//! A VM that Sterna starts and moves. Its guest works on its disk and checks it. Its console connects to the
+//! test, whichever host runs it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;

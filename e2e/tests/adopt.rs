@@ -1,4 +1,4 @@
-//! An image that somebody has: served where it is, then moved into a store while its guest works.
+//! Tests of a user's image that is served in place, then moved into a store while its guest works.
 
 use std::num::NonZeroU64;
 use std::path::Path;
@@ -20,7 +20,7 @@ fn adopted_image_moves_into_a_store_and_the_original_is_kept_as_it_was() {
         let volume: Volume = scene.ask(&["volume", "add", "v", "--image", path])?;
         ensure!(volume.store.is_none() && Path::new(&volume.image) == image.canonicalize()?, "{volume:?}");
 
-        // A guest that has done its work: what the original must hold is known.
+        // The guest has ended its work, so the original's content is known.
         let address = scene.export()?;
         let mut client = Client::connect(&address, ClientOptions::default())?;
         let mut content = Content::new(DISK_BYTES, guest::BLOCK_BYTES, 1);
@@ -31,7 +31,7 @@ fn adopted_image_moves_into_a_store_and_the_original_is_kept_as_it_was() {
         scene.migrate("b")?;
         check_fenced(scene, &rested.content)?;
 
-        // Whatever the guest does from here on, the original stays.
+        // The original stays unchanged from here on.
         let rested_content = rested.content.clone();
         let guest = Guest::start(rested.client, rested.content, GuestOptions::default())?;
         scene.migrate("a")?;
@@ -40,7 +40,7 @@ fn adopted_image_moves_into_a_store_and_the_original_is_kept_as_it_was() {
     });
 }
 
-/// Checks that the original has its new name and its old content, and that its old name is gone.
+/// Checks that the original was renamed, with its content unchanged.
 fn check_fenced(scene: &Host, content: &Content) -> anyhow::Result<()> {
     ensure!(!scene.path("disk.raw").exists(), "something could start from the original");
     guest::verify_image(&scene.path("disk.raw.moved-m0"), content)

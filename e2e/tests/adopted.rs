@@ -1,5 +1,5 @@
-//! VMs that were started by hand, with plain images: adopted, moved whole to a host that has never seen them, and given
-//! back there with plain images. The guest works on its disk all the while and knows what it wrote.
+//! Tests of VMs that were started by hand with plain images: adopted, moved as a whole to another host, and released there with
+//! plain images. The guest checks its disk all the time.
 
 use std::path::{Path, PathBuf};
 
@@ -11,9 +11,9 @@ use e2e::{Host, Pair, Program, play_pair, until};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// What the guest does before, between and after moves.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 100;
-/// Words of what a clone stands on.
+/// QEMU's arguments for a clone's backing file.
 const BASE_WORDS: u64 = (4 << 20) / 8;
 
 #[test]
@@ -93,7 +93,7 @@ fn a_linked_clone_is_given_back_as_one_at_home_and_stands_alone_where_its_machin
             (0..BASE_WORDS).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
         std::fs::write(&base, &content)?;
         let tool = || Program::of_package("qemu-img", "qemu-utils");
-        // Named as Proxmox names it: by its place beside the clone.
+        // It is named relative to the clone, as by Proxmox.
         tool()
             .args(["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", &text(&clone)?])
             .run()?
@@ -139,7 +139,7 @@ fn a_machine_is_adopted_as_before_when_its_move_comes_to_nothing() {
     play_pair(|pair| {
         let machine = adopt(pair, "raw", &["-drive", "file=IMAGE,if=virtio,format=raw"])?;
         for killed in [false, true] {
-            // So slow that it does not end before it is ended.
+            // It is so slow that it does not end before it is cancelled.
             let slowly = ["migrate", NAME, "--to", "beta:a", "--bandwidth", "1MiB/s", "--detach"];
             let begun: Migration = pair.alpha.ask(&slowly)?;
             machine.console.work_on(REQUESTS)?;
@@ -153,7 +153,7 @@ fn a_machine_is_adopted_as_before_when_its_move_comes_to_nothing() {
             ensure!(ended.state != MigrationState::Moved, "{ended:?}");
             until("it is at one host, and adopted", || {
                 let (here, there) = (vm::vms(&pair.alpha)?, vm::vms(&pair.beta)?);
-                // Of one that leaves there is no such word.
+                // A leaving VM has no such message.
                 let is_adopted = |vm: &Vm| vm.state == VmState::Running && vm.whole_move.is_some();
                 Ok((there.is_empty() && matches!(here.as_slice(), [vm] if is_adopted(vm))).then_some(()))
             })?;
@@ -185,7 +185,7 @@ fn move_whole(machine: &ByHand, from: &Host, to: &Host, words: &[&str]) -> anyho
     machine.console.work_on(REQUESTS)
 }
 
-/// Gives the VM its disk back, lets it work on it, and compares the image with what the guest knows.
+/// Releases the VM, lets it work, and compares the image with the guest's knowledge.
 fn release(machine: &ByHand, scene: &Host, store: &str, format: &str) -> anyhow::Result<()> {
     let released: Vm = scene.ask(&["vm", "release", NAME])?;
     ensure!(released.state == VmState::Running, "{released:?}");
@@ -202,12 +202,12 @@ fn release(machine: &ByHand, scene: &Host, store: &str, format: &str) -> anyhow:
     vm::verify_image(machine.console.options(), machine.console.verdict()?, &image)
 }
 
-/// The guest shuts down, and QEMU writes what it has not written yet.
+/// Shuts the guest down, so that QEMU writes its cache.
 fn until_ended(process: u32) -> anyhow::Result<()> {
     until("QEMU has ended", || Ok(open_files(process).map_or(true, |files| files.is_empty()).then_some(())))
 }
 
-/// Looks whether an image is a whole one that its tools can read; returns a raw copy.
+/// Checks an image with QEMU's tools, and returns a raw copy.
 fn compare(image: &Path, format: &str) -> anyhow::Result<PathBuf> {
     let path = image.to_str().context("a folder that is not UTF-8")?;
     let tool = || Program::of_package("qemu-img", "qemu-utils");

@@ -1,4 +1,4 @@
-//! Clients that vanish, speak garbage or come in crowds; commands that come at the wrong time.
+//! Tests of clients that vanish, send garbage or come in crowds, and of commands at the wrong time.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
@@ -42,7 +42,7 @@ fn garbage_on_the_sockets_does_not_disturb_a_guest_whose_disk_moves() {
         for seed in 0..GARBAGE_CLIENTS {
             for socket in [volume.socket.as_ref(), api.path()] {
                 let mut stream = UnixStream::connect(socket)?;
-                // A daemon that has heard enough may close the connection.
+                // The daemon may close the connection early.
                 let _ = stream.write_all(&garbage(seed));
             }
         }
@@ -54,10 +54,10 @@ fn garbage_on_the_sockets_does_not_disturb_a_guest_whose_disk_moves() {
     });
 }
 
-/// Bytes without sense, after a beginning that makes some sense for every other one.
+/// Returns garbage. Every other one has a valid beginning.
 fn garbage(seed: u64) -> Vec<u8> {
     let mut random = Random::new(seed);
-    // The client's flags of the fixed newstyle handshake, and the beginning of an option.
+    // These are the client's flags of the fixed newstyle handshake, and the beginning of an option.
     let beginning: &[u8] = if seed.is_multiple_of(2) { b"\0\0\0\x03IHAVEOPT" } else { b"" };
     let length = random.below(4096) as usize;
     beginning.iter().copied().chain((0..length).map(|_| random.below(256) as u8)).collect()
@@ -68,7 +68,7 @@ fn migrations_that_are_cancelled_half_way_leave_nothing_and_can_be_begun_again()
     play(|scene| {
         scene.create_volume(DISK_BYTES)?;
         let guest = guest::start(&scene.export()?, DISK_BYTES)?;
-        // All of it would take eight seconds.
+        // The whole disk would take eight seconds.
         for bytes in [0, 1 << 20, 3 << 20, 6 << 20] {
             let begun = scene.begin_to_migrate("b", Some("4MiB/s"))?;
             until("enough is copied", || {
@@ -99,7 +99,7 @@ fn a_daemon_that_is_stopped_or_killed_at_any_moment_serves_the_guest_again() {
         for round in 0..16 {
             let target = if place == "a" { "b" } else { "a" };
             let migrating = scene.start_migrating(target)?;
-            // Not a time but a number of requests: it ends up in another phase each time, on any machine.
+            // It waits for a number of requests instead of a time, so each restart meets another phase on any machine.
             let requests = random.below(1200);
             guest::until_worked(&guest, requests)?;
             if round % 2 == 0 {
@@ -108,7 +108,7 @@ fn a_daemon_that_is_stopped_or_killed_at_any_moment_serves_the_guest_again() {
                 scene.stop()?;
             }
             scene.start()?;
-            // The command rides out the restart, or says that the connection broke.
+            // The command survives the restart, or reports the broken connection.
             let code = migrating.wait()?.code;
             let moved = scene.volume()?.store.as_deref() == Some(target);
             ensure!(code != 0 || moved, "round {round}: told a success that is none");

@@ -1,4 +1,4 @@
-//! Two branches of one volume's history, which a forced promotion has parted, on two hosts that hear of each other again.
+//! Tests of two branches of one volume after a forced promotion, on two hosts with contact again.
 
 use anyhow::ensure;
 use api::{Volume, VolumeState};
@@ -7,10 +7,10 @@ use lab::workload::Content;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 8 << 20;
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 200;
 
-/// Makes the volume `v` at both hosts: `alpha` goes on with it, and its copy was promoted at `beta`, which has this content.
+/// Makes two branches of the volume `v`: `alpha` keeps serving it, and `beta` has promoted the copy, whose content is returned.
 fn part(pair: &mut Pair) -> anyhow::Result<Content> {
     pair.alpha.create_volume(DISK_BYTES)?;
     let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
@@ -24,7 +24,7 @@ fn part(pair: &mut Pair) -> anyhow::Result<Content> {
     Ok(stopped.content)
 }
 
-/// Checks that a host does not get rid of its branch to the other one, and is told what to do.
+/// Checks that moving a branch to the other host is refused with advice.
 fn check_refused(from: &Host, to: &str) -> anyhow::Result<()> {
     for more in [&[][..], &["--dry-run"]] {
         let told = from.sterna([&["migrate", "v", "--to", to], more].concat())?;

@@ -1,4 +1,4 @@
-//! Other people's NBD clients on a volume at rest, and while it moves.
+//! Tests of other programs' NBD clients on an idle volume, and while it moves.
 
 use std::path::Path;
 
@@ -7,15 +7,15 @@ use e2e::{Host, Program, play, until};
 use serde_json::Value;
 
 const DISK_BYTES: u64 = 32 << 20;
-/// The interpreter for which Debian's package of libnbd's binding is made.
+/// The interpreter of Debian's package of libnbd's binding.
 const PYTHON: &str = "/usr/bin/python3";
-/// Requests of the model that show that it works.
+/// Number of requests after which the model counts as at work.
 const SOME_REQUESTS: u64 = 500;
 
 #[test]
 fn every_byte_range_reads_as_the_model_says_while_the_disk_moves() {
     play(|scene| {
-        // Not a multiple of the chronicle's blocks.
+        // It is not a multiple of the chronicle's block size.
         let uri = scene.create_volume((8 << 20) + 4096)?.uri;
         let stop = scene.path("stop");
         let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients/model.py");
@@ -39,7 +39,7 @@ fn every_byte_range_reads_as_the_model_says_while_the_disk_moves() {
     });
 }
 
-/// Requests that guests of the volume have done.
+/// Returns the number of guests' requests to the volume.
 fn requests(scene: &Host) -> anyhow::Result<u64> {
     let statistics = scene.statistics()?;
     Ok(statistics.reads + statistics.writes)
@@ -86,14 +86,14 @@ fn images_are_copied_in_and_out_and_compared_at_rest_and_while_the_disk_moves() 
         compare_all()?;
         describe(&uri)?;
         scene.while_migrating("a", || describe(&uri))?;
-        // Where the image had holes, the last copy has them too.
+        // The last copy has the image's holes.
         let map: Value = nbdinfo(&["--map", "--json", &uri])?;
         ensure!(map.to_string().contains("hole"), "{map}");
         Ok(())
     });
 }
 
-/// Lets nbdinfo tell the export's size, and every part of it once.
+/// Checks by nbdinfo the export's size, and that its extents cover it once.
 fn describe(uri: &str) -> anyhow::Result<()> {
     let info: Value = nbdinfo(&["--json", uri])?;
     ensure!(info["exports"][0]["export-size"] == DISK_BYTES, "{info}");
@@ -123,7 +123,7 @@ fn nbdinfo(arguments: &[&str]) -> anyhow::Result<Value> {
     outcome.json()
 }
 
-/// An image with data at its beginning and end, and a hole in the middle.
+/// Makes an image with data at its beginning and end, and a hole in the middle.
 fn write_image(path: &Path, factor: u32) -> anyhow::Result<()> {
     use std::os::unix::fs::FileExt as _;
     let file = std::fs::File::create(path)?;

@@ -1,4 +1,4 @@
-//! The demos, as they are: they verify every block, and leave nothing behind.
+//! Tests of the demos: they verify every block, and leave nothing behind.
 
 use std::path::Path;
 use std::time::Duration;
@@ -8,7 +8,7 @@ use e2e::{Program, program};
 use lab::demo::{HostsOptions, LinkKind, Progress, run_hosts};
 use serde_json::Value;
 
-/// Between two hosts the disk goes there and back: a smaller one takes long enough for its link to be cut.
+/// Size of the disk between two hosts. It moves there and back, and takes long enough for a cut of the link.
 const HOSTS_DISK: (&str, u64) = ("256MiB", 256 << 20);
 
 #[test]
@@ -29,7 +29,7 @@ fn the_demo_between_two_namespaces_goes_on_after_the_cut_and_leaves_nothing_behi
     check_empty(folder.path())
 }
 
-/// As it is for who is not root.
+/// Runs the demo as a user who is not root.
 #[test]
 fn the_demo_between_two_daemons_on_loopback_goes_on_after_the_cut_and_leaves_nothing_behind()
 -> anyhow::Result<()> {
@@ -47,7 +47,7 @@ fn the_demo_between_two_daemons_on_loopback_goes_on_after_the_cut_and_leaves_not
     check_empty(folder.path())
 }
 
-/// Runs the program's demo in a folder; returns its figures.
+/// Runs the demo in a folder, and returns its figures.
 fn demo(folder: &Path, more: &[&str]) -> anyhow::Result<Value> {
     let demo = Program::at(&program::sterna()?).args(["demo", "--json", "--folder"]).arg(folder);
     let outcome = demo.args(more).run()?;
@@ -65,11 +65,11 @@ fn check(figures: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the demo between hosts tells besides.
+/// Checks the further figures of the demo between hosts.
 fn check_hosts(figures: &Value) -> anyhow::Result<()> {
     check(figures)?;
     ensure!(figures["resumed"] == true, "{figures}");
-    // The link was cut for two seconds, in which nothing arrived.
+    // Nothing arrived during the cut of two seconds.
     ensure!(figures["longest_gap_ms"].as_f64() > Some(1900.0), "{figures}");
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The commands of the tour, as they stand there, on a system that has nothing of Sterna yet; and of every other block of
-//! commands in the documents who runs it, or why nobody does.
+//! Runs the commands of the tour on a system without Sterna, and lists for every other block of commands in the documents the
+//! test that runs it, or the reason why none does.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -11,15 +11,15 @@ use e2e::throw_away_root::{ThrowAwayRoot, repository};
 
 /// The heading of the tour.
 const TOUR: &str = "## The tour";
-/// The heading of what ends it.
+/// The heading of the commands that end the tour.
 const CLEAN_UP: &str = "## Clean up after the tour";
 
-/// What the terminal of the tour has set.
+/// The variables of the tour's terminal.
 const BEFORE_CLEAN_UP: &str = "
 export PATH=/root/sterna/target/release:$PATH STERNA_HOST=unix:/tmp/tour/sterna.sock
 ";
 
-/// What the tour takes for granted: the sources, with what builds the program and the guest. Both have been built: at `/mnt`.
+/// Commands before the tour. They replace the builds of the program and the guest, which are at `/mnt`.
 const BEFORE: &str = "
 mkdir -p /root/sterna/target/release /root/sterna/scripts
 cd /root/sterna
@@ -28,7 +28,7 @@ printf '#!/bin/sh\\nln -sfn /mnt/guest-image target/guest-image\\n' >scripts/gue
 chmod +x scripts/guest-image
 ";
 
-/// What must be so at the end.
+/// Checks after the tour.
 const AFTER: &str = "
 sterna volume show web1 --json | jq -e '.state == \"serving\" and .store == \"fast\" and .size_bytes == 8589934592' >/dev/null
 sterna volume show web1 --json | jq -e '.statistics.errors == 0 and .statistics.connections == 1' >/dev/null
@@ -36,11 +36,11 @@ sterna vm list --json | jq -e 'any(.name == \"web3\" and .state == \"running\")'
 test -s /tmp/tour/web1.html
 ";
 
-/// Headings of docs/hosts.md whose commands the tour's hosts run when it is over.
+/// Headings of docs/hosts.md whose commands the tour's hosts run after the tour.
 const OF_HOSTS: [&str; 2] = ["## Before anything moves", "## Moving"];
 
-/// What those take for granted: one more host, and volumes of these names. Each command is one of several ways, so whatever it has moved
-/// comes home again behind it.
+/// Commands before those: one more host, and volumes of these names. The commands are alternatives, so each
+/// move is undone after it.
 const BEFORE_HOSTS: &str = "
 export PATH=/root/sterna/target/release:$PATH STERNA_HOST=unix:/tmp/tour/sterna.sock RACK=unix:/tmp/tour/rack/sterna.sock
 mkdir -p /tmp/tour/rack/fast
@@ -67,8 +67,7 @@ come_home() {
 }
 ";
 
-/// Blocks that are run: the tour, and what the hosts of the tour can do, by a test of this file, the others by those of `operate.rs`
-/// and `pages.rs`.
+/// Blocks that are run: the tour and the commands of its hosts by a test of this file, the others by `operate.rs` and `pages.rs`.
 const RUN: [&str; 16] = [
     "docs/tour.md",
     "docs/hosts.md#Moving",
@@ -88,7 +87,7 @@ const RUN: [&str; 16] = [
     "docs/observe.md#The audit log",
 ];
 
-/// Blocks that nobody runs as they stand, by document and heading, and why.
+/// Blocks that are not run, by document and heading, with the reason.
 const NOT_RUN: [(&str, &str); 5] = [
     ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
@@ -114,9 +113,9 @@ fn the_tour_does_what_it_says() -> anyhow::Result<()> {
     let page = std::fs::read_to_string(repository().join("docs/tour.md"))?;
     let tour: Vec<Block> = blocks(&page).into_iter().filter(|block| block.heading == TOUR).collect();
     ensure!(tour.len() > 8, "the tour has few blocks: {tour:?}");
-    // They are typed into one terminal.
+    // They run in one shell.
     let commands: String = tour.iter().map(|block| block.commands.as_str()).collect();
-    // Daemons go on when the commands have ended, and would hold their output.
+    // Daemons outlive the commands, and would keep their output open.
     let script = format!("exec >/tmp/said 2>&1\nset -v\n{BEFORE}{commands}{AFTER}");
     let root = ThrowAwayRoot::boot(given.path())?;
     let outcome = root.run(&script)?;
@@ -126,21 +125,21 @@ fn the_tour_does_what_it_says() -> anyhow::Result<()> {
     clean_up(&root, given.path(), &page)
 }
 
-/// Runs the commands that end the tour; they leave no process and no file of it. They come from a file: `pkill -f` would find
-/// itself in a shell that has them as an argument.
+/// Runs the commands that end the tour, after which no process and no file is left. They are in a file, because `pkill -f` would
+/// match a shell that has them as an argument.
 fn clean_up(root: &ThrowAwayRoot, given: &Path, page: &str) -> anyhow::Result<()> {
     let found = blocks(page).into_iter().filter(|block| block.heading == CLEAN_UP);
     let commands: String = found.map(|block| block.commands).collect();
     ensure!(!commands.is_empty(), "docs/tour.md has no commands below {CLEAN_UP}");
     std::fs::write(given.join("clean-up"), format!("{BEFORE_CLEAN_UP}{commands}"))?;
     root.run("bash -eu /mnt/clean-up")?.expect(0)?;
-    // A process that is exiting has lost its command line, so the page's own wait does not see it.
+    // An exiting process has no command line, so the page's own wait does not see it.
     root.run("for i in $(seq 100); do pgrep -l 'sterna|qemu' || break; sleep 0.1; done")?.expect(0)?;
     root.run("! pgrep -l 'sterna|qemu' && test ! -e /tmp/tour")?.expect(0)?;
     Ok(())
 }
 
-/// Runs what the page about several hosts says, line by line.
+/// Runs the commands of the page about several hosts, line by line.
 fn run_of_hosts(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let page = std::fs::read_to_string(repository().join("docs/hosts.md"))?;
     let mut script = format!("exec >/tmp/said 2>&1\nset -ev\n{BEFORE_HOSTS}");

@@ -1,4 +1,4 @@
-//! What a migration would do, and what would be in its way: said before anything is begun, and without leaving anything.
+//! Tests of the preflight check: it reports the effects and obstacles of a migration, and changes nothing.
 
 use std::path::Path;
 
@@ -13,18 +13,18 @@ use testbed::own_address;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// A store that has room for less than a disk.
+/// Size of a store that is smaller than a disk.
 const SMALL_BYTES: u64 = 16 << 20;
-/// What says in the folder of a store whose it is.
+/// The file in a store's folder that identifies the store.
 const LOCK: &str = ".sterna-lock";
 
-/// Asks for a plan; the exit code says whether it could begin.
+/// Runs a dry run, and checks that its exit code agrees with the plan.
 fn plan(scene: &Host, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
     let words: Vec<&str> = ["migrate"].iter().chain(arguments).chain(&["--dry-run"]).copied().collect();
     let outcome = scene.sterna(words.iter().chain(&["--json"]))?;
     let plan: MigrationPlan = outcome.json()?;
     ensure!(outcome.code == if plan.can_begin { 0 } else { 4 }, "{outcome:?}");
-    // People are told the same.
+    // The text output has the same.
     let text = scene.sterna(&words)?;
     ensure!(text.code == outcome.code, "{text:?}");
     let told = text.stdout.matches("\n  refused: ").count();
@@ -32,7 +32,7 @@ fn plan(scene: &Host, arguments: &[&str]) -> anyhow::Result<MigrationPlan> {
     Ok(plan)
 }
 
-/// As [`plan`], of what would be refused for one reason.
+/// Runs it as [`plan`], for a migration with exactly one obstacle.
 fn refused(scene: &Host, arguments: &[&str], code: ErrorCode, words: &str) -> anyhow::Result<()> {
     let plan = plan(scene, arguments)?;
     let found = plan.refusals.iter().any(|refusal| refusal.code == code && refusal.message.contains(words));
@@ -55,7 +55,7 @@ fn a_plan_says_whether_blocks_go_straight_to_a_store_that_both_hosts_have_and_le
             pair.alpha.create_volume(DISK_BYTES)?;
             let is_shared = |more: &[&str]| -> anyhow::Result<bool> {
                 let plan = plan(&pair.alpha, &[&["v", "--to", "beta:a"], more].concat())?;
-                // How the disk of this machine is scheduled is not known.
+                // The scheduler of this machine's disk is not known.
                 let is_expected = |text: &String| text.contains("mq-deadline");
                 ensure!(plan.can_begin && plan.warnings.iter().all(is_expected), "{plan:?}");
                 let (there, here) = (listing(&pair.beta.path("a"))?, listing(&pair.alpha.path("a"))?);
@@ -66,7 +66,7 @@ fn a_plan_says_whether_blocks_go_straight_to_a_store_that_both_hosts_have_and_le
             ensure!(is_shared(&[])?, "both hosts have the folder");
             ensure!(!is_shared(&["--shared-target", "never"])?, "it is not to be used");
             ensure!(!is_shared(&["--format", "qcow2"])?, "only raw images are leased");
-            // Another folder in its place; then none.
+            // The folder is replaced, and then removed.
             std::fs::remove_file(pair.alpha.path(FAR))?;
             std::fs::create_dir(pair.alpha.path(FAR))?;
             ensure!(!is_shared(&[])? && listing(&pair.alpha.path(FAR))?.is_empty(), "it is another one");
@@ -143,7 +143,7 @@ fn a_plan_within_one_host_says_where_the_image_would_be_and_leaves_nothing() {
         ensure!(scene.sterna(["migrate", "v", "--to", "c", "--dry-run"])?.code == 3, "no such store");
         untouched(scene, &["v.img"])?;
         ensure!(listing(&scene.path("data"))? == before, "something is left in the data folder");
-        // What was promised happens, and meanwhile there is nothing to plan.
+        // The migration does what the plan says. Meanwhile a plan is refused.
         let begun = scene.begin_to_migrate("b", Some("1MiB/s"))?;
         refused(scene, &["v", "--to", "b"], ErrorCode::AlreadyMigrating, &begun.id)?;
         scene.sterna(["migration", "cancel", &begun.id])?.success()?;
@@ -172,7 +172,7 @@ fn a_plan_for_another_host_has_what_both_sides_see() {
         check("beta", "it has several stores")?;
         pair.beta.sterna(["volume", "create", "v", "--size", "1MiB", "--store", "b"])?.success()?;
         check("beta:a", "a volume \"v\" exists")?;
-        // And so does the migration itself, before anything is begun.
+        // The migration itself is refused as well, before anything is begun.
         let outcome = pair.alpha.sterna(["migrate", "v", "--to", "beta:a"])?;
         ensure!(outcome.code == 4 && outcome.stderr.contains("a volume \"v\" exists"), "{outcome:?}");
         untouched(&pair.alpha, &["v.img"])?;
@@ -204,17 +204,17 @@ fn a_store_that_is_too_full_is_named_before_a_byte_moves() {
 fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
-        // Both hosts are this one, so what the VM has at the source is in use at the target.
+        // Both hosts are this machine, so ports of the source's VM are in use at the target.
         let debugger = format!("tcp:{}", own_address()?);
         let words = ["-gdb", debugger.as_str()];
         let console = vm::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &words)?;
         let to = ["web1", "--to", "beta:a"];
         refused(&pair.alpha, &to, ErrorCode::HostRefused, &format!("-gdb {debugger}: port"))?;
-        // And so does the migration itself.
+        // The migration itself is refused as well.
         let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
         ensure!(outcome.code == 4 && outcome.stderr.contains("is in use there"), "{outcome:?}");
         console.work_on(50)?;
-        // To another store of its host a VM goes with its disks, and without being moved itself.
+        // To another store of its host only the disks of a VM move.
         let disks = pair.alpha.sterna(["migrate", "web1", "--to", "b", "--dry-run", "--json"])?;
         let disks: Vec<MigrationPlan> = disks.json()?;
         let [disk] = &disks[..] else { bail!("{disks:?}") };
@@ -237,7 +237,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         let words = "cannot be moved within --max-downtime 300";
         refused(&pair.alpha, &to, ErrorCode::InvalidRequest, words)?;
         let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
-        // It is what was asked for that cannot be.
+        // The order itself is impossible.
         ensure!(outcome.code == 2 && outcome.stderr.contains(words), "{outcome:?}");
         pair.link.set(LinkState::Up);
         check_stayed(pair, &console)

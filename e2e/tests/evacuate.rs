@@ -1,4 +1,4 @@
-//! The example of what is done when the power fails: `contrib/nut/sterna-evacuate`.
+//! Tests of the example script for power failures: `contrib/nut/sterna-evacuate`.
 
 use anyhow::ensure;
 use e2e::throw_away_root::repository;
@@ -8,7 +8,7 @@ const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 const REQUESTS: u64 = 200;
 
-/// What the script makes of all VMs of a host.
+/// Runs the script for all VMs of a host.
 fn evacuate(host: &Host, to: &str) -> anyhow::Result<Outcome> {
     let sterna = program::sterna()?;
     let folders = sterna.parent().map(|folder| folder.display().to_string()).unwrap_or_default();
@@ -33,7 +33,7 @@ fn when_the_power_fails_vms_leave_and_a_host_that_nobody_answers_for_is_said() {
         vm::check_at(beta, alpha)?;
         console.work_on(REQUESTS)?;
 
-        // There is nothing left to move, and then nobody to ask.
+        // First there is nothing left to move, and then no daemon.
         evacuate(alpha, "beta:a")?.expect(0)?;
         alpha.stop()?;
         let unheard = evacuate(alpha, "beta:a")?;

@@ -1,4 +1,4 @@
-//! Stores on disks that fail, hang and fill up, while a migration uses them.
+//! Tests of stores on disks that fail, hang and fill up, while a migration uses them.
 //!
 //! They mount small file systems, so without root they are left out.
 
@@ -12,9 +12,9 @@ use testbed::nbd_client::{Client, ClientError, ClientOptions, Operation};
 
 const DISK_BYTES: u64 = 32 << 20;
 const STORE_BYTES: u64 = 96 << 20;
-/// The daemon's default: the longest that a migration may hold a guest's write.
+/// The daemon's default of the longest hold of a guest's write.
 const MIRROR_WAIT_MAX: Duration = Duration::from_secs(1);
-/// What a busy machine may add to it. A guest that waits for the target would wait until the test gives up.
+/// Extra time on a busy machine. A guest that waited for the target would wait until the test gives up.
 const SLACK: Duration = Duration::from_secs(20);
 
 /// Puts a store on a disk with faults and starts the daemon.
@@ -35,7 +35,7 @@ fn begin_slowly(scene: &Host) -> anyhow::Result<Migration> {
     })
 }
 
-/// Checks that a migration has failed for that reason, by exit code too, and that the volume is where it was.
+/// Checks that a migration has failed for this reason, also by exit code, and that the volume is where it was.
 fn check_failed(scene: &Host, id: &str, failure: &str) -> anyhow::Result<()> {
     scene.sterna(["migration", "watch", id])?.expect(5)?;
     let migration = scene.migration(id)?;
@@ -121,7 +121,7 @@ fn a_target_that_is_filled_by_the_guests_own_writes_ends_the_migration_and_not_t
             let migration = scene.begin_to_migrate("b", Some("24MiB/s"))?;
             check_failed(scene, &migration.id, "target-full")
         })?;
-        // The way back to a store with room is open.
+        // The volume can return to a store with free space.
         let mut client = Client::connect(&scene.export()?, ClientOptions::default())?;
         client.perform(Operation::Flush)?;
         Ok(())

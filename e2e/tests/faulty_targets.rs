@@ -1,4 +1,4 @@
-//! Stores of another host that fail, hang and fill up, while a volume moves there.
+//! Tests of stores of another host that fail, hang and fill up, while a volume moves there.
 //!
 //! They mount small file systems, so without root they are left out.
 
@@ -13,11 +13,11 @@ use lab::workload::Guest;
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 const STORE_BYTES: u64 = 96 << 20;
-/// Slow enough that a migration of what is filled is under way for a while.
+/// A rate at which the migration of the filled part takes a while.
 const SLOWLY: &str = "2MiB/s";
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 2000;
-/// The longest that a migration may hold a guest's request; and what a busy machine may add to it.
+/// Longest hold of a guest's request by a migration, with extra time on a busy machine.
 const HELD_MAX: Duration = Duration::from_secs(1);
 const SLACK: Duration = Duration::from_secs(20);
 
@@ -30,7 +30,7 @@ fn with_faulty_store(pair: &mut Pair) -> anyhow::Result<Faults> {
     Ok(faults)
 }
 
-/// Begins to move a busy volume to `beta`, slowly, and waits until a part of it is there.
+/// Begins a slow move of a busy volume to `beta`, and waits until a part has arrived.
 fn half_way(pair: &Pair) -> anyhow::Result<(Guest, Migration)> {
     pair.alpha.create_volume(DISK_BYTES)?;
     let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
@@ -45,7 +45,7 @@ fn half_way(pair: &Pair) -> anyhow::Result<(Guest, Migration)> {
     .map(|migration| (guest, migration))
 }
 
-/// Checks that a migration has failed for that reason, in words too, and that nothing of it is left.
+/// Checks that a migration has failed for this reason, also in its message, and that nothing of it is left.
 fn check_failed(pair: &Pair, id: &str, failure: &str) -> anyhow::Result<()> {
     pair.alpha.sterna(["migration", "watch", id])?.expect(5)?;
     let migration = pair.alpha.migration(id)?;
@@ -94,8 +94,8 @@ fn a_store_that_is_filled_at_another_host_ends_the_migration_and_not_the_guest()
         pair.beta.keep(FileSystem::plain(&pair.beta.path("a"), STORE_BYTES)?)?;
         pair.beta.start()?;
         let (guest, migration) = half_way(pair)?;
-        // Somebody else takes what is left there.
-        // Not among the images.
+        // Another program takes the remaining space.
+        // The file is not among the images.
         let ballast = pair.beta.path("a/lost+found/ballast");
         let filled = std::fs::write(&ballast, vec![1; 2 * STORE_BYTES as usize]);
         ensure!(filled.is_err(), "it fits");

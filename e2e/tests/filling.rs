@@ -1,4 +1,4 @@
-//! Volumes that leave for another host before all of them has come there, under a guest at work.
+//! Tests of incomplete volumes at another host, under a guest at work.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use testbed::nbd_client::{Address, Client, ClientError, ClientOptions, Operation
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
 const BLOCK_BYTES: u64 = 4096;
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 50;
-/// How long one waits that is to have one.
+/// Longest time of a request that should be answered.
 const ANSWER: Duration = Duration::from_secs(30);
-/// How long a request waits for its answer that is to have none.
+/// Time after which a request counts as unanswered.
 const NO_ANSWER: Duration = Duration::from_secs(2);
 
-/// Hands `v` over before anything of it has come; returns when it works at the other host.
+/// Hands `v` over without any blocks, and returns once it is served at the other host.
 fn hand_over(from: &Host, to: &Host, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
     let order = ["migrate", "v", "--to", target, "--strategy", "post-copy", "--detach"];
     let begun: Migration = from.ask(&[&order[..], more].concat())?;
@@ -27,7 +27,7 @@ fn hand_over(from: &Host, to: &Host, target: &str, more: &[&str]) -> anyhow::Res
     Ok(begun)
 }
 
-/// Waits until nothing is missing, and the source knows that.
+/// Waits until the volume is complete, and the source knows that.
 fn until_whole(from: &Host, to: &Host, migration: &str) -> anyhow::Result<()> {
     until("nothing is missing", || Ok(filling(to)?.is_none().then_some(())))?;
     let ended = from.wait_for_migration(migration)?;
@@ -36,7 +36,7 @@ fn until_whole(from: &Host, to: &Host, migration: &str) -> anyhow::Result<()> {
 }
 
 fn filling(host: &Host) -> anyhow::Result<Option<VolumeFilling>> {
-    // A daemon that has just begun may not have opened it yet.
+    // A daemon that has just started may not have opened it yet.
     let volume = host.volume()?;
     Ok(if volume.state == VolumeState::Serving { volume.filling } else { None })
 }
@@ -81,7 +81,7 @@ fn only_what_is_missing_waits_while_the_link_is_away() {
 
         let export = pair.beta.export()?;
         let lacking = filling(&pair.beta)?.context("it lacks most of it")?;
-        // Its guest discards as well: what lies behind a single block may be a hole.
+        // Its guest also discards, so the block after it may be a hole.
         let is_long = |range: &&api::MissingRange| range.length_bytes >= 2 * BLOCK_BYTES;
         let missing =
             lacking.ranges.iter().rev().find(is_long).context("where that is, is told")?.offset_bytes;
@@ -123,7 +123,7 @@ fn what_a_guest_reads_waits_for_no_limit_of_the_rest_and_for_no_pause() {
         pair.alpha.create_volume(DISK_BYTES)?;
         drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
         let content = std::fs::read(pair.alpha.path("a/v.img"))?;
-        // A piece of what nobody waits for takes a quarter of a minute; several are on their way.
+        // A background piece takes a quarter of a minute, and several are in flight.
         let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "64KiB/s"])?;
         pair.alpha.sterna(["migration", "pause", &begun.id])?.success()?;
         let export = pair.beta.export()?;
@@ -159,7 +159,7 @@ fn what_would_hurt_a_volume_that_is_filled_is_refused_and_its_way_home_waits() {
             let refused = pair.alpha.sterna(arguments)?;
             ensure!(refused.code != 0, "{refused:?}");
         }
-        // Handed over before all has come, what it lacks would be at neither host.
+        // If an incomplete volume were handed over, its missing blocks would be at neither host.
         let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--detach"];
         let home: Migration = pair.beta.ask(&order)?;
         ensure!(home.queue.as_ref().is_some_and(|place| place.reason.contains("alpha")), "{home:?}");
@@ -225,7 +225,7 @@ fn what_a_lost_host_had_is_given_up_by_order_and_only_that() {
     });
 }
 
-/// How often daemons are killed; for long: `STERNA_FILLING_KILLS=200`.
+/// Number of kills of daemons. For a long run set `STERNA_FILLING_KILLS=200`.
 fn kills_wanted() -> anyhow::Result<u32> {
     match std::env::var("STERNA_FILLING_KILLS") {
         Ok(number) => Ok(number.parse()?),
@@ -263,7 +263,7 @@ fn nothing_is_lost_whichever_host_is_killed_while_a_volume_is_filled() {
             }
             let (from, to) = if is_home { (&pair.alpha, &pair.beta) } else { (&pair.beta, &pair.alpha) };
             if filling(to)?.is_some() {
-                // It may have heard just now that nothing is missing.
+                // It may just have learnt that nothing is missing.
                 let _ = from.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?;
             }
             until_whole(from, to, &begun.id)?;
@@ -284,7 +284,7 @@ fn a_source_hears_at_once_that_nothing_is_missing() {
             let ended: Migration = from.ask(&["migrate", "v", "--to", to, "--strategy", "post-copy"])?;
             ensure!(ended.state == MigrationState::Moved, "{ended:?}");
             took.push(ended.seconds);
-            // A source that asked would have asked after as long as that.
+            // A source that only polls would ask after this time.
             if ended.seconds < 0.5 {
                 println!("seconds: {took:?}");
                 return Ok(());
@@ -313,7 +313,7 @@ fn a_restarted_source_says_what_is_missing_only_when_it_has_heard_it() {
         })?;
         let (said, lacking) =
             (shown.bytes_missing.unwrap_or(0), filling(&pair.beta)?.context("it lacks some")?);
-        // It was said a little before, and less is missing since.
+        // The figure is a little old, so less may be missing.
         let fits = lacking.bytes_missing <= said && said <= lacking.bytes_at_handover;
         ensure!(fits && said > 0 && shown.fraction < 1.0, "{shown:?}, {lacking:?}");
         let text = pair.alpha.sterna(["migration", "show", &begun.id])?.success()?;
@@ -323,7 +323,7 @@ fn a_restarted_source_says_what_is_missing_only_when_it_has_heard_it() {
     });
 }
 
-/// What a host keeps of what was written, for copies elsewhere.
+/// Returns the size of a host's records of writes for copies at other hosts.
 fn kept(host: &Host) -> anyhow::Result<Vec<String>> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir(host.path("data/chronicles")).context("list the chronicles")? {
@@ -348,7 +348,7 @@ fn what_is_whole_records_nothing_for_a_host_that_keeps_nothing() {
         until("nothing is recorded", || Ok(kept(&pair.beta)?.is_empty().then_some(())))?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         ensure!(kept(&pair.beta)?.is_empty(), "{:?}", kept(&pair.beta)?);
-        // An image that is kept is come home to.
+        // The return reuses the kept image.
         let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--keep-source"];
         let ended: Migration = pair.beta.ask(&order)?;
         ensure!(ended.state == MigrationState::Moved, "{ended:?}");

@@ -1,5 +1,4 @@
-//! Whole VMs whose disks are handed over before they have come: what the guest sees while they are filled, with the link away and
-//! daemons killed.
+//! Tests of VMs with incomplete disks, while they are filled, with broken links and killed daemons.
 
 use std::time::Duration;
 
@@ -10,28 +9,28 @@ use testbed::nbd_client::{Client, ClientOptions, Operation};
 
 const DISK_BYTES: u64 = 96 << 20;
 const FILL_BYTES: u64 = 48 << 20;
-/// What the guest does before, between and after.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
-/// How fast disks are filled in the background: hardly, within a test.
+/// A rate at which disks hardly fill in the background during a test.
 const SLOWLY: &str = "64KiB/s";
-/// What has QEMU stop the guest at errors of its disks, and ask again.
+/// Options by which QEMU stops the guest at errors of its disks, and retries.
 const STOPPED_BY_ERRORS: [&str; 4] =
     ["-global", "virtio-blk-device.rerror=stop", "-global", "virtio-blk-device.werror=stop"];
-/// Longer than a read waits for a host that is away, of a VM that is stopped by errors.
+/// Longer than a read of such a VM waits for a host that does not answer.
 const AWAY: Duration = Duration::from_secs(25);
 
 fn volumes(host: &Host) -> anyhow::Result<Vec<Volume>> {
     host.ask(&["volume", "list"])
 }
 
-/// What the volumes of a host lack.
+/// Returns the missing bytes of a host's volumes.
 fn fillings(host: &Host) -> anyhow::Result<Vec<VolumeFilling>> {
     Ok(volumes(host)?.into_iter().filter_map(|volume| volume.filling).collect())
 }
 
-/// Begins to move the VM from `alpha` to `beta`, with disks that follow it; returns when it runs there.
+/// Begins to move the VM from `alpha` to `beta`, with disks that follow, and returns once it runs there.
 fn hand_over(pair: &Pair, strategy: &[&str]) -> anyhow::Result<Migration> {
-    // What the guest writes while its memory is sent is what rounds leave.
+    // Rounds leave the blocks that the guest writes while its memory is sent.
     pair.link.set(LinkState::Slow);
     let order = ["migrate", vm::NAME, "--to", "beta:a", "--detach", "--strategy"];
     let begun: Migration = pair.alpha.ask(&[&order[..], strategy].concat())?;
@@ -49,7 +48,7 @@ fn hand_over(pair: &Pair, strategy: &[&str]) -> anyhow::Result<Migration> {
     Ok(begun)
 }
 
-/// Has what is missing come as fast as it can, and waits until both hosts know that all of it has.
+/// Removes the bandwidth limit, and waits until both hosts know that the disks are complete.
 fn until_whole(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
     pair.alpha.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
     until("nothing is missing", || Ok(fillings(&pair.beta)?.is_empty().then_some(())))?;
@@ -58,7 +57,7 @@ fn until_whole(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
     vm::check_at(&pair.beta, &pair.alpha)
 }
 
-/// The VM at `beta`.
+/// Returns the VM at `beta`.
 fn seen(pair: &Pair) -> anyhow::Result<Vm> {
     pair.beta.ask(&["vm", "show", vm::NAME])
 }
@@ -85,7 +84,7 @@ fn a_machine_that_is_stopped_by_errors_is_while_the_link_is_away_and_goes_on_by_
             ensure!(pair.beta.log()?.contains("the VM is stopped: a disk of it waits"), "the log says so");
             ensure!(pair.beta.statistics()?.errors > 0, "it was stopped by an error");
             if is_killed {
-                // The next daemon knows whose doing it is.
+                // The next daemon knows why the VM is stopped.
                 pair.beta.kill()?;
                 pair.beta.start()?;
             }
@@ -127,7 +126,7 @@ fn a_machine_that_would_be_told_of_errors_waits_for_as_long_as_the_link_is_away(
     });
 }
 
-/// Reads all of a volume of `beta`: what is missing is pulled.
+/// Reads a whole volume of `beta`, which pulls its missing blocks.
 fn read_all(pair: &Pair, volume: &str) -> anyhow::Result<()> {
     let shown: Volume = pair.beta.ask(&["volume", "show", volume])?;
     let mut client = Client::connect(&shown.uri.parse()?, ClientOptions::default())?;
@@ -138,7 +137,7 @@ fn read_all(pair: &Pair, volume: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A VM with two disks goes, daemons are killed, one disk is whole before the other, and all images stay until both are.
+/// A VM with two disks moves, daemons are killed, and one disk is complete before the other. All images stay until both are.
 fn two_disks_follow(strategy: &[&str]) {
     play_pair(|pair| {
         for volume in ["v", "w"] {

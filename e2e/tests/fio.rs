@@ -1,4 +1,4 @@
-//! fio writes and verifies a volume while it moves.
+//! Tests in which fio writes and verifies a volume while it moves.
 
 use std::os::unix::fs::FileExt as _;
 
@@ -19,7 +19,7 @@ fn fio_verifies_a_disk_that_moves_ten_times() {
     });
 }
 
-/// Without this, the other tests would prove nothing.
+/// This test shows that fio notices a wrong block.
 #[test]
 fn fio_finds_a_bit_that_was_changed_behind_its_back() {
     const SEED: u32 = 7;

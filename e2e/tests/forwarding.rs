@@ -1,4 +1,4 @@
-//! Clients that stay at a host which their volume has left, or is on its way to, whatever becomes of the daemons.
+//! Tests of clients that stay at a host that their volume has left, or is moving to, with restarts of daemons.
 
 use std::time::{Duration, Instant};
 
@@ -8,25 +8,25 @@ use e2e::{Host, LinkState, Pair, guest, host, play_pair, until};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 200;
-/// Slow enough that a migration of what is filled is under way until a daemon has been started again, and its clients work.
+/// A rate at which the migration of the filled part outlasts the restart of a daemon.
 const SLOWLY: &str = "2MiB/s";
-/// How long a daemon that ends may wait for a volume: far longer than it needs, and shorter than a test waits for its end.
+/// Longest wait of an ending daemon for a volume, shorter than the test's wait for its end.
 const STOP_WAIT_MAX: Duration = Duration::from_secs(60);
 
-/// Begins to bring the volume `v` from `beta` home, and says which migration that is.
+/// Begins the return of the volume `v` from `beta`, and returns the migration.
 fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Migration> {
     pair.beta.begin_to_migrate("alpha:a", bandwidth)
 }
 
-/// The migration that is under way at a host.
+/// Returns the migration under way at a host.
 fn under_way(scene: &Host) -> anyhow::Result<Migration> {
     let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
     migrations.into_iter().find(|migration| !migration.state.has_ended()).context("nothing is under way")
 }
 
-/// Checks that a migration says who has cancelled it.
+/// Checks that a migration names the host that has cancelled it.
 fn check_cancelled_at_beta(ended: &Migration) -> anyhow::Result<()> {
     let message = ended.message.as_deref().unwrap_or_default();
     let says_so = message.contains("cancelled it at the other host, \"beta\"");
@@ -42,11 +42,11 @@ fn owner_that_is_killed_after_it_released_the_volume_fails_no_request_of_clients
         pair.leave()?;
         pair.beta.stop()?;
         pair.beta.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
-        // Its answer may go down with the daemon.
+        // Its answer may be lost with the daemon.
         let migrating = pair.beta.start_migrating("alpha:a")?;
         ensure!(pair.beta.wait_for_end()? == 137, "the owner is to be killed at its commit point");
         drop(migrating);
-        // The guest's requests are on their way to a host that has given the volume away.
+        // The guest's requests go to a host that has released the volume.
         pair.beta.start()?;
         pair.check_at(&pair.alpha, &pair.beta)?;
         guest::until_worked(&guest, 100)?;
@@ -113,7 +113,7 @@ fn clients_of_hosts_that_are_unpaired_and_paired_again_go_on() {
         pair.alpha.create_volume(DISK_BYTES)?;
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
         pair.leave()?;
-        // What is asked for meanwhile waits, whichever of them has forgotten the other: for the way there, or for the answer.
+        // Requests wait meanwhile, whichever host has removed the other.
         for (forgets_alpha, forgets_beta) in [(true, false), (false, true), (true, true)] {
             if forgets_alpha {
                 pair.beta.sterna(["host", "remove", "alpha", "--force"])?.success()?;
@@ -164,7 +164,7 @@ fn a_daemon_that_ends_waits_for_no_host_that_is_down_and_has_its_volume() {
         pair.alpha.create_volume(DISK_BYTES)?;
         let moved: Migration = pair.alpha.ask(&["migrate", "v", "--to", "beta:a", "--serve-here"])?;
         ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-        // What a client has written there is its owner's to flush.
+        // The owner flushes the writes of this client.
         guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
         pair.beta.stop()?;
         let begun = Instant::now();
@@ -177,7 +177,7 @@ fn a_daemon_that_ends_waits_for_no_host_that_is_down_and_has_its_volume() {
     });
 }
 
-/// A third host, which knows `beta`.
+/// Starts a third host, which is paired with `beta`.
 fn third(pair: &Pair) -> anyhow::Result<Host> {
     let mut gamma = host()?;
     gamma.configure("[hosts]\nlisten = []\n")?;
@@ -188,7 +188,7 @@ fn third(pair: &Pair) -> anyhow::Result<Host> {
     Ok(gamma)
 }
 
-/// How many clients at other hosts a host knows of its volume `v`.
+/// Returns the number of clients at other hosts that a host knows for its volume `v`.
 fn clients_elsewhere(scene: &Host) -> anyhow::Result<u32> {
     Ok(scene.volume()?.clients_elsewhere.iter().map(|led| led.clients).sum())
 }
@@ -209,7 +209,7 @@ fn clients_that_stay_are_served_and_counted_while_their_volume_goes_on_to_a_thir
             Ok(pair.beta.sterna(["migrate", "v", "--to", "gamma:a"])?.success().is_ok().then_some(()))
         })?;
         until("the next owner to know it", || Ok((clients_elsewhere(&gamma)? == 1).then_some(())))?;
-        // Long enough that the host between them looks many times whether it is still needed.
+        // This is long enough for many checks of the relaying host whether it is still needed.
         for _ in 0..10 {
             guest::until_worked(&guest, WORK_REQUESTS)?;
             ensure!(pair.beta.volume()?.state == VolumeState::Forwarding, "its clients need it");
@@ -221,7 +221,7 @@ fn clients_that_stay_are_served_and_counted_while_their_volume_goes_on_to_a_thir
         pair.beta.start()?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         until("the owner to know it again", || Ok((clients_elsewhere(&gamma)? == 1).then_some(())))?;
-        // The next migration is not held by what was asked on the way.
+        // Relayed requests do not hold the next migration.
         gamma.sterna(["migrate", "v", "--to", "beta:a"])?.success()?;
         guest::until_worked(&guest, WORK_REQUESTS)?;
         guest::stop_and_verify(guest)?;

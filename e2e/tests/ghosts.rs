@@ -1,4 +1,4 @@
-//! What a client leaves behind at a host when it goes to another one: it never lands over what the client writes there.
+//! Tests that requests which a client left behind at a host never land after its writes at another host.
 
 use std::sync::mpsc;
 use std::time::Duration;
@@ -10,20 +10,20 @@ use testbed::nbd_client::{Client, ClientError, ClientOptions, Operation, WriteDu
 
 const DISK_BYTES: u64 = 1 << 20;
 const WRITE_BYTES: usize = 64 << 10;
-/// After which a client does not wait any longer.
+/// Time after which a client stops waiting.
 const SOON: Duration = Duration::from_millis(300);
-/// Longer than what is promoted takes to be served.
+/// Longer than a promoted volume needs until it is served.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
-/// Writes that a client has under way: there is always one that is not answered.
+/// Number of writes in flight, of which at least one is always unanswered.
 const WRITES_IN_FLIGHT: u64 = 8;
 
-/// A client that gives up soon.
+/// Connects a client that gives up soon.
 fn connect(scene: &Host) -> anyhow::Result<Client> {
     let options = ClientOptions { answer_deadline: SOON, ..ClientOptions::default() };
     Ok(Client::connect(&scene.export()?, options)?)
 }
 
-/// A write of the same byte all over the beginning of the disk.
+/// Returns a write of one byte value over the beginning of the disk.
 fn write_of(byte: u8) -> Operation {
     Operation::Write { offset: 0, data: vec![byte; WRITE_BYTES], durability: WriteDurability::Volatile }
 }
@@ -32,7 +32,7 @@ fn write(client: &mut Client, byte: u8) -> Result<(), ClientError> {
     client.perform(write_of(byte)).map(drop)
 }
 
-/// Writes the same again and again, until there is nobody to answer.
+/// Repeats a write until no server answers.
 fn write_until_left_alone(client: &mut Client, byte: u8) -> ClientError {
     let mut submit = |token| client.submit(write_of(byte), token);
     if let Err(error) = (0..WRITES_IN_FLIGHT).try_for_each(&mut submit) {
@@ -49,7 +49,7 @@ fn write_until_left_alone(client: &mut Client, byte: u8) -> ClientError {
     }
 }
 
-/// Checks what all of the beginning of the disk holds.
+/// Checks the content of the beginning of the disk.
 fn check(client: &mut Client, byte: u8) -> anyhow::Result<()> {
     let read = client.perform(Operation::Read { offset: 0, buffer: vec![0; WRITE_BYTES] })?;
     let Operation::Read { buffer, .. } = read else { anyhow::bail!("not a read: {read:?}") };
@@ -80,8 +80,8 @@ fn write_that_is_caught_in_a_silent_link_does_not_land_over_what_its_client_writ
 fn write_that_a_killed_host_had_sent_on_does_not_come_back_to_it_with_the_volume() {
     play_pair(|pair| {
         pair.alpha.stop()?;
-        // It dies when the volume is its own again. What it has sent on waits at the other host, whose gate is closed, and
-        // is to be sent back from there.
+        // It is killed once it owns the volume again. Its forwarded requests wait at the other host's closed gate, and would be
+        // sent back from there.
         pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-owned")])?;
         pair.alpha.create_volume(DISK_BYTES)?;
         let options = ClientOptions { reconnect_deadline: SOON, ..ClientOptions::default() };
@@ -93,7 +93,7 @@ fn write_that_a_killed_host_had_sent_on_does_not_come_back_to_it_with_the_volume
             pair.alpha.wait_for_end()? == 137,
             "the volume's host is to be killed when it has become that"
         );
-        // It goes on by itself: the orders of both hosts are over when they hear of each other again.
+        // It resumes by itself once the hosts have contact again.
         drop(migrating);
         pair.link.set(LinkState::Cut);
         let left = writing.join().map_err(|_| anyhow::anyhow!("the client has ended in disorder"))?;
@@ -114,7 +114,7 @@ fn what_a_lost_owner_was_asked_for_is_answered_where_the_volume_is_promoted() {
         let mut client = Client::connect(&pair.alpha.export()?, ClientOptions::default())?;
         pair.leave()?;
         pair.beta.stop()?;
-        // It dies when the volume is complete at its first host again, and is never heard of after that.
+        // It is killed for good once the volume is complete at its first host again.
         pair.beta.start_with(&[("STERNA_FAIL_POINT", "before-released")])?;
         write(&mut client, 1)?;
         let migrating = pair.beta.start_migrating("alpha:a")?;

@@ -1,4 +1,4 @@
-//! What the way home costs when the image of an earlier stay was kept: what was written since, and nothing else.
+//! Tests of the incremental return: it sends only the writes since the volume left a kept image.
 
 use anyhow::{Context as _, bail, ensure};
 use api::{ImageFate, KeptBecause, Migration, MigrationState, RemovedVolume, Replica, Volume, VolumeState};
@@ -8,10 +8,10 @@ use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurabi
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
-/// What is recorded and copied at least.
+/// Unit of recording and copying.
 const UNIT_BYTES: u64 = 4 << 10;
 
-/// Moves `v` to where it is not, keeps its old image, and waits until it is served there.
+/// Moves `v` to the other host, keeps its old image, and waits until it is served there.
 fn travel(from: &Host, to: &Host, target: &str, more: &[&str]) -> anyhow::Result<Migration> {
     let arguments = [&["migrate", "v", "--to", target, "--keep-source"], more].concat();
     let ended: Migration = from.ask(&arguments)?;
@@ -31,12 +31,12 @@ fn come_home(pair: &Pair, more: &[&str]) -> anyhow::Result<Migration> {
     travel(&pair.beta, &pair.alpha, "alpha:a", more)
 }
 
-/// What went over the link, and what was looked at and found to be zero.
+/// Returns the bytes that were sent, and those that were found to be zero.
 fn sent(ended: &Migration) -> u64 {
     ended.bytes_moved + ended.bytes_zero
 }
 
-/// The content of a disk that is away at beta; its guest has left.
+/// Returns the content of a disk at beta, whose guest has left.
 fn away(pair: &mut Pair) -> anyhow::Result<lab::workload::Content> {
     pair.alpha.create_volume(DISK_BYTES)?;
     let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
@@ -76,12 +76,12 @@ fn what_was_kept_is_listed_spares_its_bytes_and_is_dropped() {
         ensure!(spared.bytes_spared == spared.bytes_held && spared.bytes_held >= FILL_BYTES, "{spared:?}");
         let shown = pair.beta.sterna(["migration", "show", &home.id])?.success()?;
         ensure!(shown.contains("a kept image had the rest"), "{shown}");
-        // What was kept at beta is dropped: the way there is a whole copy again.
+        // The kept image at beta is dropped, so the next move copies everything.
         let dropped: Replica = pair.beta.ask(&["replica", "drop", "v"])?;
         ensure!(dropped.shortens_return && pair.beta.images("a")?.is_empty(), "{dropped:?}");
         let whole = leave(pair)?;
         ensure!(whole.replica.is_none() && sent(&whole) >= FILL_BYTES, "{whole:?}");
-        // A volume of its name may be made beside what was kept; that one cannot come home then.
+        // A new volume of this name may be made beside the kept image. Then the old volume cannot return.
         until("its last client has left it", || Ok(pair.alpha.volume().is_err().then_some(())))?;
         pair.alpha.create_volume(DISK_BYTES)?;
         ensure!(pair.alpha.images("a")?.len() == 2, "{:?}", pair.alpha.images("a")?);
@@ -102,7 +102,7 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_at_another_host(
             let ended: Migration = pair.alpha.ask(&["migrate", name, "--to", "beta:a"])?;
             ensure!(ended.state == MigrationState::Moved, "{ended:?}");
         }
-        // Beta's journal begins anew.
+        // Beta gets a new journal.
         pair.beta.kill()?;
         pair.beta.start()?;
         let made: RemovedVolume = pair.beta.ask(&["volume", "remove", "w"])?;
@@ -114,12 +114,12 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_at_another_host(
     });
 }
 
-/// Writes 4 KiB into every other MiB of the disk that is away, and says how many bytes that is.
+/// Writes 4 KiB into every other MiB of the disk at beta, and returns the number of bytes.
 fn write_scattered(export: &Address) -> anyhow::Result<u64> {
     write_blocks(export, 5, 1)
 }
 
-/// Writes this block of every other MiB, and says how many bytes that is.
+/// Writes this block of every other MiB, and returns the number of bytes.
 fn write_blocks(export: &Address, block: u64, byte: u8) -> anyhow::Result<u64> {
     let mut client = Client::connect(export, ClientOptions::default())?;
     let places = (0..DISK_BYTES).step_by(2 << 20);
@@ -148,7 +148,7 @@ fn scattered_writes_of_4_kib_cost_their_own_size_on_the_way_home() {
     });
 }
 
-/// Moves `v` on, and checks that no more went over the link than was written since it was there, about.
+/// Moves `v`, and checks that about as much was sent as was written since it left that host.
 fn go_on(from: &Host, to: &Host, target: &str, written: u64) -> anyhow::Result<()> {
     let ended = travel(from, to, target, &[])?;
     ensure!(sent(&ended) >= written, "{written} bytes were written: {ended:?}");
@@ -166,7 +166,8 @@ fn volume_that_has_been_at_three_hosts_goes_to_each_with_what_that_one_lacks() {
         let at_beta = write_blocks(&beta.export()?, 1, 1)?;
         travel(beta, gamma, "gamma:a", &[])?;
         let at_gamma = write_blocks(&gamma.export()?, 2, 2)?;
-        // What it was told by beta of the copy at alpha outlasts it. (After a kill regions count, and not blocks.)
+        // Its knowledge of the copy at alpha, which it has from beta, survives a restart. (After a kill
+        // it counts regions, not blocks.)
         gamma.stop()?;
         gamma.start()?;
         until("the volume is served again", || {

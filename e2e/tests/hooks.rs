@@ -1,5 +1,4 @@
-//! What an administrator has run before and after a VM, or a volume without one, moves: on both sides, told what it is
-//! about, and heard when it fails.
+//! Tests of hooks before and after a VM or a volume moves: on both sides, with their variables, and their failures.
 
 use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,7 +11,7 @@ use e2e::{Host, Pair, guest, until, vm};
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
 
-/// What every hook of these tests does: it notes its occasion, and then what a file says that is named like its moment.
+/// Script of every hook: it records its call, and then runs the commands of a file that is named after its moment.
 const HOOK: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 echo "$STERNA_HOOK $STERNA_SIDE $STERNA_VM $STERNA_VOLUMES $STERNA_SOURCE_HOST $STERNA_TARGET_HOST $STERNA_OUTCOME" >> "$here/told"
@@ -20,12 +19,12 @@ echo "$STERNA_HOOK $STERNA_SIDE $STERNA_VM $STERNA_VOLUMES $STERNA_SOURCE_HOST $
 exit 0
 "#;
 
-/// How long a hook may take that is to succeed, also on a busy machine, in seconds.
+/// Timeout of a hook that should succeed, also on a busy machine, in seconds.
 const PATIENCE_S: u32 = 20;
-/// How long one may take that hangs, in seconds: those beside it end at once.
+/// Timeout of a hook that hangs, in seconds. Other hooks end at once.
 const IMPATIENCE_S: u32 = 6;
 
-/// Two hosts with hooks that may take so long, and a VM at alpha.
+/// Makes two hosts with hooks with this timeout, and a VM at alpha.
 fn play(timeout_s: u32, test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<()>) {
     play_with_hooks(timeout_s, |pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
@@ -34,13 +33,13 @@ fn play(timeout_s: u32, test: impl FnOnce(&mut Pair, &vm::Vm) -> anyhow::Result<
     });
 }
 
-/// Two hosts with hooks that may take so long.
+/// Makes two hosts with hooks with this timeout.
 fn play_with_hooks(timeout_s: u32, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     e2e::play_pair(|pair| {
         for scene in [&mut pair.alpha, &mut pair.beta] {
             let hook = scene.path("hook");
-            // By another process: what this one has open for writing, a child of another test may have as well, and
-            // then it cannot be executed.
+            // Another process writes it. A file that this process has open for writing may also be open in a child of another
+            // test, and then it cannot be executed.
             let mut writer =
                 Command::new("tee").arg(&hook).stdin(Stdio::piped()).stdout(Stdio::null()).spawn()?;
             writer.stdin.take().context("tee reads")?.write_all(HOOK.as_bytes())?;
@@ -70,7 +69,7 @@ fn until_told(scene: &Host, expected: &[&str]) -> anyhow::Result<()> {
     })
 }
 
-/// Begins to move the VM, and follows that to its end.
+/// Moves the VM, and waits for the end.
 fn travel(pair: &Pair) -> anyhow::Result<Migration> {
     let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
     pair.alpha.wait_for_migration(&begun.id)
@@ -87,7 +86,7 @@ fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
 #[test]
 fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
     play(IMPATIENCE_S, |pair, console| {
-        // A hook that fails at the source, one that fails at the target, one that hangs there.
+        // The hook fails at the source, fails at the target, or hangs there.
         let failures = [
             ("alpha", "source", "echo no way >&2; exit 7"),
             ("beta", "target", "exit 8"),
@@ -110,7 +109,7 @@ fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
             stays(pair, console)?;
             std::fs::remove_file(scene.path("before"))?;
         }
-        // The target's is run first, so the source's ran only once.
+        // The target's hook runs first, so the source's hook has run only once.
         let before = "before source web1 v alpha beta";
         until_told(&pair.alpha, &[before, "after source web1 v alpha beta failed"])?;
         let before = "before target web1 v alpha beta";
@@ -160,9 +159,9 @@ fn hooks_run_for_a_volume_without_a_machine_and_its_guest_works_meanwhile() {
         ensure!(message.contains("(target) ended with exit status 8, and said last: no tunnel"), "{message}");
         pair.alpha.check_place("a")?;
         until_told(&pair.beta, &["before target  v alpha beta", "after target  v alpha beta failed"])?;
-        // The source was not asked for its own, and none comes after nothing.
+        // The source's hook did not run, so there is no `after` hook.
         ensure!(told(&pair.alpha)?.is_empty(), "{:?}", told(&pair.alpha)?);
-        // One takes its time, and its daemon is killed: the next daemon waits for it, and does not run it again.
+        // The daemon is killed during a slow hook. The next daemon waits for it, and does not run it again.
         std::fs::write(
             pair.beta.path("before"),
             "until [ -e \"$here/go\" ] || [ ! -e \"$here\" ]; do sleep 0.1; done",
@@ -187,7 +186,7 @@ fn hooks_run_for_a_volume_without_a_machine_and_its_guest_works_meanwhile() {
             Ok((told(&pair.beta)?.last().map(String::as_str) == Some("after target  v alpha beta moved"))
                 .then_some(()))
         })?;
-        // Between two stores of one host there is one side.
+        // Between two stores of one host there is only one side.
         let other: Migration = pair.beta.ask(&["migrate", "v", "--to", "b"])?;
         ensure!(other.state == MigrationState::Moved, "{other:?}");
         until("it is told once before and once after", || {

@@ -1,5 +1,5 @@
-//! Clients that mean ill: slow ones, crowds, those that vanish, never listen, or say what makes no sense. In each test a
-//! guest that knows every block works on the same daemon, and its disk moves meanwhile.
+//! Tests of hostile clients: slow ones, crowds, and clients that vanish, never read, or send garbage. In each test a guest that
+//! knows every block uses the same daemon, and its disk moves meanwhile.
 
 #[path = "hostile/api.rs"]
 mod api_clients;
@@ -13,12 +13,12 @@ use api::{MigrationState, Volume};
 use e2e::{Host, guest, play, until};
 
 const DISK_BYTES: u64 = 16 << 20;
-/// What is on the disk when it begins to move; the guest writes all of it soon.
+/// Bytes on the disk when it begins to move. The guest soon writes all of it.
 const FILLED_BYTES: u64 = 4 << 20;
-/// So slow that the disk is still copied when most attacks end, and changes hands while the patient ones last.
+/// A rate at which the copy outlasts most attacks, and the handover happens during the longest ones.
 const RATE: &str = "4MiB/s";
 
-/// Lets a guest work on a volume that moves while `attack` does its worst, and checks that neither has suffered.
+/// Runs `attack` while a guest works on a moving volume, and checks that neither is affected.
 fn undisturbed(attack: impl FnOnce(&Host, &Volume) -> anyhow::Result<()>) {
     play(|scene| {
         let volume = scene.create_volume(DISK_BYTES)?;

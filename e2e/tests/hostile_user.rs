@@ -1,7 +1,7 @@
-//! A local user whose QEMU is adopted, and who tries to get more by that: files of root, their content, or another VM's monitor.
+//! Tests of a local user who tries to get files of root, their content, or another VM's monitor by having a QEMU adopted.
 //!
-//! What the user could do is done here by root, in the user's folder: links, hard links (where the kernel lets users make them), other
-//! files in the place of the image, at any moment, also while the daemon is down.
+//! The test acts as root in the user's folder, as the user could: links, hard links (where the kernel lets users make them), and
+//! other files in place of the image, at any moment, also while the daemon is down.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
 use std::os::unix::net::UnixListener;
@@ -21,11 +21,11 @@ const QEMU: &str = "qemu-system-x86_64";
 const USER: u32 = 24_005;
 const VM: &str = "users";
 const DISK_BYTES: usize = 4 << 20;
-/// How long the image is exchanged at random moments.
+/// Time during which the image is exchanged at random moments.
 const EXCHANGES_FOR: Duration = Duration::from_secs(5);
 const SECRET: u8 = 0x5e;
 
-/// A user's folder, in which the user's QEMU has its image and its monitor; beside it what only root may read.
+/// A user's folder with QEMU's image and monitor, and beside it a file that only root may read.
 struct User {
     folder: PathBuf,
     secret: PathBuf,
@@ -44,7 +44,7 @@ impl User {
         let folder = scene.path("user");
         let secret = scene.path("secret");
         std::fs::create_dir(&folder)?;
-        // As large as the image, so that its size keeps it from nothing.
+        // It is as large as the image, so that its size is no obstacle.
         std::fs::write(&secret, vec![SECRET; DISK_BYTES])?;
         std::fs::set_permissions(&secret, std::fs::Permissions::from_mode(0o600))?;
         std::fs::write(folder.join("disk"), vec![1; DISK_BYTES])?;
@@ -52,7 +52,7 @@ impl User {
             chown(path, Some(USER), Some(USER))?;
         }
         let monitor = folder.join("qmp");
-        // QEMU has it, and can do nothing with it: any user may hold a file so, whose folder that user may pass through.
+        // QEMU holds it with O_PATH, which allows no access. Any user may do so for a file whose folder is passable.
         let _held = rustix::fs::open(&secret, OFlags::PATH, Mode::empty())?;
         let qemu = Command::new(QEMU)
             .uid(USER)
@@ -65,7 +65,7 @@ impl User {
             .spawn()
             .with_context(|| format!("start {QEMU}; the package qemu-system-x86 has it"))?;
         let user = Self { folder, secret, qemu };
-        // It makes its monitor before it has opened its image for good.
+        // QEMU makes its monitor before it has opened its image for good.
         until("QEMU can be adopted", || Ok((user.adopt(scene)?.code == 0).then_some(())))?;
         scene.sterna(["vm", "release", VM])?.success()?;
         Ok(user)
@@ -79,7 +79,7 @@ impl User {
         adopt(scene, &self.path("qmp"))
     }
 
-    /// Puts something else in the place of the image, which is called `away` then.
+    /// Replaces the image by another object, and renames the image to `away`.
     fn exchange(&self, how: &str) -> anyhow::Result<()> {
         std::fs::rename(self.path("disk"), self.path("away"))?;
         self.make_trap(how, &self.path("disk"))
@@ -108,7 +108,7 @@ impl User {
         Ok(std::fs::rename(self.path("away"), disk)?)
     }
 
-    /// What is root's is root's alone.
+    /// Checks that the file of root is unchanged and only root's.
     fn check(&self, when: &str) -> anyhow::Result<()> {
         let found = std::fs::metadata(&self.secret)?;
         ensure!(
@@ -124,7 +124,7 @@ fn adopt(scene: &Host, monitor: &Path) -> anyhow::Result<Outcome> {
     scene.sterna(["vm", "adopt", VM, "--qmp", monitor])
 }
 
-/// The first byte of the volume, if it is served.
+/// Returns the first byte of the volume, if it is served.
 fn first_byte(scene: &Host) -> anyhow::Result<Option<u8>> {
     let volumes: Vec<Volume> = scene.ask(&["volume", "list"])?;
     let Some(volume) = volumes.into_iter().find(|volume| volume.state == VolumeState::Serving) else {
@@ -220,11 +220,11 @@ fn a_user_who_exchanges_an_image_at_random_moments_gets_nothing_of_root() {
                             return Ok(());
                         }
                         renameat_with(CWD, &trap, CWD, user.path("disk"), RenameFlags::EXCHANGE)?;
-                        // The trap is there for up to a millisecond, and away for as long.
+                        // The trap exists for up to a millisecond, and is absent for as long.
                         moment = moment
                             .wrapping_mul(6_364_136_223_846_793_005)
                             .wrapping_add(1_442_695_040_888_963_407);
-                        // It is the moments that are tried: nothing is waited for.
+                        // The test tries random moments, so it sleeps instead of waiting for an event.
                         std::thread::sleep(Duration::from_micros(moment >> 54));
                     }
                 }
@@ -247,7 +247,7 @@ fn a_user_who_exchanges_an_image_at_random_moments_gets_nothing_of_root() {
             exchanges.join().map_err(|_| anyhow::anyhow!("the exchanges have panicked"))??;
             tried.map(drop)
         })?;
-        // QEMU is there as before, and can be adopted once its image is in its place.
+        // QEMU is unchanged, and can be adopted once its image is back.
         let is_away = std::fs::symlink_metadata(user.path("trap"))?;
         if is_away.is_file() && is_away.uid() == USER {
             renameat_with(CWD, user.path("trap"), CWD, user.path("disk"), RenameFlags::EXCHANGE)?;
@@ -276,7 +276,7 @@ fn a_user_who_exchanges_a_monitor_has_no_other_vm_told_anything() {
                 "{order:?}: the daemon has connected to another VM's monitor"
             );
         }
-        // One of another user by the same name, without a link.
+        // A file of another user has the same name, without a link.
         std::fs::remove_file(user.path("qmp"))?;
         std::fs::rename(&others, user.path("qmp"))?;
         let refused = scene.sterna(["vm", "release", VM])?;

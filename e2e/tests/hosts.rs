@@ -1,4 +1,4 @@
-//! Volumes between two hosts that share nothing, with guests that know what they wrote.
+//! Tests of volumes between two hosts without shared storage, with guests that know their writes.
 
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -10,20 +10,20 @@ use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// Slow enough that a migration of what is filled is under way for a while.
+/// A rate at which the migration of the filled part takes a while.
 const SLOWLY: &str = "6MiB/s";
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 2000;
-/// A link that says nothing for so long is known to be lost.
+/// Silence after which a link counts as lost.
 const NOTICED_AFTER: Duration = Duration::from_secs(5);
 
-/// Makes the volume `v` at `alpha` and lets a guest fill a part of it and work on it.
+/// Makes the volume `v` at `alpha`, and starts a guest that fills a part of it.
 fn start_guest(pair: &Pair) -> anyhow::Result<Guest> {
     pair.alpha.create_volume(DISK_BYTES)?;
     guest::start(&pair.alpha.export()?, FILL_BYTES)
 }
 
-/// The same, and begins to move it to `beta`, slowly.
+/// Does the same, and begins a slow move to `beta`.
 fn begin_to_leave(pair: &Pair) -> anyhow::Result<(Guest, Migration)> {
     let guest = start_guest(pair)?;
     Ok((guest, pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?))
@@ -36,7 +36,7 @@ fn until_left(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
     pair.check_at(&pair.beta, &pair.alpha)
 }
 
-/// Waits until so many bytes have been copied.
+/// Waits until `bytes` bytes have been copied.
 fn until_copied(scene: &Host, migration: &Migration, bytes: u64) -> anyhow::Result<()> {
     until("a part is copied", || Ok((scene.migration(&migration.id)?.bytes_copied >= bytes).then_some(())))
 }
@@ -62,10 +62,10 @@ fn cut_and_silent_links_cost_time_and_nothing_else() {
         for (state, copied) in [(LinkState::Cut, FILL_BYTES / 4), (LinkState::BlackHole, FILL_BYTES / 2)] {
             until_copied(&pair.alpha, &begun, copied)?;
             pair.link.set(state);
-            // A guest that waits for the other host waits until the test gives up.
+            // A guest that waited for the other host would wait until the test gives up.
             let cut = Instant::now();
             guest::until_worked(&guest, WORK_REQUESTS)?;
-            // And so does one that is held only when the loss of the link has been noticed.
+            // The same holds for a guest that is held after the loss was noticed.
             sleep(NOTICED_AFTER.saturating_sub(cut.elapsed()));
             guest::until_worked(&guest, WORK_REQUESTS)?;
             pair.link.set(LinkState::Up);
@@ -92,7 +92,7 @@ fn killed_source_host_goes_on_with_the_migration() {
     play_pair(|pair| {
         let (guest, begun) = begin_to_leave(pair)?;
         until_copied(&pair.alpha, &begun, FILL_BYTES / 4)?;
-        // Its client has gone when the daemon is killed, so what it knows is compared afterwards.
+        // Its client leaves when the daemon is killed, so its knowledge is compared afterwards.
         let stopped = guest::stop_and_verify(guest)?;
         pair.alpha.kill()?;
         pair.alpha.start()?;
@@ -157,7 +157,7 @@ fn volume_that_was_released_to_a_host_that_heard_nothing_is_promoted_there_with_
         ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed at its commit point");
         let waiting = pair.beta.volume()?;
         ensure!(waiting.state == VolumeState::Arriving, "{waiting:?}");
-        // Nobody serves it, and neither does the source, which has released it: the link never comes back.
+        // No host serves it: the source has released it, and the link stays broken.
         pair.link.set(LinkState::Cut);
         pair.alpha.start()?;
         let released = until("the source prints its ticket", || {
@@ -175,7 +175,7 @@ fn volume_that_was_released_to_a_host_that_heard_nothing_is_promoted_there_with_
         let promoted = pair.beta.volume()?;
         ensure!(promoted.state == VolumeState::Serving && promoted.generation == 1, "{promoted:?}");
 
-        // The source hears of it when the link is there again, and nothing is left of the volume but the way to it.
+        // The source learns of it when the link works again, and then only forwards clients.
         pair.link.set(LinkState::Up);
         until_left(pair, &begun)?;
         pair.beta.stop()?;
@@ -188,10 +188,10 @@ fn migration_that_rests_copies_nothing_until_it_goes_on() {
     play_pair(|pair| {
         let (guest, begun) = begin_to_leave(pair)?;
         pair.alpha.sterna(["migration", "pause", &begun.id])?.success()?;
-        // What was under way when it was paused ends first, and takes its time on a busy machine.
+        // Requests in flight at the pause end first, which takes time on a busy machine.
         until("a second passes in which nothing is copied", || {
             let before = pair.alpha.migration(&begun.id)?;
-            // The time is what is tried: with the rate of this migration it would be six megabytes.
+            // The test needs this time: at the rate of this migration it would copy six megabytes.
             sleep(Duration::from_secs(1));
             let after = pair.alpha.migration(&begun.id)?;
             ensure!(after.state == MigrationState::Paused, "it went on: {after:?}");
@@ -226,12 +226,12 @@ fn killed_at_each_step_of_the_handover_the_volume_is_at_one_host() {
                     let volume = scene.volume().ok();
                     volume.is_some_and(|volume| volume.state == VolumeState::Serving)
                 };
-                // It may change hands between two looks, and does so once: the first host is looked at twice.
+                // The volume may change hands once between two checks, so the first host is checked twice.
                 let looks = [&pair.alpha, &pair.beta, &pair.alpha].map(served);
                 ensure!(looks != [true; 3], "{host} {step}: both serve it");
                 Ok(matches!(looks, [true, false, true] | [false, true, false]).then_some(()))
             })?;
-            // What was begun ends by itself, wherever that is.
+            // The migration ends by itself, at either host.
             pair.alpha.until_idle()?;
             pair.beta.until_idle()?;
             let image = if pair.beta.images("a")?.is_empty() { &mut pair.alpha } else { &mut pair.beta };

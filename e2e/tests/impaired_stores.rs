@@ -1,4 +1,4 @@
-//! Stores that the configuration slows down, or lets fail, on purpose.
+//! Tests of stores that the configuration makes slow or faulty.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ fn took(migration: &Migration) -> anyhow::Result<Duration> {
     Ok(Duration::from_millis(ended - migration.started_unix_ms))
 }
 
-/// Orders a move to the store `b` and waits for its end, whatever that is.
+/// Moves the volume to the store `b`, and returns the ended migration.
 fn move_away(scene: &Host) -> anyhow::Result<Migration> {
     let begun = scene.begin_to_migrate("b", None)?;
     scene.wait_for_migration(&begun.id)
@@ -37,7 +37,7 @@ fn a_store_takes_no_more_bytes_a_second_than_it_is_said_to_and_everybody_is_told
         let moved = move_away(scene)?;
         ensure!(moved.state == MigrationState::Moved && moved.bytes_copied >= FILL_BYTES, "{moved:?}");
         let least = Duration::from_secs_f64(moved.bytes_copied as f64 / RATE as f64);
-        // One flush at least comes after the last byte, and times of the API are rounded.
+        // At least one flush follows the last byte, and times of the API are rounded.
         let least = least + Duration::from_millis(100) - Duration::from_millis(2);
         ensure!(took(&moved)? >= least, "{:?} rather than {least:?}: {moved:?}", took(&moved)?);
 

@@ -1,7 +1,6 @@
-//! Programs of others on a volume: each while it rests, while it moves, and after it has moved.
+//! Tests of other programs on a volume: while it is idle, while it moves, and after the move.
 //!
-//! What they do with byte ranges, copies and comparisons is in `clients.rs`, fio in `fio.rs`, whole VMs in
-//! `vm.rs`.
+//! `clients.rs` has tests of byte ranges, copies and comparisons, `fio.rs` of fio, and `vm.rs` of VMs.
 
 use anyhow::{Context as _, ensure};
 use e2e::file_system::FileSystem;
@@ -21,7 +20,7 @@ fn qemu_io_reads_what_it_wrote_zeroed_and_discarded() {
             "read -P 0 64k 128k".to_owned(),
             "discard 512k 64k".to_owned(),
             "read -P 0 512k 64k".to_owned(),
-            // Neither its beginning nor its end is at a block of the disk.
+            // Neither its beginning nor its end is at a block boundary.
             format!("write -P {pattern} 2097151 4099"),
             format!("read -P {pattern} 2097151 4099"),
             format!("aio_write -P {pattern} 4M 256k"),
@@ -33,7 +32,7 @@ fn qemu_io_reads_what_it_wrote_zeroed_and_discarded() {
         ];
         let said = qemu_io("raw", uri, &commands)?;
         ensure!(!said.contains("failed") && said.contains("wrote 1048576/1048576 bytes"), "{said}");
-        // A pattern that is not there is noticed, or all of this would prove nothing.
+        // A wrong pattern must be noticed, so that the test proves something.
         ensure!(qemu_io("raw", uri, &["read -P 0xee 0 4k".to_owned()]).is_err());
         Ok(())
     });
@@ -107,10 +106,10 @@ fn a_file_system_over_nbdfuse_is_whole_after_moves() {
     });
 }
 
-/// Bytes at the beginning of the disk that [`fill`] writes.
+/// Bytes that [`fill`] writes at the beginning of the disk.
 const FILLED_BYTES: u64 = 24 << 20;
 
-/// Does something with a volume of which a part is filled: while it rests, while it moves, and after it has moved.
+/// Runs `work` on a partly filled volume: while it is idle, while it moves, and after the move.
 fn at_rest_and_moving(work: impl Fn(&str, u64) -> anyhow::Result<()>) {
     play(|scene| {
         let uri = scene.create_volume(DISK_BYTES)?.uri;
@@ -126,7 +125,7 @@ fn fill(uri: &str) -> anyhow::Result<()> {
     qemu_io("raw", uri, &[format!("write -P 0x5a 0 {FILLED_BYTES}"), "flush".to_owned()]).map(drop)
 }
 
-/// Runs commands of qemu-io; one that fails, or finds another pattern than it was told, is an error.
+/// Runs commands of qemu-io. A failed command, or a wrong pattern, is an error.
 fn qemu_io(format: &str, uri: &str, commands: &[String]) -> anyhow::Result<String> {
     let program = Program::of_package("qemu-io", "qemu-utils").args(["-f", format]);
     program.args(commands.iter().flat_map(|command| ["-c", command])).arg(uri).succeed()

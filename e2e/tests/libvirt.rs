@@ -1,5 +1,5 @@
-//! Domains of libvirt: adopted while their guest works, moved, and given back, by a libvirtd of the test's own. The guest knows
-//! what it wrote, and libvirt's definition is true at every step.
+//! Tests of domains of libvirt: adopted while their guest works, moved, and released, with the test's own libvirtd. The guest
+//! knows its writes, and libvirt's definition is correct at every step.
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
@@ -11,12 +11,12 @@ use e2e::{Host, Program, until, vm};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// What the guest does between two steps.
+/// Requests of the guest between two steps.
 const REQUESTS: u64 = 100;
-/// What the definition has, and keeps.
+/// Texts that the definition keeps.
 const KEPT: [&str; 2] = ["what stays as it is", "qemu:commandline"];
 
-/// Plays a test on one host with a libvirtd.
+/// Runs a test on one host with a libvirtd.
 fn play(test: impl FnOnce(&mut Host, &Libvirtd) -> anyhow::Result<()>) {
     e2e::play(|host| match Libvirtd::start(host)? {
         Some(libvirt) => test(host, &libvirt),
@@ -72,7 +72,7 @@ fn killed_at_each_step_the_next_daemon_goes_on_and_a_domain_that_is_shut_off_get
         let console = libvirt.domain(host, &pairs, FILL_BYTES)?;
         let socket = libvirt.socket()?;
         let words = ["vm", "adopt", "--libvirt", DOMAIN, "--store", "a", "--libvirt-socket", &socket];
-        // Two volumes, two copies, two pivots; and the same back.
+        // There are two volumes, copies and pivots, and the same for the release.
         for pass in 1..=6 {
             let side = if pass % 2 == 0 { "before" } else { "after" };
             kill_at(host, &words, &format!("{side}-exchange@{pass}"))?;
@@ -96,7 +96,7 @@ fn killed_at_each_step_the_next_daemon_goes_on_and_a_domain_that_is_shut_off_get
         ensure!(host.ask::<Vec<Volume>>(&["volume", "list"])?.is_empty());
         let named = [text(&places[0])?, text(&places[1])?];
         libvirt.check_definitions(&[KEPT[0], KEPT[1], &named[0], &named[1]], &["protocol='nbd'"])?;
-        // They are the disks: it starts from them.
+        // The images are its disks, and it starts from them.
         libvirt.virsh(&["start", DOMAIN])?;
         console.forget();
         Ok(())
@@ -161,7 +161,7 @@ fn a_release_that_would_break_something_is_refused_by_name_and_nothing_changes()
         std::os::unix::fs::symlink(&image, &link)?;
         let console = libvirt.domain(host, &[(&link, "qcow2")], FILL_BYTES)?;
         adopt(host, libvirt)?;
-        // What the link led to is put aside, not the link.
+        // The link's target is renamed, not the link.
         ensure!(host.path("disk.qcow2.moved-web1").exists() && link.is_symlink());
         let served = host.path("a").join("web1.img");
         let refused = |words: &str| {
@@ -184,7 +184,7 @@ fn a_release_that_would_break_something_is_refused_by_name_and_nothing_changes()
         refused("virsh blockcommit web1 vda --active --pivot")?;
         console.work_on(REQUESTS)?;
         libvirt.virsh(&["blockcommit", DOMAIN, "vda", "--active", "--pivot"])?;
-        // A file that somebody has put where the disk is to be stays.
+        // A foreign file at the disk's old place stays.
         std::fs::write(&image, "somebody's")?;
         let taken = host.sterna(["vm", "release", DOMAIN])?;
         ensure!(taken.stderr.contains("there is a file already"), "{taken:?}");
@@ -266,7 +266,7 @@ fn adopt(host: &Host, libvirt: &Libvirtd) -> anyhow::Result<Vm> {
     host.ask(&["vm", "adopt", "--libvirt", DOMAIN, "--store", "a", "--libvirt-socket", &socket])
 }
 
-/// Gives an order to a daemon that kills itself at a step; then there is another one.
+/// Gives an order to a daemon that kills itself at a step, and starts another daemon.
 fn kill_at(host: &mut Host, words: &[&str], point: &str) -> anyhow::Result<()> {
     host.stop()?;
     host.start_with(&[("STERNA_FAIL_POINT", point)])?;
@@ -276,7 +276,7 @@ fn kill_at(host: &mut Host, words: &[&str], point: &str) -> anyhow::Result<()> {
     host.start()
 }
 
-/// The VM when nothing is under way, or that there is none.
+/// Waits until no operation is under way, and returns the VM if it exists.
 fn settled(host: &Host) -> anyhow::Result<Option<Option<Vm>>> {
     let vms: Vec<Vm> = host.ask(&["vm", "list"])?;
     let is_under_way = |vm: &Vm| vm.message.as_ref().is_some_and(|message| message.contains("libvirt"));

@@ -1,25 +1,25 @@
-//! The commands of `docs/operate.md`, as they stand there, one after the other, on a system that has nothing of Sterna yet.
+//! Runs the commands of `docs/operate.md`, one after the other, on a system without Sterna.
 
 use anyhow::{Context as _, ensure};
 use e2e::blocks::{Block, blocks};
 use e2e::throw_away_root::{ThrowAwayRoot, package, repository};
 
-/// The version that is there at first, and the one that is there when it is upgraded.
+/// The first version, and the version of the upgrade.
 const VERSIONS: [(&str, &str); 2] = [("first", "0.1.0"), ("next", "0.1.0+next")];
-/// The heading below which there is the next one.
+/// The heading of the upgrade.
 const UPGRADE: &str = "## Upgrade";
 
-/// The heading below which everything goes.
+/// The heading of the removal.
 const UNINSTALL: &str = "## Uninstall";
 
-/// Commands of another page that such a host runs before that.
+/// Commands of another page that run before the removal.
 struct Other {
     document: &'static str,
-    /// Below which heading; `None`: all of them.
+    /// The heading of the commands; `None`: the whole page.
     heading: Option<&'static str>,
-    /// What they take for granted.
+    /// Commands before them.
     before: &'static str,
-    /// What takes that away again.
+    /// Commands that undo these.
     after: &'static str,
 }
 
@@ -43,7 +43,7 @@ const fn other(document: &'static str, heading: Option<&'static str>) -> Other {
     Other { document, heading, before: "", after: "" }
 }
 
-/// What the page takes for granted: somebody who may become root, and a folder with a package.
+/// Commands before the page: a user with sudo, and a folder with a package.
 const BEFORE: &str = "useradd --create-home alice; mkdir /root/work; ln -s /mnt/first /root/work/target";
 const NEXT: &str = "ln -sfn /mnt/next /root/work/target";
 
@@ -63,7 +63,7 @@ fn the_commands_of_the_page_do_what_it_says() -> anyhow::Result<()> {
 
     let root = ThrowAwayRoot::boot(packages.path())?;
     root.succeed(BEFORE)?;
-    // What one block exports holds for those behind it: they are typed into one terminal.
+    // Exports of a block hold for later blocks, because all run in one shell.
     let mut exported = String::new();
     let (mut upgraded, mut others) = (false, false);
     for Block { heading, commands } in &blocks {
@@ -92,7 +92,7 @@ fn the_commands_of_the_page_do_what_it_says() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs what other pages say.
+/// Runs the commands of other pages.
 fn run_others(root: &ThrowAwayRoot, exported: &str) -> anyhow::Result<()> {
     for Other { document, heading: wanted, before, after } in OTHERS {
         let page = std::fs::read_to_string(repository().join(document))?;
@@ -105,7 +105,7 @@ fn run_others(root: &ThrowAwayRoot, exported: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Commands as somebody types them who works in a folder of root's. Root needs nobody's leave, and there may be no sudo.
+/// Returns commands for root in root's folder, without `sudo`, which may be missing.
 fn script(exported: &str, commands: &str) -> String {
     format!("sudo() {{ \"$@\"; }}\ncd /root/work\n{exported}{commands}")
 }

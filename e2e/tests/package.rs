@@ -1,4 +1,4 @@
-//! The package, where a systemd runs: installed, used, upgraded, removed and purged. Guests and images outlast all of it.
+//! Tests of the package with systemd: installed, used, upgraded, removed and purged. Guests and images survive all of it.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
@@ -7,7 +7,7 @@ use anyhow::{Context as _, ensure};
 use e2e::throw_away_root::{ThrowAwayRoot, package, repository};
 use e2e::{Outcome, Program, program, until};
 
-/// The version that is installed first, and the one that takes its place.
+/// The first version, and the version of the upgrade.
 const VERSIONS: [&str; 2] = ["0.1.0", "0.1.0+next"];
 
 /// A VM that boots from the volume `web1`.
@@ -20,7 +20,7 @@ command = ["qemu-system-x86_64", "-machine", "q35", "-accel", "tcg", "-m", "64",
 root = "web1"
 "#;
 
-/// A guest that fits into its boot sector, as printf(1) takes it: it reads the next sector with each tick of its clock, and halts
+/// A guest in a boot sector, as an argument of printf(1). It reads the next sector at each tick of its clock, and halts
 /// for good if that fails.
 ///
 /// ```text
@@ -29,34 +29,34 @@ root = "web1"
 ///   E: cli  hlt  jmp E
 /// ```
 const GUEST: &str = r"\xb8\x00\x90\x8e\xc0\x31\xdb\xb8\x01\x02\xb9\x02\x00\xba\x80\x00\xcd\x13\x72\x04\xfb\xf4\xeb\xef\xfa\xf4\xeb\xfc";
-/// Bytes of a boot sector before its mark.
+/// Bytes of a boot sector before its signature.
 const BEFORE_MARK: u64 = 510;
 
-/// What the volume's second MiB is written with.
+/// Byte of the volume's second MiB.
 const WRITE: &str = "qemu-io -f raw -c 'write -P 0x5a 1M 1M' -c flush \
     'nbd+unix:///web1?socket=/run/sterna/volumes/web1.sock'";
-/// Says whether it is still there.
+/// Checks that this content is still there.
 const READ: &str =
     "qemu-io -f raw -c 'read -P 0x5a 1M 1M' 'nbd+unix:///web1?socket=/run/sterna/volumes/web1.sock' |
     grep -q '^read 1048576/1048576' && echo as it was";
 
-/// What systemd says of the unit.
+/// Returns a property of the unit.
 fn property(root: &ThrowAwayRoot, name: &str) -> anyhow::Result<String> {
     Ok(root.succeed(&format!("systemctl show --value --property {name} sterna.service"))?.trim().to_owned())
 }
 
-/// The daemon that serves now.
+/// Returns the process of the present daemon.
 fn daemon(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     ensure!(property(root, "ActiveState")? == "active", "{}", journal(root)?);
     property(root, "MainPID")
 }
 
-/// What the daemons have logged.
+/// Returns the log of the daemons.
 fn journal(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     root.succeed("journalctl --unit sterna --no-pager --lines 80")
 }
 
-/// QEMU's process, as its namespace counts: it runs, as a user of its own in the groups of `sterna-qemu`.
+/// Returns QEMU's process in its namespace, and checks that it runs as a user of its own in the groups of `sterna-qemu`.
 fn qemu(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     let process = root.succeed("pgrep --exact qemu-system-x86")?.trim().to_owned();
     let groups = root.succeed(&format!("grep -w $(id -g sterna-qemu) /proc/{process}/status"))?;
@@ -66,7 +66,7 @@ fn qemu(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     Ok(process)
 }
 
-/// Requests to read that the daemon has counted.
+/// Returns the number of reads that the daemon has counted.
 fn reads(root: &ThrowAwayRoot) -> anyhow::Result<u64> {
     let metric = "sterna_volume_requests_total{volume=\"web1\",operation=\"read\"}";
     let told = root.run("sterna metrics")?;
@@ -74,7 +74,7 @@ fn reads(root: &ThrowAwayRoot) -> anyhow::Result<u64> {
     Ok(value.map_or(Ok(0), |value| value.trim().parse())?)
 }
 
-/// Waits until the guest, which reads all the time, has been answered again.
+/// Waits until the guest, which reads all the time, has got another answer.
 fn wait_for_guest(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let mut before = u64::MAX;
     until("the guest reads its disk", || {
@@ -111,14 +111,14 @@ fn a_package_is_installed_used_upgraded_removed_and_purged_and_every_guest_and_i
     outlast(&root)?;
     remove_and_purge(&root)?;
 
-    // What was left is served again.
+    // The remaining volume is served again.
     install(&root, VERSIONS[1])?.expect(0)?;
     daemon(&root)?;
     ensure!(root.succeed(READ)? == "as it was\n");
     wait_for_guest(&root)
 }
 
-/// Files, accounts, modes; what systemd says of the unit; who may use the API.
+/// Checks files, accounts and modes, the unit's properties, and access to the API.
 fn check_installed(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     root.succeed("systemctl is-enabled sterna.service && sterna health && sterna config check")?;
     let modes = "stat --format '%a %U %G' /var/lib/sterna /run/sterna /run/sterna/sterna.sock /etc/sterna/sterna.toml";
@@ -128,20 +128,20 @@ fn check_installed(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let said = root.run("systemd-analyze verify sterna.service")?;
     said.expect(0)?;
     ensure!(!said.stderr.contains("sterna"), "{}", said.stderr);
-    // It stands beside services of systemd's that are hardened as far; without any of it the figure is 9.6.
+    // Hardened services of systemd have a similar figure. Without hardening it is 9.6.
     let said = root.run("systemd-analyze security --no-pager --threshold=75 sterna.service")?;
     said.expect(0)?;
     let offline =
         root.run("systemd-analyze security --no-pager --offline=yes --threshold=75 sterna.service")?;
     offline.expect(0)?;
 
-    // Manual pages and completions.
+    // There are manual pages and completions.
     root.succeed("for page in /usr/share/man/man1/sterna*.gz; do gzip --test \"$page\"; done")?;
     root.succeed("zcat /usr/share/man/man1/sterna-migrate.1.gz | grep -q -- bandwidth")?;
     root.succeed("source /usr/share/bash-completion/completions/sterna && complete -p sterna")?;
     root.succeed("test -s /usr/share/zsh/vendor-completions/_sterna -a -s /usr/share/fish/vendor_completions.d/sterna.fish")?;
 
-    // The comments of the configuration name keys that there are.
+    // Every key in the comments of the configuration exists.
     root.succeed("sed -E 's/^#([a-z[])/\\1/' /etc/sterna/sterna.toml >/tmp/all.toml; grep -q '^data_dir' /tmp/all.toml")?;
     let all = root.run("sterna config check /tmp/all.toml")?;
     all.expect(1)?;
@@ -154,7 +154,7 @@ fn check_installed(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// A volume with content, and a VM that has it as its disk; orders by signal.
+/// Makes a volume with content and a VM with it as its disk, and sends orders by signal.
 fn use_it(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     root.succeed(&format!(
         "printf '{GUEST}' >/tmp/web1.img; truncate -s {BEFORE_MARK} /tmp/web1.img; printf '\\x55\\xaa' >>/tmp/web1.img
@@ -176,7 +176,7 @@ fn use_it(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Guests keep it from being removed; an upgrade, a restart and an end of the daemon by any cause leave them running.
+/// Guests prevent the removal. They keep running over an upgrade, a restart, and any end of the daemon.
 fn upgrade(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let (before, guest) = (daemon(root)?, qemu(root)?);
     let refused = root.run("dpkg --remove sterna")?;
@@ -184,14 +184,14 @@ fn upgrade(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     ensure!(refused.stderr.contains("would lose their disks:\nsterna:   web1\n"), "{}", refused.stderr);
     ensure!(daemon(root)? == before);
 
-    // A configuration that the new one would not start with: the old one goes on.
+    // The new version would refuse this configuration, so the old one keeps running.
     root.succeed("echo '[no_such_table]' >>/etc/sterna/sterna.toml")?;
     let kept = install(root, VERSIONS[1])?;
     kept.expect(0)?;
     ensure!(kept.stderr.contains("no_such_table"), "{}", kept.stderr);
     ensure!(daemon(root)? == before);
 
-    // A store whose disk is not there is no reason to go on with the old one.
+    // A store with a missing disk does not prevent the upgrade.
     root.succeed(
         "sed -i '/no_such_table/d' /etc/sterna/sterna.toml
         cat >>/etc/sterna/sterna.toml <<'END'
@@ -212,7 +212,7 @@ END",
     Ok(())
 }
 
-/// The daemon is killed, hangs, and is stopped: the first two have it started again, and QEMU notices none.
+/// The daemon is killed, hangs, and is stopped. systemd restarts it in the first two cases, and QEMU keeps running.
 fn outlast(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let guest = qemu(root)?;
     let started_again = |what: &str| {
@@ -226,7 +226,7 @@ fn outlast(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     until("it is started again", || Ok((restarts()? == "1").then_some(())))?;
     started_again("after it was killed")?;
 
-    // The watchdog's time is shortened for the test.
+    // The watchdog's timeout is shortened for the test.
     root.succeed(
         "mkdir -p /run/systemd/system/sterna.service.d
         printf '[Service]\\nWatchdogSec=1s\\n' >/run/systemd/system/sterna.service.d/watchdog.conf
@@ -244,7 +244,7 @@ fn outlast(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     started_again("after a stop")
 }
 
-/// The administrator has stopped the daemon: the package goes, and nothing else does.
+/// After the administrator has stopped the daemon, only the package is removed.
 fn remove_and_purge(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let guest = qemu(root)?;
     root.succeed("systemctl stop sterna.service")?;
@@ -270,7 +270,7 @@ fn remove_and_purge(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// All files below a folder, without it.
+/// Returns all files below a folder, with relative paths.
 fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let said = Program::of_package("find", "findutils").arg(folder).args(["-type", "f"]).succeed()?;
     let mut files = Vec::new();

@@ -1,4 +1,4 @@
-//! The page, in a browser: what it shows, that it outlives the daemon, and that no text becomes a part of it.
+//! Tests of the page in a browser: its content, restarts of the daemon, and foreign texts.
 
 use anyhow::ensure;
 use e2e::browser::{Browser, Colours};
@@ -6,7 +6,7 @@ use e2e::{Host, guest, host, until};
 
 const DISK_BYTES: u64 = 128 << 20;
 
-/// Plays a test on a host whose daemon has a page, and more in its configuration; `url` is where that is.
+/// Runs a test on a host whose daemon serves the page at `url`, with more configuration.
 fn play_with_page(more: &str, test: impl FnOnce(&mut Host, &mut Browser, &str) -> anyhow::Result<()>) {
     let played = host().and_then(|mut host| {
         let address = testbed::own_address()?;
@@ -25,14 +25,14 @@ fn play_with_page(more: &str, test: impl FnOnce(&mut Host, &mut Browser, &str) -
     }
 }
 
-/// Scripts have thrown nothing, and tried nothing that is forbidden to them.
+/// Checks that scripts had no errors, and no violations of the policy.
 fn ensure_content(browser: &mut Browser) -> anyhow::Result<()> {
     let complaints = browser.take_complaints()?;
     ensure!(complaints.is_empty(), "the page complains: {complaints:#?}");
     Ok(())
 }
 
-/// Whether a row of a table has these words in it, as JavaScript.
+/// Returns a JavaScript expression for "a row of a table has these words".
 fn row(table: &str, words: &[&str]) -> String {
     let words = serde_json::json!(words);
     format!(
@@ -46,7 +46,7 @@ fn a_migration_is_seen_from_its_beginning_to_its_report() {
         scene.create_volume(DISK_BYTES)?;
         let working = guest::start(&scene.export()?, DISK_BYTES / 2)?;
         browser.until("the volume is there", &row("volume-table", &["v", "serving", "a"]))?;
-        // Of a guest that works there is a latency, and a rate that is drawn.
+        // A busy guest has a latency, and a line of its rate.
         browser.until("the guest's latency is there", &row("volume-table", &["ms"]))?;
         let moving = scene.begin_to_migrate("b", Some("4MiB/s"))?;
         browser.until(
@@ -99,7 +99,7 @@ fn the_page_outlives_the_daemon_and_goes_on_when_it_is_back() {
         ensure!(health == "not reachable", "{health}");
         let kept: bool = browser.evaluate(&row("volume-table", &["v", "serving"]))?;
         ensure!(kept, "what was there before is gone");
-        // The browser itself tells of requests that nobody answers.
+        // The browser itself reports failed requests.
         browser.take_complaints()?;
         scene.start()?;
         browser.until("the daemon is back", "document.getElementById('away').hidden && document.getElementById('health').innerText === 'ready'")?;
@@ -119,7 +119,7 @@ fn hostile_texts_are_texts_on_the_page() {
     let stores = format!("[stores.h]\ndevice = '/dev/{hostile}'\n[stores.u]\ndevice = '/dev/{unseen}'\n");
     play_with_page(&stores, |_, browser, _| {
         let text = serde_json::json!(hostile);
-        // As the path of the store, and within the message that there is no such device.
+        // It is the path of the store, and a part of the error message about it.
         let told = format!("document.getElementById('store-list').innerText.split({text}).length > 2");
         browser.until("the hostile text is there to be read", &told)?;
         let images: u32 = browser.evaluate("document.querySelectorAll('main img, main script').length")?;
@@ -128,7 +128,7 @@ fn hostile_texts_are_texts_on_the_page() {
         let is_shown: bool = browser.evaluate("!document.body.textContent.includes('\\u202e') && document.body.textContent.includes('/dev/\\ufffdgnp')")?;
         ensure!(is_shown, "what turns the writing round is not made visible");
         ensure_content(browser)?;
-        // Nor would a mistake of ours let it: no string becomes markup.
+        // The policy also forbids to convert any string to markup.
         let refused: bool = browser.evaluate(
             "(() => { try { document.body.innerHTML = '<b>x</b>'; return false } catch { return true } })()",
         )?;
@@ -156,7 +156,7 @@ fn the_filter_the_order_and_the_colours_are_the_readers_choice() {
         let dark = "getComputedStyle(document.body).backgroundColor";
         browser.prefer(Colours::Light)?;
         let light: String = browser.evaluate(dark)?;
-        // From what the system has to light, and from there to dark.
+        // It changes from the system's colours to light, and then to dark.
         browser.evaluate::<bool>(
             "document.getElementById('theme').click(), document.getElementById('theme').click(), true",
         )?;
@@ -167,9 +167,9 @@ fn the_filter_the_order_and_the_colours_are_the_readers_choice() {
             "the choice is remembered",
             "document.documentElement.dataset.theme === 'dark' && document.readyState === 'complete'",
         )?;
-        // The page is whole once its script has drawn what there is.
+        // The page is complete once its script has drawn the data.
         browser.until("the volumes are there again", &format!("{names}.includes('beta')"))?;
-        // Whoever has no mouse, or does not see it, has words for each part.
+        // Each part has a text for keyboards and screen readers.
         let nameless: Vec<String> = browser.evaluate(
             "[...document.querySelectorAll('button, a, input')].filter((part) => !(part.innerText.trim() || part.ariaLabel || \
              part.labels?.length)).map((part) => part.outerHTML)",

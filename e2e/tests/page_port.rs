@@ -1,4 +1,4 @@
-//! The page's port and what is behind it, as programs see them: what is refused, what is never told, and what it costs.
+//! Tests of the page's port by programs: refusals, secrets, and costs.
 
 use std::collections::BTreeSet;
 use std::io::{Read, Write};
@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use e2e::browser::Browser;
 use e2e::{Host, LinkState, host, play_pair, until};
 
-/// A VM whose command has something that is nobody's business.
+/// A VM with a secret in its command.
 const DEFINITION: &str = r#"
 command = ["qemu-system-x86_64", "-M", "pc-q35-7.2", "-m", "64", "-name", "{name}", "-display", "none", "-nodefaults",
     "-smbios", "type=1,serial=SECRET", "-qmp", "unix:{qmp},server=on,wait=off",
@@ -20,13 +20,13 @@ command = ["qemu-system-x86_64", "-M", "pc-q35-7.2", "-m", "64", "-name", "{name
 root = "v"
 "#;
 
-/// What the page's answer to anything is: its status, and all of it.
+/// An answer of the page's port: its status and its whole text.
 struct Answer {
     status: u16,
     text: String,
 }
 
-/// Plays a test on a host whose daemon has a page at an address.
+/// Runs a test on a host whose daemon serves the page at an address.
 fn play(test: impl FnOnce(&mut Host, SocketAddr) -> anyhow::Result<()>) {
     let played = host().and_then(|mut host| {
         let address = testbed::own_address()?;
@@ -50,7 +50,7 @@ fn say(mut stream: impl Read + Write, head: &str, body: &str) -> anyhow::Result<
     Ok(Answer { status: status.with_context(|| format!("no status: {text:?}"))?, text })
 }
 
-/// Asks the page's port, as a browser of this host does.
+/// Sends a request to the page's port, as a browser of this host.
 fn ask(address: SocketAddr, method: &str, path: &str) -> anyhow::Result<Answer> {
     say(TcpStream::connect(address)?, &format!("{method} {path} HTTP/1.1\r\nHost: {address}"), "")
 }
@@ -63,7 +63,7 @@ fn the_page_can_only_be_read_and_has_no_secrets() {
         scene.create_volume(1 << 20)?;
         std::fs::write(&definition, DEFINITION.replace("SECRET", secret))?;
         scene.sterna(["vm", "add", "w", "--definition", &definition.display().to_string()])?.success()?;
-        // Whoever may use the API is told all of it.
+        // Users of the API get all of it.
         ensure!(scene.sterna(["vm", "show", "w", "--json"])?.success()?.contains(secret));
         until("the VM is on the page", || {
             let answer = ask(address, "GET", "/web/overview")?;
@@ -100,7 +100,7 @@ fn the_page_can_only_be_read_and_has_no_secrets() {
                 ensure!(matches!(answer.status, 404 | 405), "{method} {path}: {}", answer.text);
             }
         }
-        // A name of the DNS may lead here and be somebody's.
+        // A foreign DNS name may point here.
         for host in ["evil.example", "localhost.evil.example", "192.0.2.1", ""] {
             let head = format!("GET /web/overview HTTP/1.1\r\nHost: {host}");
             let answer = say(TcpStream::connect(address)?, &head, "")?;
@@ -112,7 +112,7 @@ fn the_page_can_only_be_read_and_has_no_secrets() {
         }
         let head = "GET http://evil.example/web/overview HTTP/1.1\r\nHost: localhost";
         ensure!(say(TcpStream::connect(address)?, head, "")?.status == 403);
-        // On the API's socket the page is there as well; orders that a browser gives for a page are refused.
+        // The API's socket serves the page as well, and refuses orders of a browser for a page.
         let socket = || UnixStream::connect(scene.path("run/api.sock")).context("reach the API");
         ensure!(say(socket()?, "GET /web/ HTTP/1.1\r\nHost: sterna", "")?.status == 200);
         ensure!(say(socket()?, "GET /web/overview HTTP/1.1\r\nHost: evil.example", "")?.status == 403);
@@ -149,7 +149,7 @@ fn a_ticket_is_told_to_whoever_may_use_the_api_and_not_on_the_page() {
             ensure!(answer.status == 200 && answer.text.contains(id.as_str()), "{path}: {}", answer.text);
             ensure!(!answer.text.contains(&ticket), "{path} tells the ticket");
         }
-        // Nor do those who pass on what they are told, for example to a log.
+        // The same holds for commands whose output may go to a log.
         let told = pair.alpha.sterna(["top", "--json"])?.success()?;
         ensure!(told.contains(id.as_str()) && !told.contains(&ticket), "{told}");
         Ok(())
@@ -174,7 +174,7 @@ fn garbage_and_dawdlers_on_the_pages_port_harm_nobody() {
             let mut stream = TcpStream::connect(address)?;
             stream.write_all(garbage.as_bytes())?;
             let mut answer = Vec::new();
-            // An end without an answer will do.
+            // The connection may end without an answer.
             let _ = stream.take(4096).read_to_end(&mut answer);
             ensure!(!String::from_utf8_lossy(&answer).contains("taken_unix_ms"));
         }
@@ -195,7 +195,7 @@ fn a_port_that_somebody_has_is_waited_for_and_one_beyond_this_host_is_refused() 
         scene.create_volume(1 << 20)?;
         drop(taken);
         until("the page is served", || {
-            // A child that another test has just started listens there as well, until it runs its program.
+            // A child that another test has just started has inherited the port until its exec.
             let answered = ask(address, "GET", "/web/").is_ok_and(|answer| answer.status == 200);
             Ok(answered.then_some(()))
         })?;
@@ -236,7 +236,7 @@ fn two_hundred_volumes_are_on_the_page_and_are_looked_at_once_a_second_however_m
         }
         let most = begun.elapsed().as_secs_f64() / 0.9 + 2.0;
         ensure!(looks.len() as f64 <= most, "{} looks in {:?}", looks.len(), begun.elapsed());
-        // Half a KiB for each is a light answer.
+        // Half a KiB for each volume is a small answer.
         ensure!(longest < VOLUMES * 700, "{longest} bytes");
         let mut browser = Browser::start()?;
         browser.open(&format!("http://{address}/"))?;
@@ -245,7 +245,7 @@ fn two_hundred_volumes_are_on_the_page_and_are_looked_at_once_a_second_however_m
         browser.evaluate::<bool>("document.getElementById('filter').focus(), true")?;
         browser.type_text("volume-199")?;
         browser.until("the filter finds one", &format!("{rows} === 1"))?;
-        // What the page asks for in a while: questions, and not many.
+        // The page sends few requests.
         let asked = "performance.getEntriesByType('resource').filter((entry) => entry.name.endsWith('/overview')).length";
         browser.until("it has asked a few times", &format!("{asked} >= 4"))?;
         let (asked, seconds): (f64, f64) =

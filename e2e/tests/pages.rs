@@ -1,12 +1,12 @@
-//! The commands of the pages about two hosts, VMs, domains and what QEMU is told of volumes, as they stand there, on a system that is thrown
-//! away: `rack3-a`, where they are typed, has the folders that a package gives it, and `rack3-b` runs beside it.
+//! Runs the commands of the pages about hosts, VMs, domains and QEMU's options on a disposable system. They run at `rack3-a`,
+//! which has the folders of a package; `rack3-b` runs beside it.
 
 use anyhow::{Context as _, ensure};
 use e2e::blocks::blocks;
 use e2e::program;
 use e2e::throw_away_root::{ThrowAwayRoot, repository};
 
-/// What all of them take for granted: the program, and two hosts that do not know each other.
+/// Commands before all pages: the program, and two unpaired hosts.
 const HOSTS: &str = r#"
 ln -s /mnt/sterna /usr/local/bin/sterna
 ip address add 192.0.2.1/32 dev lo
@@ -41,7 +41,7 @@ END
 until sterna store list && sterna --host "$PEER" store list; do sleep 0.1; done 2>/dev/null
 "#;
 
-/// What each of them begins with.
+/// Commands before each page.
 const WORDS: &str = r#"
 cd /root/work
 export PEER=unix:/run/rack3-b/sterna.sock
@@ -60,23 +60,23 @@ END
 state() { sterna vm show web1 --json | jq -r .state; }
 "#;
 
-/// Commands of a page.
+/// The commands of a page.
 struct Part {
     document: &'static str,
-    /// Below which heading, and which of its blocks, counted from 0.
+    /// The heading, and the index of the block below it.
     block: (&'static str, usize),
-    /// Where the commands come into the script: the block itself, or its lines with `each` before them.
+    /// Whether the block runs as a whole, or line by line with `each` before each line.
     script: &'static str,
-    /// What is said before each line, which is `$line` there.
+    /// Commands before each line, which is `$line` there.
     each: Option<&'static str>,
 }
 
-/// Where the commands come.
+/// The marker for the commands in the script.
 const HERE: &str = "@HERE@";
 
-/// In the order in which they are typed.
+/// The pages in the order of their run.
 const PARTS: [Part; 10] = [
-    // The comment says it: on both, each with its own name, and the invitation of the one is given to the other.
+    // As the comment says, some commands run on both hosts, and the invitation of one goes to the other.
     Part {
         document: "docs/hosts.md",
         block: ("## Pairing", 0),
@@ -95,7 +95,7 @@ case $line in
 esac"#,
         ),
     },
-    // Each line is a way of its own, and wants the VM in the state that it is about. Something obeys its power button.
+    // Each line needs the VM in another state. The guest obeys the power button.
     Part {
         document: "docs/vm.md",
         block: ("## A definition", 0),
@@ -138,7 +138,7 @@ case $line in
 esac"#,
         ),
     },
-    // Several ways there, after each of which it comes home.
+    // There are several moves, and the VM returns after each.
     Part {
         document: "docs/vm.md",
         block: ("## Moving to another host", 0),
@@ -151,7 +151,7 @@ esac"#,
         script: HERE,
         each: Some(COME_HOME),
     },
-    // The hook of both hosts: the VM's address is reached where it is.
+    // The hooks of both hosts set the route to the VM's address.
     Part {
         document: "docs/vm.md",
         block: ("## Moving to another host", 2),
@@ -175,7 +175,7 @@ sterna --host "$PEER" vm remove web1
 "#,
         each: None,
     },
-    // What runs already, here with the small change that no KVM is needed.
+    // A VM that runs already, changed so that it does not need KVM.
     Part {
         document: "docs/vm.md",
         block: ("## A VM that was started without Sterna", 0),
@@ -210,7 +210,7 @@ sterna volume remove web1 --force --delete-image
 "#,
         each: None,
     },
-    // A domain of libvirt's own daemon, which wants to know a user that a package of its would make.
+    // A domain of libvirtd, which looks up a user that its package would make.
     Part {
         document: "docs/libvirt.md",
         block: ("", 0),
@@ -245,8 +245,8 @@ case $line in
 esac"#,
         ),
     },
-    // The disk first, the memory by virsh. rack3-b has a name, a libvirt and the folder of its sockets as another machine would have
-    // them, in name spaces of its own, and ssh leads there.
+    // The disk moves first, then the memory by virsh. In its own namespaces rack3-b has a name, a libvirt and a folder of sockets
+    // as another machine, and ssh connects to it.
     Part {
         document: "docs/libvirt.md",
         block: ("## To another host", 0),
@@ -293,7 +293,7 @@ until_there
 "#,
         each: Some(r#"[[ $line != *adopt* ]] || export STERNA_HOST=$PEER"#),
     },
-    // Where rack3-b has promised, and rack3-a has released: one of the two does not run, so that they do not hear of each other.
+    // rack3-b is prepared, and rack3-a has released. One of the two daemons does not run, so that they have no contact.
     Part {
         document: "docs/hosts.md",
         block: ("## When something breaks", 0),

@@ -1,4 +1,4 @@
-//! The Python client of `contrib/python` with a real daemon, and the API under requests that nobody would send.
+//! Tests of the Python client of `contrib/python` with a real daemon, and of the API with unexpected requests.
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -9,9 +9,9 @@ use e2e::throw_away_root::repository;
 use testbed::Host;
 use testbed::program::Program;
 
-/// Debian's, which every machine that runs tests has (`scripts/install-packages`).
+/// Debian's Python, which `scripts/install-packages` installs.
 const PYTHON: &str = "/usr/bin/python3";
-/// Requests of each operation: the same in each run, so that what fails once fails again.
+/// Number of requests of each operation. They are the same in each run, so that failures repeat.
 const ROUNDS: [&str; 4] = ["--rounds", "20", "--seed", "1"];
 
 fn client() -> PathBuf {
@@ -26,7 +26,7 @@ fn python() -> Option<Program> {
     Some(Program::of_package(PYTHON, "python3"))
 }
 
-/// A daemon with two stores, and how the client finds it.
+/// Runs a daemon with two stores, with the client's environment.
 fn daemon() -> (Host, String) {
     let mut host = Host::new(program::sterna().unwrap()).unwrap();
     host.start().unwrap();

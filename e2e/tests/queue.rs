@@ -1,13 +1,13 @@
-//! Migrations to another host that wait for their turn, and a daemon that is killed meanwhile.
+//! Tests of queued migrations to another host, with a killed daemon.
 
 use anyhow::ensure;
 use api::{Migration, MigrationState};
 use e2e::{Pair, play_pair};
 
-/// Bytes of a disk of which a slow migration copies only the first part while a test runs.
+/// Size of a disk of which a slow migration copies only the first part during a test.
 const DISK_BYTES: usize = 8 << 20;
 
-/// Two hosts, of which alpha has one migration under way at a time: that of the volume `v`, slowly.
+/// Makes two hosts. Alpha allows one migration at a time, and moves the volume `v` slowly.
 fn busy(pair: &mut Pair) -> anyhow::Result<Migration> {
     pair.alpha.configure("[limits]\nmigrations_per_host = 1\n")?;
     pair.alpha.stop()?;
@@ -32,7 +32,7 @@ fn what_waits_for_its_turn_to_another_host_outlasts_a_killed_daemon() {
         );
         pair.alpha.kill()?;
         pair.alpha.start()?;
-        // The first one goes on where it was, at its rate; then the second one has its turn.
+        // The first one resumes at its rate; then the second one has its turn.
         for id in [&first.id, &second.id] {
             let ended = pair.alpha.wait_for_migration(id)?;
             ensure!(ended.state == MigrationState::Moved, "{ended:?}");

@@ -1,4 +1,4 @@
-//! The report of a migration, made by the daemon's record and looked at in a browser.
+//! Tests of the report of a migration, from the daemon's recording, in a browser.
 
 use std::path::Path;
 
@@ -28,7 +28,7 @@ fn a_report_renders_in_a_browser_and_survives_restarts() {
             }
             scene.start()?;
         }
-        // What is lost is missing in the report, and nowhere else.
+        // The lost recording is missing only in the report.
         std::fs::remove_dir_all(scene.path("data/history"))?;
         let page = render(scene, &moved.id)?;
         ensure!(page.contains("was not recorded") && page.contains("The switch-over"), "{page}");
@@ -78,13 +78,13 @@ fn a_report_of_nothing_or_to_nowhere_is_refused_with_a_reason() {
     });
 }
 
-/// What the API says of a migration's history.
+/// Returns the history of a migration by the API.
 fn history(scene: &Host, id: &str) -> anyhow::Result<api::MigrationHistory> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(api::Client::new(scene.address()?).migration_history(id))?)
 }
 
-/// Makes a report and opens it in a browser; returns the page as it stands after its scripts have run.
+/// Makes a report, opens it in a browser, and returns the page after its scripts have run.
 fn render(scene: &Host, id: &str) -> anyhow::Result<String> {
     let file = scene.path("report.html");
     let order = ["migration", "report", id, "--output"].map(std::ffi::OsStr::new);
@@ -96,20 +96,20 @@ fn render(scene: &Host, id: &str) -> anyhow::Result<String> {
 
 fn browse(page: &Path, profile: &Path) -> anyhow::Result<String> {
     let browser = Program::of_package("chromium", "chromium")
-        // Its sandbox needs more than a test has; the page is our own.
+        // The browser's sandbox needs more rights than a test has, and the page is our own.
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"])
         .args(["--enable-logging=stderr", "--dump-dom"])
         .arg(format!("--user-data-dir={}", profile.display()))
         .arg(format!("file://{}", page.display()))
         .run()?;
     browser.expect(0)?;
-    // What scripts throw, and what the page's policy forbids, is told there.
+    // Errors of scripts, and violations of the page's policy, are reported there.
     ensure!(!browser.stderr.contains("CONSOLE"), "{}", browser.stderr);
     ensure!(browser.stdout.contains("<h1>"), "{browser:?}");
     Ok(browser.stdout)
 }
 
-/// How many samples the page's script has found.
+/// Returns the number of samples that the page's script has found.
 fn samples(page: &str) -> usize {
     let number = page.split("data-samples=\"").nth(1).and_then(|rest| rest.split('"').next()?.parse().ok());
     number.unwrap_or(0)

@@ -1,4 +1,4 @@
-//! Restarts of the unit by systemd, under load: sockets and connections of clients outlive the daemon.
+//! Tests of restarts of the unit by systemd, under load: sockets and connections of clients outlive the daemon.
 
 use std::time::Duration;
 
@@ -8,9 +8,9 @@ use e2e::{guest, program, until};
 use tempfile::TempDir;
 use testbed::nbd_client::{Address, Client, ClientOptions, Operation};
 
-/// How often it is restarted.
+/// Number of restarts.
 const RESTARTS: u32 = 20;
-/// Size of the volume, and how much of it the guest fills at first.
+/// Size of the volume, and bytes that the guest fills at first.
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 8 << 20;
 
@@ -19,7 +19,7 @@ const BEGIN: &str = "groupadd --force sterna; install -d -m 755 /run/sterna /etc
     sed 's|@BINDIR@|/mnt|' /mnt/sterna.service >/etc/systemd/system/sterna.service
     systemctl daemon-reload && systemctl start sterna";
 
-/// A system in which the unit runs; it goes before what was given to it.
+/// A system in which the unit runs, dropped before its folder.
 fn system() -> anyhow::Result<Option<(ThrowAwayRoot, TempDir)>> {
     if !rustix::process::geteuid().is_root() {
         omission::machine_lacks("root, to boot a system that is thrown away");
@@ -52,12 +52,12 @@ fn twenty_restarts_break_no_connection_and_lose_nothing() -> anyhow::Result<()> 
         root.succeed("systemctl restart sterna")?;
         ensure!(guest.failure().is_none(), "restart {number}: {:?}", guest.failure());
         guest::until_worked(&guest, 10)?;
-        // The socket; the connection only while there is no daemon.
+        // systemd keeps the socket always, and the connection only while no daemon runs.
         ensure!(kept(&root)? == "1");
     }
     let summary = guest.between(&before, &guest.mark());
     println!("{RESTARTS} restarts; the guest waited {:?} at most", summary.longest_stall);
-    // QEMU would wait for a second before it tried for the second time. The figure itself depends on the machine.
+    // QEMU would wait for a second before its second attempt. The figure itself depends on the machine.
     ensure!(summary.longest_stall < Duration::from_secs(1), "{summary:?}");
     guest::stop_and_verify(guest)?;
     root.succeed("/mnt/sterna volume remove v")?;
@@ -77,7 +77,7 @@ fn after_a_kill_whoever_connects_waits_for_the_next_daemon_and_is_refused_by_nob
         ensure!(kept(&root)? == "1", "a connection would be in the midst of a request");
     }
     guest::stop_and_verify(guest)?;
-    // In order, and for good.
+    // The daemon is stopped in order, for good.
     root.succeed("systemctl stop sterna")?;
     ensure!(kept(&root)? == "0");
     ensure!(Client::connect(&export(&root), ClientOptions::default()).is_err());

@@ -1,4 +1,4 @@
-//! A few journals that are put back, and a promotion; `cargo run -p e2e --bin restores` makes many.
+//! Restores a few journals, and promotes a copy; `cargo run -p e2e --bin restores` makes many.
 
 use e2e::restores::{play_promotions, play_returns};
 

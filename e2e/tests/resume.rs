@@ -1,4 +1,4 @@
-//! What a killed daemon costs a migration between hosts: what was on its way, not what had been copied.
+//! Tests of a killed daemon during a migration between hosts: only data in flight is copied again.
 
 use std::time::SystemTime;
 
@@ -8,19 +8,19 @@ use e2e::{LinkState, Pair, guest, play_pair, until};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
-/// Slow enough that it can be paused half-way, also on a busy machine: all of it would take six seconds.
+/// A rate at which it can be paused half-way, also on a busy machine. The whole copy would take six seconds.
 const SLOWLY: &str = "8MiB/s";
-/// What is copied again besides what was missing: of the tables of file systems there are none here, so it is little.
+/// Bytes that may be copied again besides missing blocks. There are no tables of file systems here, so they are few.
 const SLACK_BYTES: u64 = 4 << 20;
 
-/// Begins to move `v`, lets it rest when half of it is copied, and waits until alpha has made durable how far it is.
+/// Begins to move `v`, pauses it when half is copied, and waits until alpha has saved its progress.
 fn half_way(pair: &Pair) -> anyhow::Result<Migration> {
     let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
     until("half of it is copied", || {
         Ok((pair.alpha.migration(&begun.id)?.bytes_copied >= FILL_BYTES / 2).then_some(()))
     })?;
     pair.alpha.sterna(["migration", "pause", &begun.id])?.success()?;
-    // The first time after the pause may have begun before it, and each waits for a flush of the one before.
+    // The first save after the pause may have begun before it, and each one waits for the flush of the one before.
     let mut seen = kept_at(pair)?;
     for _ in 0..3 {
         seen = until("how far it is is kept", || Ok(kept_at(pair)?.filter(|at| Some(*at) != seen)))?.into();
@@ -28,19 +28,19 @@ fn half_way(pair: &Pair) -> anyhow::Result<Migration> {
     pair.alpha.migration(&begun.id)
 }
 
-/// When alpha's chronicle was kept last.
+/// Returns when alpha's chronicle was last saved.
 fn kept_at(pair: &Pair) -> anyhow::Result<Option<SystemTime>> {
     for entry in std::fs::read_dir(pair.alpha.path("data/chronicles")).context("list the chronicles")? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "kept") {
-            // It is replaced all the time.
+            // The file is replaced all the time.
             return Ok(std::fs::metadata(path).and_then(|found| found.modified()).ok());
         }
     }
     Ok(None)
 }
 
-/// What rested before a restart of its daemon rests after it, until it is told to go on.
+/// A paused migration stays paused after a restart of its daemon, until it is resumed.
 fn go_on(pair: &Pair, paused: &Migration) -> anyhow::Result<Migration> {
     let rests = pair.alpha.migration(&paused.id)?;
     ensure!(rests.state == MigrationState::Paused, "{rests:?}");
@@ -77,7 +77,7 @@ fn killed_source_whose_guest_wrote_on_loses_none_of_it() {
         pair.alpha.create_volume(DISK_BYTES)?;
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
         let paused = half_way(pair)?;
-        // Everything since was written in marked regions only.
+        // All later writes were in marked regions.
         let stopped = guest::stop_and_verify(guest)?;
         pair.alpha.kill()?;
         pair.alpha.start()?;
@@ -178,7 +178,7 @@ fn what_was_interrupted_can_be_cancelled_although_the_other_host_is_gone_for_goo
         let ended = pair.alpha.wait_for_migration(&paused.id)?;
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
         pair.alpha.check_place("a")?;
-        // The guest has lost nothing, and the other host lets go of its copy when it is back.
+        // The guest has lost nothing, and the other host deletes its copy when it is back.
         let stopped = guest::stop_and_verify(guest)?;
         pair.beta.start()?;
         until("the copy is deleted", || Ok(pair.beta.images("a")?.is_empty().then_some(())))?;

@@ -1,4 +1,4 @@
-//! What a restart costs a migration between two stores of one host: what was on its way, not what had been copied.
+//! Tests of a restart during a migration between two stores of one host: only data in flight is copied again.
 
 use std::num::NonZeroU64;
 use std::time::Duration;
@@ -11,20 +11,20 @@ use rustix::process::Signal;
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
-/// What a busy guest works on: it stays less than what may be copied twice.
+/// Bytes that a busy guest uses, fewer than may be copied twice.
 const WORKED_BYTES: u64 = 4 << 20;
-/// Slow enough that it can be interrupted half-way, also on a busy machine.
+/// A rate at which it can be interrupted half-way, also on a busy machine.
 const SLOWLY: &str = "8MiB/s";
-/// What is copied between two restarts of several.
+/// Bytes that are copied between two of several restarts.
 const MORE_BYTES: u64 = 2 << 20;
-/// How long a daemon stands still: longer than a lane waits for the journal, or a client for a first answer.
+/// Time for which a daemon is stopped, longer than a lane waits for the journal, or a client for a first answer.
 const STANDSTILL: Duration = Duration::from_secs(3);
-/// A disk for the data folder that is soon full.
+/// Size of a disk for the data folder that is soon full.
 const DATA_DISK_BYTES: u64 = 16 << 20;
-/// What is copied again besides what was missing: chunks on their way.
+/// Bytes that may be copied again besides missing blocks: chunks in flight.
 const SLACK_BYTES: u64 = 4 << 20;
 
-/// How a daemon ends, and the next begins.
+/// How a daemon is replaced by the next one.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Restart {
     TakenOver,
@@ -41,7 +41,7 @@ fn restart(host: &mut Host, how: Restart) -> anyhow::Result<()> {
     host.start()
 }
 
-/// Begins to move `v` by a strategy, and waits until half of it is copied.
+/// Begins to move `v` with a strategy, and waits until half of it is copied.
 fn half_way(host: &Host, strategy: &str) -> anyhow::Result<Migration> {
     let order = ["migrate", "v", "--to", "b", "--detach", "--bandwidth", SLOWLY, "--strategy", strategy];
     let begun: Migration = host.ask(&order)?;
@@ -55,7 +55,7 @@ fn worked() -> GuestOptions {
     GuestOptions { working_set_bytes: NonZeroU64::new(WORKED_BYTES), ..GuestOptions::default() }
 }
 
-/// Waits for the end, and checks what it has cost in all.
+/// Waits for the end, and checks the total of copied bytes.
 fn end(host: &Host, half: &Migration) -> anyhow::Result<Migration> {
     let ended = host.wait_for_migration(&half.id)?;
     ensure!(ended.state == MigrationState::Moved, "{ended:?}");
@@ -63,7 +63,7 @@ fn end(host: &Host, half: &Migration) -> anyhow::Result<Migration> {
     Ok(ended)
 }
 
-/// Ends the guest, and checks that all that it has written is in the one place where its volume is to be.
+/// Ends the guest, and checks that all of its writes are in the expected store.
 fn is_whole(host: &mut Host, busy: Guest, store: &str) -> anyhow::Result<()> {
     host.check_place(store)?;
     let stopped = guest::stop_and_verify(busy)?;
@@ -172,7 +172,7 @@ fn killed_at_any_time_it_goes_on_or_stays_and_nothing_is_lost() {
                 restart(host, how)?;
                 guest::until_worked(&busy, 50)?;
             }
-            // Of one that had just begun nothing was kept, and it may have ended.
+            // If the migration had just begun, nothing was kept, and it may have ended.
             if !host.migration(&begun.id)?.state.has_ended() {
                 host.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?;
             }
@@ -198,7 +198,7 @@ fn a_copy_that_somebody_has_changed_is_not_gone_on_with() {
         host.start()?;
         let ended = host.wait_for_migration(&half.id)?;
         ensure!(ended.state == MigrationState::Failed, "{ended:?}");
-        // It begins anew, from the beginning.
+        // The copy begins anew.
         let next = until("it begins anew", || Ok(host.migration(&half.id)?.retried_as))?;
         host.sterna(["migration", "set", &next, "--bandwidth", "none"])?.success()?;
         let moved = host.wait_for_migration(&next)?;
@@ -220,13 +220,13 @@ fn what_goes_on_can_be_cancelled_and_leaves_nothing() {
         let ended = host.wait_for_migration(&half.id)?;
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
         host.check_place("a")?;
-        // Once more, with nothing left of the first.
+        // The move is repeated, with nothing left of the first.
         host.migrate("b")?;
         is_whole(host, busy, "b")
     });
 }
 
-/// Waits until a migration has copied so many bytes more, and still goes on.
+/// Waits until a migration under way has copied `bytes` more bytes.
 fn has_copied_more(host: &Host, before: &Migration, bytes: u64) -> anyhow::Result<Migration> {
     until("some more of it is copied", || {
         let shown = host.migration(&before.id)?;
@@ -281,7 +281,7 @@ fn a_daemon_that_stood_still_goes_on_and_so_does_one_that_is_killed_while_it_doe
         let busy = guest::start_with(&host.export()?, FILL_BYTES, worked())?;
         let half = half_way(host, "mirror")?;
         host.signal(Signal::STOP)?;
-        // What is tried is a time in which nothing happens.
+        // The test needs a time in which nothing happens.
         std::thread::sleep(STANDSTILL);
         host.signal(Signal::CONT)?;
         guest::until_worked(&busy, 50)?;

@@ -1,4 +1,4 @@
-//! A few round trips between two hosts with bad luck; `cargo run -p e2e --bin rounds` makes many.
+//! Makes a few round trips between two hosts with faults; `cargo run -p e2e --bin rounds` makes many.
 
 #![expect(clippy::panic, reason = "a test fails by panicking")]
 

@@ -1,5 +1,5 @@
-//! Volumes between two hosts that can open each other's stores: blocks are written there directly, if it is proved that they
-//! are the same.
+//! Tests of volumes between two hosts that can open each other's stores: blocks are written there directly if the stores are
+//! proved to be the same.
 
 use std::path::Path;
 
@@ -11,24 +11,24 @@ use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// Slow enough that a migration of what is filled is under way for a while.
+/// A rate at which the migration of the filled part takes a while.
 const SLOWLY: &str = "6MiB/s";
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 2000;
-/// What a migration may need on the link for control, in bytes: far less than what it moves.
+/// Largest number of control bytes of a migration on the link, far fewer than it moves.
 const CONTROL_BYTES_MAX: u64 = FILL_BYTES / 16;
 
 fn play_sharing(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
     play_sharing_pair(|alpha, beta| share(alpha, beta), test);
 }
 
-/// Makes the volume `v` at `alpha` and lets a guest fill a part of it and work on it.
+/// Makes the volume `v` at `alpha`, and starts a guest that fills a part of it.
 fn start_guest(pair: &Pair) -> anyhow::Result<Guest> {
     pair.alpha.create_volume(DISK_BYTES)?;
     guest::start(&pair.alpha.export()?, FILL_BYTES)
 }
 
-/// Waits until blocks of a slow migration go straight to the other host's store, and some have.
+/// Waits until a slow migration has written some blocks directly to the other host's store.
 fn until_copied_directly(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
     until("a part is copied", || {
         let migration = pair.alpha.migration(&begun.id)?;
@@ -50,7 +50,7 @@ fn until_left(pair: &Pair, begun: &Migration) -> anyhow::Result<Migration> {
     Ok(ended)
 }
 
-/// Moves a volume that nobody uses, and says what that took on the link.
+/// Moves an idle volume, and returns the bytes on the link.
 fn leave_alone(pair: &Pair, more: &[&str]) -> anyhow::Result<(Migration, u64)> {
     let before = pair.link.carried_bytes();
     let arguments = ["migrate", "v", "--to", "beta:a"];
@@ -60,8 +60,8 @@ fn leave_alone(pair: &Pair, more: &[&str]) -> anyhow::Result<(Migration, u64)> {
     Ok((ended, carried))
 }
 
-/// Moves a volume whose content is known while `far` is no proof: all of it must go over the link, and arrive.
-/// The source's log says why.
+/// Moves a volume of known content while `far` is not the same store. Everything must go over the link, and the
+/// source's log has the reason.
 fn check_goes_over_the_link(pair: &mut Pair, reason: &str) -> anyhow::Result<()> {
     let stopped = guest::stop_and_verify(start_guest(pair)?)?;
     let (ended, carried) = leave_alone(pair, &[])?;
@@ -71,7 +71,7 @@ fn check_goes_over_the_link(pair: &mut Pair, reason: &str) -> anyhow::Result<()>
     guest::verify_image(&pair.beta.path("a/v.img"), &stopped.content)
 }
 
-/// Plays with `far` at `alpha` as `mount` makes it, of the folder of `beta`'s store.
+/// Runs a test in which `mount` makes `far` at `alpha` from the folder of `beta`'s store.
 fn play_mounted(
     mount: impl FnOnce(&Path, &Host) -> anyhow::Result<SecondMount>,
     test: impl FnOnce(&mut Pair) -> anyhow::Result<()>,
@@ -154,7 +154,7 @@ fn killed_target_host_goes_on_where_it_stopped() {
 fn killed_source_host_goes_on_with_the_migration() {
     play_sharing(|pair| {
         let (guest, begun) = begin_to_leave(pair)?;
-        // Its client has gone when the daemon is killed, so what it knows is compared afterwards.
+        // Its client leaves when the daemon is killed, so its knowledge is compared afterwards.
         let stopped = guest::stop_and_verify(guest)?;
         pair.alpha.kill()?;
         let before = pair.link.carried_bytes();
@@ -176,7 +176,7 @@ fn cancelled_migration_leaves_nothing_at_the_other_host() {
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
         pair.check_at(&pair.alpha, &pair.beta)?;
 
-        // The target's host cannot open the image at that moment, and deletes it all the same.
+        // The target's host cannot open the image at that moment, but deletes it nevertheless.
         let begun = pair.alpha.begin_to_migrate("beta:a", Some(SLOWLY))?;
         until_copied_directly(pair, &begun)?;
         let arriving: Vec<Migration> = pair.beta.ask(&["migration", "list"])?;
@@ -226,7 +226,7 @@ fn what_is_promoted_by_force_is_not_written_by_the_source_that_goes_on() {
         let stopped = guest::stop_and_verify(start_guest(pair)?)?;
         pair.promote_by_force()?;
 
-        // The source knows nothing of that, and has released nothing: it serves the volume, and would go on copying.
+        // The source does not know that, and has not released the volume: it serves it, and would continue to copy.
         pair.alpha.start()?;
         pair.alpha.check_place("a")?;
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
@@ -259,7 +259,7 @@ fn folder_that_can_only_be_read_is_not_used() {
 
 #[test]
 fn folder_that_only_looks_the_same_is_not_used() {
-    // What is written to it stays in a layer above: whoever looks there sees every token, and changes nothing below.
+    // Writes stay in the upper layer: the host sees every token there, but changes nothing below.
     let mount = |shared: &Path, alpha: &Host| {
         let (above, work) = (alpha.path("above"), alpha.path("work"));
         std::fs::create_dir(&above)?;
@@ -287,7 +287,7 @@ fn full_store_ends_the_migration_and_leaves_nothing() {
             until("a part is copied", || {
                 Ok((pair.alpha.migration(&begun.id)?.bytes_copied > 1 << 20).then_some(()))
             })?;
-            // Somebody else takes what is left there; not as one of the images.
+            // Another program takes the remaining space, with a file that is not an image.
             let ballast =
                 std::fs::write(pair.beta.path("a/lost+found/ballast"), vec![1; 3 * DISK_BYTES as usize]);
             ensure!(ballast.is_err(), "it fits");

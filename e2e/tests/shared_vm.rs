@@ -1,12 +1,12 @@
-//! A VM between two hosts that can open each other's stores: its disks are written there directly, while another QEMU
-//! has them open there and waits.
+//! Tests of a VM between two hosts that can open each other's stores: its disks are written there directly, while a
+//! waiting QEMU has them open.
 
 use anyhow::ensure;
 use api::{Migration, MigrationState};
 use e2e::{play_sharing_pair, share, vm};
 
 const FILL_BYTES: u64 = 8 << 20;
-/// What the guest does before, between and after moves.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
 
 #[test]

@@ -1,5 +1,5 @@
-//! Volumes that are copied in rounds (`--strategy tracking`) while real clients write: between stores, between hosts, with a VM;
-//! given up where they do not converge, cancelled in between, and gone on with after a restart.
+//! Tests of volumes that are copied in rounds (`--strategy tracking`) while real clients write: between stores, between hosts,
+//! with a VM, without convergence, with cancellations, and with restarts.
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, Strategy};
@@ -8,9 +8,9 @@ use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// So slow that the first round takes a while.
+/// A rate at which the first round takes a while.
 const SLOWLY: &str = "6MiB/s";
-/// So slow that a guest at work writes more in a round than a round copies.
+/// A rate at which a guest writes more in a round than the round copies.
 const TOO_SLOWLY: &str = "8MiB/s";
 const WORK_REQUESTS: u64 = 2000;
 
@@ -19,7 +19,7 @@ fn start_guest(scene: &Host) -> anyhow::Result<Guest> {
     guest::start(&scene.export()?, FILL_BYTES)
 }
 
-/// Moves the volume `v` in rounds, and checks what is said of it.
+/// Moves the volume `v` in rounds, and checks the migration's record.
 fn track(scene: &Host, to: &str) -> anyhow::Result<Migration> {
     let ended: Migration = scene.ask(&["migrate", "v", "--to", to, "--strategy", "tracking"])?;
     ensure!(ended.state == MigrationState::Moved, "{ended:?}");
@@ -48,7 +48,7 @@ fn cancel(scene: &Host, begun: &Migration) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Waits until so many rounds have ended.
+/// Waits until `count` rounds have ended.
 fn until_rounds(scene: &Host, begun: &Migration, rounds: usize) -> anyhow::Result<()> {
     until("a round ends", || {
         let shown = scene.migration(&begun.id)?;
@@ -103,9 +103,9 @@ fn a_volume_in_use_goes_to_another_host_in_rounds_and_comes_home() {
     });
 }
 
-/// Moves it so slowly, and allows so little, that it does not converge; checks that it stays, and what is said of that.
+/// Moves it so slowly, with such a short downtime, that it does not converge. Checks that it stays, and the message.
 fn given_up(scene: &Host, to: &str) -> anyhow::Result<()> {
-    // What is left in the end is held back by no rate, so a fast disk takes it within the usual downtime.
+    // The last round has no bandwidth limit, so a fast disk copies it within the usual downtime.
     let order = ["migrate", "v", "--to", to, "--strategy", "tracking", "--detach"];
     let begun: Migration =
         scene.ask(&[&order[..], &["--bandwidth", TOO_SLOWLY, "--max-downtime", "4"]].concat())?;

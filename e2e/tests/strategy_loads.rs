@@ -1,6 +1,6 @@
-//! Both strategies that bring all of a volume before it changes hands, under guests that do nothing, something, much, and more than
-//! the target takes: between stores, between hosts, with a VM. What has moved has every write; what has not says by which
-//! numbers. Whenever one is cancelled, nothing is left of it and the next one succeeds.
+//! Tests of the strategies that copy everything before the handover, under different loads, up to more than the target can take:
+//! between stores, between hosts, with a VM. A moved volume has every write, and a failure has its numbers. After a cancellation
+//! in any phase nothing is left, and the next migration succeeds.
 
 use std::num::{NonZeroU32, NonZeroU64};
 use std::time::Duration;
@@ -13,16 +13,16 @@ use lab::workload::{Guest, GuestOptions, Mix};
 
 const DISK_BYTES: u64 = 32 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// What a target takes in a second that is slower than its guest writes.
+/// Rate of a target that is slower than its guest.
 const SLOW_BYTES: u64 = 8 << 20;
-/// Requests after which a guest is at work.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 500;
 const STRATEGIES: [Strategy; 2] = [Strategy::Mirror, Strategy::Tracking];
 
-/// What a guest does meanwhile.
+/// The load of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
-    /// It has worked, and does nothing any more.
+    /// It has worked before, and is idle.
     Idle,
     /// Half as many requests are in flight.
     Half,
@@ -46,7 +46,7 @@ impl Load {
         Ok(GuestOptions { in_flight, mix, requests_max, ..GuestOptions::default() })
     }
 
-    /// What is configured of the store that is moved to.
+    /// Configuration of the target store.
     fn store(self, store: &str) -> String {
         match self {
             Self::FasterThanTheTarget => format!("[stores.{store}.delay]\nbytes_per_second = {SLOW_BYTES}\n"),
@@ -54,7 +54,7 @@ impl Load {
         }
     }
 
-    /// What a VM does.
+    /// The load of a VM.
     fn vm_work(self) -> Work {
         let workers = if self == Self::Idle { 0 } else { self.in_flight() };
         let usual = Work { workers, ..Work::on_disk(FILL_BYTES / 2) };
@@ -88,14 +88,14 @@ fn begin(scene: &Host, what: &str, to: &str, strategy: Strategy) -> anyhow::Resu
     until("the other host can be reached", || Ok(scene.ask(&order).ok()))
 }
 
-/// Checks that a load was not too much that should not be.
+/// Checks that a load that rounds can follow did not fail.
 fn check_not_refused(has_moved: bool, load: Load) -> anyhow::Result<()> {
-    // On a busy machine sixteen requests may be more than rounds keep up with.
+    // On a busy machine rounds may not keep up with sixteen requests.
     ensure!(has_moved || matches!(load, Load::Sixteen | Load::FasterThanTheTarget), "{load:?} was too much");
     Ok(())
 }
 
-/// Moves it; says whether it has, or was refused with its numbers, as only rounds may be.
+/// Moves the volume. Returns whether it moved, or failed with its numbers, as only rounds may.
 fn moves(scene: &Host, what: &str, to: &str, strategy: Strategy) -> anyhow::Result<bool> {
     let begun = begin(scene, what, to, strategy)?;
     scene.wait_for_migration(&begun.id)?;
@@ -128,7 +128,7 @@ fn between_stores(strategy: Strategy, load: Load) {
     });
 }
 
-/// Has `beta`'s store be what the load asks for.
+/// Configures `beta`'s store for the load.
 fn configure_beta(pair: &mut Pair, more: &str) -> anyhow::Result<()> {
     if more.is_empty() {
         return Ok(());
@@ -188,7 +188,7 @@ fn a_vm_moves_with_its_disk_under_every_load_or_is_refused_with_numbers() {
     }
 }
 
-/// Phases during which somebody cancels, and whether that must not be too late.
+/// Phases of the cancellation, and whether it must succeed there.
 const CANCELLED_IN: [(Phase, bool); 6] = [
     (Phase::Copying, true),
     (Phase::Closing, false),
@@ -198,7 +198,7 @@ const CANCELLED_IN: [(Phase, bool); 6] = [
     (Phase::Retiring, false),
 ];
 
-/// Has a migration that is to end at `to` cancelled in a phase, or just after; returns whether it has moved all the same.
+/// Cancels a migration to `to` in a phase, or just after it. Returns whether it has moved nevertheless.
 fn cancelled_in(scene: &Host, to: &str, strategy: Strategy, phase: Phase) -> anyhow::Result<bool> {
     let begun = begin(scene, "v", to, strategy)?;
     until("the phase is entered, or gone by", || {
@@ -206,7 +206,7 @@ fn cancelled_in(scene: &Host, to: &str, strategy: Strategy, phase: Phase) -> any
         let is_there = shown.phase as u8 >= phase as u8 || shown.state.has_ended();
         Ok(is_there.then_some(()))
     })?;
-    // Past the commit point that is refused, and says so.
+    // After the commit point a cancellation is refused with a message.
     let cancelled = scene.sterna(["migration", "cancel", &begun.id])?;
     let ended = scene.wait_for_migration(&begun.id)?;
     ensure!(matches!(ended.state, MigrationState::Cancelled | MigrationState::Moved), "{ended:?}");
@@ -214,7 +214,7 @@ fn cancelled_in(scene: &Host, to: &str, strategy: Strategy, phase: Phase) -> any
     Ok(ended.state == MigrationState::Moved)
 }
 
-/// What makes phases long enough to be met: requests that the closing gate waits for, and the flush of a promise.
+/// Delays that make phases long enough: requests that the closing gate waits for, and the flush before *prepared*.
 fn slowed(source: &str, target: &str) -> String {
     format!("[stores.{source}.delay]\nwrite_us = 100000\n[stores.{target}.delay]\nflush_us = 150000\n")
 }
@@ -231,7 +231,7 @@ fn whatever_phase_a_move_between_stores_is_cancelled_in_nothing_is_left_and_the_
                 scene.check_place(if has_moved { "b" } else { "a" })?;
                 ensure!(!(in_time && has_moved), "it was too late in {phase:?}");
                 let next = if has_moved { "a" } else { "b" };
-                // A store that takes so long for each write takes no rounds.
+                // Rounds do not converge on such a slow store.
                 let strategy = if has_moved { Strategy::Mirror } else { strategy };
                 ensure!(moves(scene, "v", next, strategy)?, "the next one was refused");
                 scene.check_place(next)?;

@@ -1,4 +1,4 @@
-//! Volumes go back to the host that has what they lack, before that has followed them.
+//! Tests of incomplete volumes that return to the host with their missing blocks.
 
 use std::time::{Duration, Instant};
 
@@ -11,12 +11,12 @@ use testbed::nbd_client::{Client, ClientOptions, Operation, WriteDurability};
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
 const BLOCK_BYTES: u64 = 4096;
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 50;
-/// What may be copied besides what was written.
+/// Bytes that may be copied besides the writes.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// Hands `v` over to beta before anything of it has come, and lets little come.
+/// Hands `v` over to beta without any blocks, with a low bandwidth.
 fn hand_over(pair: &Pair) -> anyhow::Result<Migration> {
     let order =
         ["migrate", "v", "--to", "beta:a", "--strategy", "post-copy", "--bandwidth", "1MiB/s", "--detach"];
@@ -34,7 +34,7 @@ fn lacks(host: &Host) -> anyhow::Result<u64> {
     Ok(host.volume()?.filling.map_or(0, |filling| filling.bytes_missing))
 }
 
-/// Checks that what left by `departure` is back, and what that is said to have come to.
+/// Checks that the volume of `departure` is back, and the outcome of that migration.
 fn check_taken_back(pair: &Pair, departure: &str) -> anyhow::Result<()> {
     pair.check_at(&pair.alpha, &pair.beta)?;
     pair.check_departure_taken_back(departure)
@@ -81,7 +81,7 @@ fn what_was_written_goes_home_into_the_export_of_another_server() {
         pair.alpha.start()?;
         pair.alpha.create_volume(DISK_BYTES)?;
         pair.alpha.migrate("qemu")?;
-        // Nothing is known of how an export looked before that.
+        // The former state of an export is unknown.
         pair.alpha.stop()?;
         pair.alpha.start()?;
         let guest = guest::start(&pair.alpha.export()?, FILL_BYTES)?;
@@ -137,7 +137,7 @@ fn nothing_comes_back_into_an_image_that_may_have_lost_something() {
 
 #[test]
 fn a_way_back_waits_for_what_an_earlier_one_still_writes_and_not_for_ever() {
-    /// How long a write takes at alpha.
+    /// Time of a write at alpha.
     const WRITE: Duration = Duration::from_secs(7);
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
@@ -161,7 +161,7 @@ fn a_way_back_waits_for_what_an_earlier_one_still_writes_and_not_for_ever() {
             || Ok((pair.beta.migration(&first.id)?.phase == Phase::Copying).then_some(())),
         )?;
         let began = Instant::now();
-        // Nothing tells that a write has got to a disk that does not answer.
+        // There is no sign that a write has reached a disk that does not answer.
         std::thread::sleep(Duration::from_millis(500));
         pair.beta.sterna(["migration", "cancel", &first.id])?.success()?;
         pair.beta.wait_for_migration(&first.id)?;
@@ -169,7 +169,7 @@ fn a_way_back_waits_for_what_an_earlier_one_still_writes_and_not_for_ever() {
         ensure!(began.elapsed() < WRITE, "{:?}: {refused:?}", began.elapsed());
         let said = refused.stdout + &refused.stderr;
         ensure!(refused.code != 0 && said.contains("has not ended"), "{said}");
-        // What is written has ended, too, when its host has been started again.
+        // A write has also ended once its host was restarted.
         pair.alpha.kill()?;
         std::fs::write(&configuration, before)?;
         pair.alpha.start()?;
@@ -221,7 +221,7 @@ fn what_does_not_get_home_goes_on_to_come() {
     });
 }
 
-/// How often daemons are killed; for long: `STERNA_FILLING_KILLS=200`.
+/// Number of kills of daemons. For a long run set `STERNA_FILLING_KILLS=200`.
 fn kills_wanted() -> anyhow::Result<u32> {
     match std::env::var("STERNA_FILLING_KILLS") {
         Ok(number) => Ok(number.parse()?),

@@ -1,4 +1,4 @@
-//! Whole VMs go back to the host that has what their disks lack, before that has followed them.
+//! Tests of VMs with incomplete disks that return to the host with the missing blocks.
 
 use std::time::Duration;
 
@@ -9,18 +9,18 @@ use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurabi
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
-/// What the guest does before, between and after.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 100;
-/// How fast disks are filled in the background: hardly, within a test.
+/// A rate at which disks hardly fill in the background during a test.
 const SLOWLY: &str = "64KiB/s";
-/// What may be copied besides what was written.
+/// Bytes that may be copied besides the writes.
 const SLACK_BYTES: u64 = 1 << 20;
 
 fn volumes(host: &Host) -> anyhow::Result<Vec<Volume>> {
     host.ask(&["volume", "list"])
 }
 
-/// What the volumes of a host lack, in bytes.
+/// Returns the missing bytes of a host's volumes.
 fn lacks(host: &Host) -> anyhow::Result<u64> {
     Ok(volumes(host)?
         .into_iter()
@@ -29,7 +29,7 @@ fn lacks(host: &Host) -> anyhow::Result<u64> {
         .sum())
 }
 
-/// What guests have written to the volumes of a host.
+/// Returns the bytes that guests have written to a host's volumes.
 fn written(host: &Host) -> anyhow::Result<u64> {
     let shown = ["v", "w"].map(|volume| host.ask::<Volume>(&["volume", "show", volume]));
     let mut bytes = 0;
@@ -48,7 +48,7 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     vm::start_with(&pair.alpha, &["v", "w"], FILL_BYTES)
 }
 
-/// Hands the VM over to `beta` before anything of its disks has come, and lets little come.
+/// Hands the VM over to `beta` without any blocks of its disks, with a low bandwidth.
 fn hand_over(pair: &Pair) -> anyhow::Result<Migration> {
     let order =
         ["migrate", vm::NAME, "--to", "beta:a", "--detach", "--strategy", "post-copy", "--bandwidth", SLOWLY];
@@ -63,7 +63,7 @@ fn hand_over(pair: &Pair) -> anyhow::Result<Migration> {
     Ok(begun)
 }
 
-/// Begins to move it back; it does not wait until all has come.
+/// Begins the return, which does not wait until the disks are complete.
 fn go_back(pair: &Pair, more: &[&str]) -> anyhow::Result<Migration> {
     let order = ["migrate", vm::NAME, "--to", "alpha", "--detach"];
     let begun: Migration = pair.beta.ask(&[&order[..], more].concat())?;
@@ -71,13 +71,13 @@ fn go_back(pair: &Pair, more: &[&str]) -> anyhow::Result<Migration> {
     Ok(begun)
 }
 
-/// Checks that the VM is at `alpha`, and that it left by `departure` is over.
+/// Checks that the VM is at `alpha`, and that the migration `departure` has ended.
 fn check_taken_back(pair: &Pair, departure: &Migration) -> anyhow::Result<()> {
     vm::check_at(&pair.alpha, &pair.beta)?;
     pair.check_departure_taken_back(&departure.id)
 }
 
-/// Waits until the departure is under way again, as the VM has not got back.
+/// Waits until the departure is under way again, because the return has failed.
 fn until_it_goes_on(pair: &Pair, departure: &Migration) -> anyhow::Result<()> {
     let mut last = None;
     until("the departure goes on", || {
@@ -95,7 +95,7 @@ fn a_machine_goes_back_with_what_it_has_written_and_nothing_else() {
         let console = start(pair)?;
         let departure = hand_over(pair)?;
         console.work_on(REQUESTS)?;
-        // One of its disks has all, the other goes on lacking most of it.
+        // One of its disks is complete, and the other still lacks most blocks.
         let w: Volume = pair.beta.ask(&["volume", "show", "w"])?;
         let mut client = Client::connect(&w.uri.parse()?, ClientOptions::default())?;
         for offset in (0..w.size_bytes).step_by(1 << 20) {
@@ -117,10 +117,10 @@ fn a_machine_goes_back_with_what_it_has_written_and_nothing_else() {
         check_taken_back(pair, &departure)?;
         let sent = home.bytes_copied + home.bytes_mirrored;
         println!("{sent} bytes went back, {most} had been written, {home:?}");
-        // What it wrote after that was seen is in the slack.
+        // The slack covers its writes after this check.
         ensure!(sent <= most + most / 20 + SLACK_BYTES, "{sent} bytes for {most} that were written");
         console.work_on(REQUESTS)?;
-        // There and back again: nothing is left that would be in the way.
+        // It moves again in both directions, so nothing is left that would prevent it.
         let departure = hand_over(pair)?;
         let home = go_back(pair, &["--strategy", "tracking"])?;
         let home = pair.beta.wait_for_migration(&home.id)?;
@@ -196,7 +196,7 @@ fn a_machine_works_on_whichever_host_is_killed_on_its_way_back() {
 #[test]
 fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_comes_back() {
     play_pair(|pair| {
-        // What its guest thinks of what is written here is not asked.
+        // The guest does not check these writes.
         let _console = start(pair)?;
         let stayed = pair.alpha.export()?;
         write(&stayed, 1)?;
@@ -206,7 +206,7 @@ fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_
         let home = go_back(pair, &["--bandwidth", SLOWLY])?;
         pair.kill_in_turn(0)?;
         let reading = std::thread::spawn(move || read(&stayed));
-        // Its target is the daemon that has just started.
+        // The target is the daemon that has just started.
         let copied = || anyhow::Ok(pair.beta.migration(&home.id)?.bytes_copied);
         let before = copied()?;
         until("the way back goes on", || Ok((copied()? > before).then_some(())))?;
@@ -215,7 +215,7 @@ fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_
         ensure!(read == 2, "it was written when the volume was at the other host, and {read} was read");
         until_it_goes_on(pair, &departure)?;
         vm::check_at(&pair.beta, &pair.alpha)?;
-        // It keeps what the disks lack, also now that it has no client any more.
+        // It keeps the missing blocks, also without a client.
         std::thread::sleep(CLIENTS_POLL * 3);
         ensure!(volumes(&pair.alpha)?.len() == 2, "{:?}", volumes(&pair.alpha)?);
         let mut client = Client::connect(&pair.beta.export()?, ClientOptions::default())?;
@@ -224,10 +224,10 @@ fn a_client_that_stayed_reads_nothing_that_has_been_overwritten_while_a_machine_
     });
 }
 
-/// How often a daemon looks whether the clients of a volume that is away have left.
+/// Interval at which a daemon checks whether the clients of a forwarded volume have left.
 const CLIENTS_POLL: Duration = Duration::from_secs(1);
 
-/// How much at the end of the disk is written: more than is copied meanwhile.
+/// Bytes that are written at the end of the disk, more than are copied meanwhile.
 const WRITTEN_BYTES: u64 = 4 << 20;
 
 fn write(export: &Address, value: u8) -> anyhow::Result<()> {
@@ -237,7 +237,7 @@ fn write(export: &Address, value: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Reads the last of it: it is copied last.
+/// Reads the end of the disk, which is copied last.
 fn read(export: &Address) -> anyhow::Result<u8> {
     let mut client = Client::connect(export, ClientOptions::default())?;
     match client.perform(Operation::Read { offset: DISK_BYTES - 4096, buffer: vec![0; 4096] })? {

@@ -1,4 +1,4 @@
-//! Several volumes in one migration without a VM: all of them move, or none, whatever happens on the way.
+//! Tests of several volumes in one migration without a VM: all of them move, or none.
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationPlan, MigrationState, Volume};
@@ -7,9 +7,9 @@ use lab::workload::Guest;
 
 const DISK_BYTES: &str = "16MiB";
 const FILL_BYTES: u64 = 4 << 20;
-/// Slow enough that a migration is under way for a while.
+/// A rate at which a migration takes a while.
 const SLOWLY: &str = "4MiB/s";
-/// Requests that show that a guest works.
+/// Number of requests after which a guest counts as at work.
 const WORK_REQUESTS: u64 = 200;
 
 /// Makes volumes at alpha, each with a guest that works on it.
@@ -76,7 +76,7 @@ fn what_keeps_one_volume_keeps_all_of_them() {
         ensure!(plan.volumes[0].target.is_some() && plan.volumes[1].target.is_none(), "{plan:?}");
         pair.beta.sterna(["volume", "remove", "root"])?.success()?;
         ensure!(pair.beta.images("a")?.is_empty() && pair.beta.images("b")?.is_empty(), "something is left");
-        // Cancelled when parts of all of them are there; and once more, as it was ordered.
+        // It is cancelled when parts of all volumes have arrived, and then repeated.
         let begun = begin(&pair.alpha, &names, "beta:a", &["--bandwidth", SLOWLY])?;
         until("something is copied", || {
             Ok((pair.alpha.migration(&begun.id)?.bytes_copied > FILL_BYTES).then_some(()))
@@ -107,7 +107,7 @@ fn killed_while_they_are_copied_and_at_the_handover_all_are_at_one_host() {
             let killed = if kills_source { &mut pair.alpha } else { &mut pair.beta };
             killed.kill()?;
             killed.start()?;
-            // It goes on.
+            // The migration resumes.
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!(ended.state == MigrationState::Moved, "{ended:?}");
             ensure!(!pair.settled(names.len())?, "they are there");
@@ -135,7 +135,7 @@ fn killed_while_they_are_copied_and_at_the_handover_all_are_at_one_host() {
             killed.start()?;
             is_at_alpha = pair.settled(names.len()).with_context(|| format!("killed {step}"))?;
         }
-        // Clients connect again wherever the volumes are; these were at alpha.
+        // These clients were at alpha, and reconnect there.
         if !is_at_alpha {
             let home: Migration =
                 pair.beta.ask(&[&["migrate"], &names[..], &["--to", "alpha:a"]].concat())?;

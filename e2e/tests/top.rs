@@ -1,4 +1,4 @@
-//! `sterna top` in a real terminal: it draws, answers keys, outlives the daemon, and leaves the terminal as it was.
+//! Tests of `sterna top` in a real terminal: drawing, keys, restarts of the daemon, and the terminal afterwards.
 
 use anyhow::ensure;
 use e2e::terminal::Terminal;
@@ -7,14 +7,14 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const DISK_BYTES: u64 = 64 << 20;
 
-/// A terminal in which `sterna top` runs, and then what is left of the terminal is told.
+/// Starts a terminal with `sterna top`, after which the state of the terminal is printed.
 fn terminal(scene: &Host, columns: u16, rows: u16) -> anyhow::Result<Terminal> {
     let (program, address) = (e2e::program::sterna()?, scene.address()?);
     let line = format!("STERNA_HOST={address} {} top; echo ended with $?; stty -a; cat", program.display());
     Terminal::start(&line, columns, rows)
 }
 
-/// The terminal takes lines and shows what is typed, and the screen of before is back.
+/// Checks that the terminal echoes lines again, with its former screen.
 fn ensure_restored(terminal: &Terminal) -> anyhow::Result<()> {
     let screen =
         terminal.until("it ends", |screen| screen.contains("ended with 0") && screen.contains("echoke"))?;

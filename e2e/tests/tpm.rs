@@ -1,5 +1,5 @@
-//! VMs with a software TPM: its state is where the VM is, moves with it, and outlasts it. The guest uses its TPM
-//! all the while and knows what it must hold.
+//! Tests of VMs with a software TPM: its state is at the VM's host, moves with the VM, and outlasts its end. The guest uses its
+//! TPM all the time, and knows its expected state.
 
 use std::path::{Path, PathBuf};
 
@@ -8,17 +8,17 @@ use api::{Migration, MigrationState};
 use e2e::{Host, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 16 << 20;
-/// All of it: a VM that is started anew does not know what the last one wrote.
+/// The whole disk is filled, because a restarted VM does not know the former writes.
 const FILL_BYTES: u64 = DISK_BYTES;
-/// What the guest does before, between and after moves.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
 
-/// The folder of a VM's TPM at a host.
+/// Returns the folder of a VM's TPM at a host.
 fn state(scene: &Host) -> PathBuf {
     scene.path("data").join("vms").join(vm::NAME).join("tpm")
 }
 
-/// How many TPMs keep their state in a folder.
+/// Returns the number of TPM processes with their state in a folder.
 fn keepers(folder: &Path) -> usize {
     let folder = format!("dir={},", folder.display());
     let processes = std::fs::read_dir("/proc").into_iter().flatten().filter_map(Result::ok);
@@ -26,7 +26,7 @@ fn keepers(folder: &Path) -> usize {
     commands.filter(|command| String::from_utf8_lossy(command).contains(&folder)).count()
 }
 
-/// One host has the TPM's state, and one process keeps it; the other has nothing of it.
+/// Checks that one host has the TPM's state with one process, and the other has neither.
 fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
     vm::check_at(there, elsewhere)?;
     let (here, other) = (state(there), state(elsewhere));
@@ -43,7 +43,7 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
         let console = vm::start_with_words(&pair.alpha, &["v"], FILL_BYTES, &vm::TPM)?;
-        // A daemon that is started again leaves it alone.
+        // A restarted daemon does not change it.
         pair.alpha.kill()?;
         pair.alpha.start()?;
         for (from, to, name) in [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")] {
@@ -59,7 +59,7 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
         console.verify()?;
         let counted =
             until("the guest tells", || Ok(console.console().tpm_counter().filter(|counter| *counter > 20)))?;
-        // Its power is cut, and it is started again: with what it has kept.
+        // Its power is cut. After a start it has its persistent state.
         pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         ensure!(keepers(&state(&pair.alpha)) == 0, "a TPM without a VM");
         console.forget();
@@ -67,7 +67,7 @@ fn a_machines_tpm_goes_with_it_comes_home_and_outlasts_it() {
         console.work_on(1)?;
         let again = console.console().tpm_counter().context("the guest tells")?;
         ensure!(again > counted, "its counter was {counted}, and is {again}");
-        // One whose TPM has died stays where it is, before anything is copied.
+        // A VM whose TPM has died is refused before anything is copied.
         kill_keeper(&state(&pair.alpha))?;
         until("the guest notices", || Ok(console.work_on(0).is_err().then_some(())))?;
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;

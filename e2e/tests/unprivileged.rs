@@ -1,4 +1,4 @@
-//! QEMU as a user of its own: it has what its VM needs, wherever that goes, and nothing else of the daemon.
+//! Tests of QEMU as a user of its own, which has access to its VM's resources at every host, and to nothing else of the daemon.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
@@ -11,12 +11,12 @@ use e2e::{Host, Pair, until, vm};
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 const REQUESTS: u64 = 200;
-/// In whose group QEMU runs: everybody has that user.
+/// The user whose group QEMU has; it exists on every system.
 const USER: &str = "nobody";
-/// The numbers of VMs' users.
+/// The range of numbers for VMs' users.
 const NUMBERS: std::ops::RangeInclusive<u32> = 2_100_000_000..=2_100_065_535;
 
-/// The processes that run in the folder of the VM, with their names and users.
+/// Returns the processes of the VM's folder, with their names and users.
 fn processes(scene: &Host) -> anyhow::Result<Vec<(String, u32)>> {
     let folder = scene.path("data/vms").join(vm::NAME).canonicalize()?;
     let mut found = Vec::new();
@@ -30,7 +30,7 @@ fn processes(scene: &Host) -> anyhow::Result<Vec<(String, u32)>> {
     Ok(found)
 }
 
-/// A process's name, and its user, which it has in every way.
+/// Returns a process's name and user, and checks that all of its user ids are equal.
 fn name_and_user(process: &Path) -> anyhow::Result<(String, u32)> {
     let status = std::fs::read_to_string(process.join("status"))?;
     let line = |key: &str| {
@@ -46,7 +46,7 @@ fn name_and_user(process: &Path) -> anyhow::Result<(String, u32)> {
     Ok((name, users[0]))
 }
 
-/// The VM's processes run as one user, who owns its socket, and whose folder is nobody else's. Returns its number.
+/// Checks that the VM's processes run as one user, who owns its socket and its folder, and returns the user's number.
 fn check_unprivileged(scene: &Host) -> anyhow::Result<u32> {
     let user = check_users(scene)?;
     for (path, mode) in
@@ -63,7 +63,7 @@ fn check_unprivileged(scene: &Host) -> anyhow::Result<u32> {
     Ok(user)
 }
 
-/// The VM's processes run as one user, which is theirs alone. Returns its number.
+/// Checks that the VM's processes run as one user of their own, and returns its number.
 fn check_users(scene: &Host) -> anyhow::Result<u32> {
     let found = processes(scene)?;
     let qemu = found.iter().find(|(name, _)| name.starts_with("qemu"));
@@ -72,13 +72,13 @@ fn check_users(scene: &Host) -> anyhow::Result<u32> {
     Ok(*user)
 }
 
-/// Has the daemon start QEMU as [`USER`].
+/// Configures the daemon to start QEMU as [`USER`].
 fn configure(scene: &mut Host) -> anyhow::Result<()> {
     scene.stop()?;
     let file = scene.path("sterna.toml");
     let text = std::fs::read_to_string(&file)?;
     std::fs::write(&file, text.replacen("[machines]\n", &format!("[machines]\nuser = '{USER}'\n"), 1))?;
-    // Folders of tests are their owners' alone.
+    // Folders of tests are not passable for others by default.
     for folder in ["", "run"] {
         std::fs::set_permissions(scene.path(folder), std::fs::Permissions::from_mode(0o711))?;
     }
@@ -128,7 +128,7 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         let there = check_unprivileged(beta)?;
         console.work_on(REQUESTS)?;
 
-        // Its disk is there again after each end of the daemon, whichever it is.
+        // Its disk is available again after each end of the daemon.
         beta.kill()?;
         beta.start()?;
         console.work_on(REQUESTS)?;
@@ -142,14 +142,14 @@ fn a_machine_runs_as_a_user_of_its_own_wherever_it_goes() {
         console.work_on(REQUESTS)?;
         console.verify()?;
 
-        // Stopped and started: what it left in its folders is its own.
+        // After a stop and a start, files in its folders still belong to its user.
         alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         alpha.sterna(["vm", "start", vm::NAME])?.success()?;
         ensure!(check_unprivileged(alpha)? == home, "it has another user than before");
         alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         ensure!(!alpha.path("run/vms/web1.d").exists(), "its folder goes with it");
 
-        // Somebody who may not open what its command names is told so.
+        // A user who may not open a named file gets an error.
         std::fs::set_permissions(alpha.path(""), std::fs::Permissions::from_mode(0o700))?;
         let refused = alpha.sterna(["vm", "start", vm::NAME])?;
         ensure!(
@@ -172,7 +172,7 @@ fn a_machine_that_somebody_started_as_another_user_is_adopted_and_moves() {
         configure(beta)?;
         let words = ["-drive", "file=IMAGE,if=virtio,format=raw", "-runas", USER];
         let machine = ByHand::start(alpha, "raw", DISK_BYTES, FILL_BYTES, &words)?;
-        // What it opened as root it is to open again.
+        // QEMU must be able to open again the files that it has opened as root.
         std::fs::set_permissions(&machine.image, std::fs::Permissions::from_mode(0o666))?;
         let monitor = machine.monitor.to_str().context("a folder that is not UTF-8")?;
         alpha.sterna(["vm", "adopt", vm::NAME, "--qmp", monitor])?.success()?;

@@ -1,4 +1,4 @@
-//! VMs in QEMU, with disks of every kind, that move, also into images of QEMU's own, and whose daemon dies.
+//! Tests of VMs in QEMU with disks of every kind that move, also into images of QEMU's own, with a killed daemon.
 
 use anyhow::{Context as _, ensure};
 use api::MigrationState;
@@ -8,10 +8,10 @@ use e2e::{Host, play, play_unstarted};
 use testbed::vm::{Bus, DiskModel};
 
 const DISK_BYTES: u64 = 64 << 20;
-/// Requests that show that the VM goes on: a fraction of a second.
+/// Number of requests after which a VM counts as at work, a fraction of a second.
 const SOME_REQUESTS: u64 = 1000;
 
-/// Lets the VM compare its disk, then compares the image that the volume is in.
+/// Makes the VM compare its disk, then compares the volume's image.
 fn verify(scene: &mut Host, machine: Vm) -> anyhow::Result<()> {
     let options = machine.options().clone();
     let verdict = machine.verify_and_end().context("what the VM sees")?;
@@ -47,7 +47,8 @@ fn a_machine_with_a_scsi_disk_of_4_kib_sectors_survives_a_daemon_that_is_killed_
             scene.kill()?;
             scene.start()?;
             if let Some(begun) = begun {
-                // In the middle of the migration: it goes on if what the copy lacks was kept by then, and has ended otherwise.
+                // In the middle of the migration. It resumes if the copy's missing set was saved by
+                // then, and has ended otherwise.
                 let _ = scene.sterna(["migration", "cancel", &begun.id])?;
                 let ended = scene.wait_for_migration(&begun.id)?;
                 ensure!(ended.state != MigrationState::Moved, "{ended:?}");
@@ -71,7 +72,7 @@ fn a_machine_with_a_scsi_disk_moves_into_a_qcow2_image_of_qemu_nbd_and_back() {
     to_qemu_nbd_and_back("qcow2", DiskModel { bus: Bus::VirtioScsi, sector_bytes: 512 });
 }
 
-/// Moves a VM's disk into what qemu-nbd serves, from there into a store, and there again.
+/// Moves a VM's disk to an export of qemu-nbd, from there to a store, and back to the export.
 fn to_qemu_nbd_and_back(format: &'static str, disk: DiskModel) {
     play_unstarted(|scene| {
         let folder = scene.path("qemu");

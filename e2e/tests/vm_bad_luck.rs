@@ -1,12 +1,12 @@
-//! Whole VMs with two disks between two hosts, and what breaks on the way: daemons at each step of the handover, links,
-//! stores. The guest works on its disks all the while and knows what it wrote.
+//! Tests of VMs with two disks between two hosts, with faults: daemons killed at each step of the handover, links, stores. The
+//! guest checks its disks all the time.
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, Phase};
 use e2e::{LinkState, Pair, play_pair, until, vm};
 
 const FILL_BYTES: u64 = 4 << 20;
-/// What the guest does before, between and after moves.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
 const VOLUMES: [&str; 2] = ["root", "data"];
 
@@ -14,11 +14,11 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     for volume in VOLUMES {
         pair.alpha.sterna(["volume", "create", volume, "--size", "16MiB", "--store", "a"])?.success()?;
     }
-    // What its TPM holds is at one host with it, too: the guest would tell.
+    // The state of its TPM is at one host with it as well; the guest checks that.
     vm::start_with_words(&pair.alpha, &VOLUMES, FILL_BYTES, vm::tpm_words())
 }
 
-/// Who has the VM and both volumes, and whether that is alpha. What was begun has ended.
+/// Waits for the end of all operations. Returns the host with the VM and both volumes, and whether that is alpha.
 fn settled(pair: &Pair) -> anyhow::Result<bool> {
     until("one host has all, and the VM runs there", || {
         let is_alpha = pair.settled(VOLUMES.len())?;
@@ -67,7 +67,7 @@ fn killed_at_each_step_of_the_handover_a_machine_is_at_one_host_with_all_its_dis
     });
 }
 
-/// Between the records of the migration and of the VM that goes along.
+/// Fail points between the records of the migration and of its VM.
 #[test]
 fn killed_before_it_is_noted_that_a_machine_leaves_its_disks_do_not_go_without_it() {
     play_pair(|pair| {
@@ -77,7 +77,7 @@ fn killed_before_it_is_noted_that_a_machine_leaves_its_disks_do_not_go_without_i
         until("the VM is found again", || {
             Ok(vm::vms(&pair.alpha)?.iter().any(|vm| vm.state == api::VmState::Running).then_some(()))
         })?;
-        // It is cut off in the middle of this.
+        // The command is interrupted by the kill.
         pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
         ensure!(pair.alpha.wait_for_end()? == 137, "it was not killed");
         pair.alpha.start()?;
@@ -98,13 +98,13 @@ fn a_machine_whose_host_is_gone_after_it_was_released_is_promoted_with_all_its_d
             Ok((begun.code == 0).then_some(()))
         })?;
         ensure!(pair.alpha.wait_for_end()? == 137, "it was not killed");
-        // Any of its volumes: all move, or none.
+        // All of its volumes move, or none.
         pair.beta.sterna(["volume", "promote", VOLUMES[0], "--force"])?.success()?;
         until("the VM runs where its volumes are", || {
             Ok(vm::vms(&pair.beta)?.iter().any(|vm| vm.state == api::VmState::Running).then_some(()))
         })?;
         console.work_on(REQUESTS)?;
-        // The other host comes back, and learns of it.
+        // The other host comes back, and learns the outcome.
         pair.alpha.start()?;
         ensure!(!settled(pair)?, "it is at beta");
         console.work_on(REQUESTS)?;
@@ -123,7 +123,7 @@ fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else
                 Ok((phase != Phase::Copying).then_some(()))
             })?;
             pair.link.set(state);
-            // Wherever it was: if it stood still already, it goes on here when that has taken too long.
+            // If the VM was already paused, it resumes here after its downtime limit.
             let before = pair.alpha.migration(&begun.id)?;
             if before.phase == Phase::Memory {
                 console.work_on(REQUESTS)?;
@@ -137,7 +137,7 @@ fn links_that_are_cut_or_silent_while_a_machine_moves_cost_time_and_nothing_else
                 ensure!(settled(pair)?, "it came home");
             }
         }
-        // For ever: whoever waits can end it, and the VM has never been away.
+        // The wait has no limit, but can be cancelled, and the VM works meanwhile.
         let begun: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a", "--detach"])?;
         pair.link.set(LinkState::BlackHole);
         console.work_on(REQUESTS)?;

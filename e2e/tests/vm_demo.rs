@@ -1,5 +1,4 @@
-//! The demo with a whole VM, in both forms: it verifies disk and memory, keeps its connection, and leaves nothing
-//! behind.
+//! Tests of the demo with a whole VM in both forms: it verifies disk and memory, keeps its connection, and leaves nothing behind.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -28,7 +27,7 @@ fn a_machine_between_two_namespaces_keeps_its_connection_and_leaves_nothing_behi
     Ok(())
 }
 
-/// As it is for who is not root.
+/// Runs the demo as a user who is not root.
 #[test]
 fn a_machine_between_two_daemons_on_loopback_is_verified_and_leaves_nothing_behind() -> anyhow::Result<()> {
     let figures = play(LinkKind::Loopback)?;
@@ -37,7 +36,7 @@ fn a_machine_between_two_daemons_on_loopback_is_verified_and_leaves_nothing_behi
     Ok(())
 }
 
-/// Plays a small demo; returns its figures. One at a time: each emulates a processor.
+/// Runs a small demo and returns its figures. Only one runs at a time, because each emulates a processor.
 fn play(kind: LinkKind) -> anyhow::Result<Value> {
     static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);

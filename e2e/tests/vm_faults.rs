@@ -1,5 +1,5 @@
-//! What befalls a VM that moves at its target's store and in the hypervisors: stores that fail, hang and fill up, QEMUs
-//! that are killed or hang. It works on, knows what it wrote, and is at one host in the end.
+//! Tests of a moving VM with faults: stores of its target that fail, hang and fill up, and QEMUs that are killed or hang. The VM
+//! keeps working, knows its writes, and is at one host at the end.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -14,20 +14,20 @@ use rustix::process::{Pid, Signal, kill_process};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// Room for the disk, if nobody takes it.
+/// Size of a store with enough space for the disk.
 const STORE_BYTES: u64 = 32 << 20;
-/// What the guest does after each mishap.
+/// Requests of the guest after each fault.
 const REQUESTS: u64 = 50;
-/// So slow that the disk is copied for some seconds.
+/// A rate at which the disk is copied for some seconds.
 const SLOWLY: &str = "2MiB/s";
 
-/// Room for a data folder.
+/// Size of a disk for a data folder.
 const DATA_BYTES: u64 = 8 << 20;
-/// Why the disks of a VM were not handed over, if their target fails.
+/// Failure codes of a VM's move if its target store fails.
 const ANSWERED_WITH_AN_ERROR: &str = "the target's store answered with an error";
-/// How long a disk hangs once a VM's memory is copied: longer than that takes.
+/// Time for which a disk hangs after the VM's memory is copied, longer than the rest of the move.
 const HANGS: Duration = Duration::from_secs(4);
-/// The least of it for which the VM stands still.
+/// Least part of this time in which the VM is paused.
 const STANDS_MS: f64 = 1000.0;
 
 fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
@@ -35,8 +35,8 @@ fn start(pair: &Pair) -> anyhow::Result<vm::Vm> {
     vm::start(&pair.alpha, FILL_BYTES)
 }
 
-/// Orders the VM to move, once the store takes an image: what was deleted there has its room until the last who has it open lets go of
-/// it, and the file system has noted that; and of a disk that works again it believes that only when it has written again what failed.
+/// Moves the VM once the store can take an image. A deleted file keeps its space until its last user closes it, and the file
+/// system has recorded that. After a fault of the disk, the file system first repeats its failed writes.
 fn order(pair: &Pair, to: &str, more: &[&str]) -> anyhow::Result<Migration> {
     let is_temporary = |refused: &anyhow::Error| {
         let said = format!("{refused:#}");
@@ -50,7 +50,7 @@ fn order(pair: &Pair, to: &str, more: &[&str]) -> anyhow::Result<Migration> {
     })
 }
 
-/// Begins to move the VM; when it is in `phase`, and something of its disk is at the target, that is told.
+/// Begins to move the VM, and returns once it is in `phase`, with a part of its disk at the target.
 fn begin(pair: &Pair, to: &str, phase: Phase) -> anyhow::Result<Migration> {
     let slowly: &[&str] = if phase == Phase::Copying { &["--bandwidth", SLOWLY] } else { &[] };
     begin_with(pair, to, phase, slowly)
@@ -66,7 +66,7 @@ fn begin_with(pair: &Pair, to: &str, phase: Phase, more: &[&str]) -> anyhow::Res
     Ok(begun)
 }
 
-/// The migration comes to nothing, says why, and the VM works at alpha.
+/// Checks that the migration fails with a reason, and that the VM works at alpha.
 fn stayed(pair: &Pair, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Migration> {
     let ended = pair.alpha.wait_for_migration(&begun.id)?;
     ensure!(ended.state != MigrationState::Moved && ended.guest == GuestLocation::Source, "{ended:?}");
@@ -79,7 +79,7 @@ fn stayed(pair: &Pair, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Mi
     Ok(ended)
 }
 
-/// Nothing is left there: no VM, and no image.
+/// Checks that neither the VM nor an image is left at beta.
 fn is_empty(host: &Host) -> anyhow::Result<()> {
     let there = || anyhow::Ok((vm::vms(host)?, host.images("a")?, host.images("b")?));
     let waited = until("nothing is left at the target", || {
@@ -89,7 +89,7 @@ fn is_empty(host: &Host) -> anyhow::Result<()> {
     waited.with_context(|| format!("what is there: {:?}", there()))
 }
 
-/// Deletes from a store, as somebody would who has read it, what the migration says is left over there because it could not be deleted.
+/// Deletes the file that the migration could not delete and has named, as an administrator would.
 fn delete_left_over(host: &Host, store: &str, ended: &Migration) -> anyhow::Result<()> {
     if !ended.message.as_deref().is_some_and(|said| said.contains("left over: cannot delete")) {
         return Ok(());
@@ -101,13 +101,13 @@ fn delete_left_over(host: &Host, store: &str, ended: &Migration) -> anyhow::Resu
     })
 }
 
-/// Takes all the room that is left in a folder.
+/// Fills the remaining space of a folder's disk.
 fn fill(folder: &Path) -> anyhow::Result<PathBuf> {
-    // Not what a store would take for an image.
+    // The name is not that of an image.
     let path = folder.join(".filler");
     let mut file = File::create(&path).context("make a file")?;
     let piece = vec![1; 64 << 10];
-    // What has no place on the disk yet takes more room than it needs then.
+    // Delayed allocation reserves more space than it finally needs.
     for _ in 0..3 {
         while file.write_all(&piece).is_ok() {}
         let _ = file.sync_data();
@@ -126,11 +126,11 @@ fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the
         pair.beta.start()?;
         let console = start(pair)?;
         for phase in [Phase::Copying, Phase::Memory] {
-            // Its memory takes longer than it takes to see that the store has failed.
+            // The copying of its memory takes longer than noticing the failed store.
             let begun = begin_with(pair, "beta:b", phase, &["--bandwidth", SLOWLY])?;
             faults.fail_writes()?;
             let ended = stayed(pair, &console, &begun).with_context(|| format!("EIO: {phase:?}"))?;
-            // A VM that was stopped first stands still no longer than it may.
+            // A paused VM resumes within its downtime limit.
             let is_faulty = ended.failure.as_deref() == Some("target-faulty");
             let tells_it = ended.message.as_ref().is_some_and(|said| said.contains(ANSWERED_WITH_AN_ERROR));
             ensure!(is_faulty || phase == Phase::Memory && tells_it, "{ended:?}");
@@ -138,17 +138,17 @@ fn a_store_at_the_target_that_fails_hangs_or_fills_up_costs_the_move_and_not_the
             delete_left_over(&pair.beta, "b", &ended)?;
             is_empty(&pair.beta)?;
         }
-        // Once its disk is copied it needs no more room there.
+        // A copied disk needs no more space there.
         let begun = begin(pair, "beta:a", Phase::Copying)?;
         let filler = fill(&pair.beta.path("a"))?;
         let ended = stayed(pair, &console, &begun).context("full")?;
         ensure!(ended.failure.as_deref() == Some("target-full"), "{ended:?}");
         is_empty(&pair.beta)?;
-        // It is full before it begins, too.
+        // The store is also full before the beginning.
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
         ensure!(refused.code == 4 && refused.stderr.contains("are needed"), "{refused:?}");
         std::fs::remove_file(filler)?;
-        // One that hangs keeps QEMU there from starting, or the disk from being handed over: whichever comes first.
+        // A hanging store prevents the start of QEMU or the handover of the disk, whichever comes first.
         let begun = begin(pair, "beta:b", Phase::Memory)?;
         let hung = faults.hang()?;
         let ended = stayed(pair, &console, &begun).context("hung")?;
@@ -169,7 +169,7 @@ fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it
         let console = start(pair)?;
         for moves in [false, true] {
             let begun = begin(pair, "beta:a", Phase::Memory)?;
-            // The one where it stays, and then the one where it comes: whoever pauses it needs room.
+            // First the source's and then the target's data folder is full. The host that pauses the VM needs space.
             let noting = if moves { &pair.beta } else { &pair.alpha };
             ensure!(noting.fill_data()?, "it has a disk of its own");
             if !moves {
@@ -177,7 +177,7 @@ fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it
             }
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!((ended.state == MigrationState::Moved) == moves, "{ended:?}");
-            // At the target a note may find the room that one before it has left.
+            // At the target a record may use the space of an earlier one.
             if !moves {
                 until("it cannot be noted where it is", || {
                     Ok(noting.log()?.contains("could not be noted").then_some(()))
@@ -228,8 +228,8 @@ fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_di
         let console = start(pair)?;
         let begun = begin(pair, "beta:a", Phase::Memory)?;
         let hung = faults.hang()?;
-        // A guest that waits for its disk writes no memory: it is stopped soon, and QEMU waits for what is under way. Nothing
-        // tells of that meanwhile.
+        // A guest that waits for its disk writes no memory, so it is paused soon. QEMU then waits for its requests,
+        // and nothing reports that meanwhile.
         std::thread::sleep(HANGS);
         drop(hung);
         let moved = pair.alpha.wait_for_migration(&begun.id)?;
@@ -245,7 +245,7 @@ fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_di
 fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
     play_pair(|pair| {
         let console = start(pair)?;
-        // Either of them hangs: whoever waits can end it.
+        // Either QEMU hangs, and the migration can be cancelled.
         for hangs_at_alpha in [false, true] {
             let begun = begin(pair, "beta:a", Phase::Memory)?;
             let hung = process(if hangs_at_alpha { &pair.alpha } else { &pair.beta })?;
@@ -253,13 +253,13 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
             pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
-            // The one at the target has been killed.
+            // The QEMU at the target was killed.
             let goes_on = send(hung, Signal::CONT);
             ensure!(goes_on.is_ok() || !hangs_at_alpha, "{goes_on:?}");
             stayed(pair, &console, &begun).with_context(|| format!("at alpha: {hangs_at_alpha}"))?;
             is_empty(&pair.beta)?;
         }
-        // That of the target is killed around the switch-over: the VM is where its volume is.
+        // The target's QEMU is killed around the switch-over. The VM is at its volume's host.
         let begun = begin(pair, "beta:a", Phase::Memory)?;
         let killed = process(&pair.beta)?;
         until("the VM stands still, or has moved", || {
@@ -268,13 +268,13 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
         send(killed, Signal::KILL)?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         if ended.state == MigrationState::Moved {
-            // It crashed there, as any machine may, and is started there again.
+            // It has crashed there, and is started there again.
             until("that it is gone is seen", || Ok(restart(&pair.beta)?.then_some(())))?;
             return until("there is one", || Ok(vm::vms(&pair.alpha)?.is_empty().then_some(())));
         }
         stayed(pair, &console, &begun)?;
         is_empty(&pair.beta)?;
-        // That of the source is killed while its memory is on its way: it is gone, and its disk is where it was.
+        // The source's QEMU is killed while its memory is in flight. The memory is lost, and the disk is where it was.
         let begun = begin(pair, "beta:a", Phase::Memory)?;
         send(process(&pair.alpha)?, Signal::KILL)?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
@@ -298,7 +298,7 @@ fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {
     kill_process(process, signal).context("send a signal")
 }
 
-/// Starts a VM again that has crashed; false: that is not known yet.
+/// Starts a crashed VM again; false if the crash is not yet known.
 fn restart(scene: &Host) -> anyhow::Result<bool> {
     Ok(scene.sterna(["vm", "start", vm::NAME])?.code == 0)
 }
@@ -307,7 +307,7 @@ fn restart(scene: &Host) -> anyhow::Result<bool> {
 fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_there() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
-        // All of it: the guest that is started again fills it anew.
+        // The whole disk is filled, because a restarted guest fills it anew.
         let console = vm::start(&pair.alpha, DISK_BYTES)?;
         let begun = begin(pair, "beta:a", Phase::Memory)?;
         let qemu = process(&pair.alpha)?;

@@ -1,5 +1,5 @@
-//! Which way a VM's memory goes: over several streams, and behind the VM (post-copy), with bad luck on the way. The
-//! guest works on its disk and its memory all the while, and knows what it wrote.
+//! Tests of a VM's memory over several streams, and by post-copy, with faults. The guest checks its disk and
+//! its memory all the time.
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
@@ -12,9 +12,9 @@ use e2e::{Host, LinkState, Pair, play_pair, until};
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// What the guest does before, between and after moves.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
-/// It is written anew many times while a slow link carries it once.
+/// Bytes of memory that the guest rewrites many times while a slow link carries them once.
 const SWEPT_BYTES: u64 = 24 << 20;
 
 fn start(pair: &Pair, fill_bytes: u64, memory_bytes: u64, swept_bytes: u64) -> anyhow::Result<vm::Vm> {
@@ -26,7 +26,7 @@ fn memory(scene: &Host, id: &str) -> anyhow::Result<Option<MemoryMove>> {
     Ok(scene.migration(id)?.machine.and_then(|machine| machine.memory))
 }
 
-/// Whether the kernel lets QEMU run a VM before all of its memory is there.
+/// Returns whether the kernel allows post-copy for QEMU.
 fn may_run_ahead() -> bool {
     let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     let may = everybody.trim() == "1" || rustix::process::geteuid().is_root();
@@ -36,7 +36,7 @@ fn may_run_ahead() -> bool {
     may
 }
 
-/// A host, and what it is called with its store.
+/// A host, with its name and its store.
 type End<'a> = (&'a Host, &'a str);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,12 +45,12 @@ enum Daemon {
     Target,
 }
 
-/// A source that has had so much left a moment ago has hardly ever sent all of it when a test breaks the stream.
+/// Remaining bytes with which a source has hardly ever finished before a test breaks the stream.
 const MUCH_BYTES: u64 = 8 << 20;
 
-/// Begins to move a VM that writes faster than the link carries, and waits until it runs there without much of its memory.
+/// Begins to move a VM that writes faster than the link, and waits until it runs at the target without much of its memory.
 fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow::Result<Migration> {
-    // On a busy host the rest may have come before anybody has looked, or the move have been given up: then once more.
+    // On a busy host the rest may have arrived before the check, or the move may have failed. Then it is repeated.
     for _ in 0..5 {
         pair.link.set(LinkState::Slow);
         let begun: Migration =
@@ -79,20 +79,20 @@ fn run_ahead(pair: &Pair, (from, home): End<'_>, (to, there): End<'_>) -> anyhow
     bail!("its memory was there every time before anybody had looked")
 }
 
-/// What has become of a VM whose volumes are at the target.
+/// The outcome for a VM whose volumes are at the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     Runs,
     Lost,
 }
 
-/// Waits until a migration has ended whose volumes are the target's. If the VM's memory was lost, both hosts say so, and it is
-/// started again; then it works.
+/// Waits for the end of a migration whose volumes the target owns. If the VM's memory was lost, both hosts must report that, and
+/// it is started again.
 fn ends(source: &Host, target: &Host, console: &vm::Vm, begun: &Migration) -> anyhow::Result<Fate> {
     let ended = source.wait_for_migration(&begun.id)?;
     ensure!(ended.state == MigrationState::Moved, "{ended:?}");
     until("nothing of it is left at the source", || Ok(vm::vms(source)?.is_empty().then_some(())))?;
-    // That is known when the migration ends, and told a moment later.
+    // That is known when the migration ends, and reported a moment later.
     let log = source.log()?;
     let after = log.rsplit("migration begun").next().unwrap_or_default();
     let fate = if after.contains("that has moved is lost") { Fate::Lost } else { Fate::Runs };
@@ -155,7 +155,7 @@ fn a_host_whose_hypervisor_may_not_run_a_machine_ahead_says_so_before_anything_i
             Ok(is_told.then_some(plan))
         })?;
         ensure!(!plan.can_begin, "{plan:#?}");
-        // It is for post-copy only.
+        // Only post-copy needs this.
         pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--dry-run"])?.success()?;
         let refused = pair.alpha.sterna(order)?;
         ensure!(refused.code != 0 && said(&refused.stderr), "{refused:?}");
@@ -167,7 +167,7 @@ fn a_host_whose_hypervisor_may_not_run_a_machine_ahead_says_so_before_anything_i
     });
 }
 
-/// Where a daemon finds a QEMU that may not use userfaultfd; `None`: it is not to be kept from it.
+/// Returns a folder with a QEMU that may not use userfaultfd; `None` if that cannot be prevented here.
 fn without_userfaultfd(scene: &Host) -> anyhow::Result<Option<String>> {
     const QEMU: &str = "qemu-system-x86_64";
     let folder = scene.path("bin");
@@ -181,7 +181,7 @@ fn without_userfaultfd(scene: &Host) -> anyhow::Result<Option<String>> {
     std::fs::set_permissions(&program, Permissions::from_mode(0o755)).context("write a program")?;
     let version = Command::new(&program).arg("--version").output().context("run a program")?;
     let version = String::from_utf8_lossy(&version.stdout).into_owned();
-    // From 8.1 on it uses a device, whatever it may do besides.
+    // From 8.1 on QEMU also uses a device.
     let is_old = version.contains("version 7.");
     let everybody = std::fs::read_to_string("/proc/sys/vm/unprivileged_userfaultfd").unwrap_or_default();
     Ok((is_old && everybody.trim() == "0").then(|| format!("{}:{path}", folder.display())))
@@ -193,9 +193,9 @@ fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_kil
         return;
     }
     play_pair(|pair| {
-        // All of it: a guest that is started again fills it anew.
+        // The whole disk is filled, because a restarted guest fills it anew.
         let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
-        // The daemon that is killed is beta's in both.
+        // In both cases beta's daemon is killed.
         for killed in [None, Some(Daemon::Source), Some(Daemon::Target)] {
             let (alpha, beta) = ((&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"));
             let comes_home = killed == Some(Daemon::Source);
@@ -204,7 +204,7 @@ fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_kil
             match killed {
                 None => pair.link.set(LinkState::Cut),
                 Some(_) => {
-                    // Nothing more comes, and the guest soon wants some of it.
+                    // No more pages arrive, and the guest soon needs some.
                     pair.link.set(LinkState::BlackHole);
                     pair.beta.kill()?;
                 }
@@ -215,7 +215,7 @@ fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_kil
             }
             let (source, target) =
                 if comes_home { (&pair.beta, &pair.alpha) } else { (&pair.alpha, &pair.beta) };
-            // Where its QEMU had sent all of it, that is lost; and said to be.
+            // If its QEMU had sent everything, the rest is lost and reported as lost.
             let fate = ends(source, target, &console, &begun).with_context(|| format!("{killed:?}"))?;
             ensure!(fate == Fate::Runs || killed.is_some(), "only a daemon that is killed costs the memory");
         }
@@ -229,10 +229,10 @@ fn a_machine_that_is_lost_before_its_memory_came_says_so_and_starts_again_on_who
         return;
     }
     play_pair(|pair| {
-        // All of it: the guest that is started again fills it anew.
+        // The whole disk is filled, because the restarted guest fills it anew.
         let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
         let begun = run_ahead(pair, (&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"))?;
-        // Nothing more comes until it is gone.
+        // No more pages arrive before its end.
         pair.link.set(LinkState::BlackHole);
         let process = until("QEMU is there", || Ok(vm::vms(&pair.beta)?.first().and_then(|vm| vm.process)))?;
         vm::kill(process);

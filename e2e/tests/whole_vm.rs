@@ -1,5 +1,5 @@
-//! Whole VMs between two hosts: memory, processors and disk, there and home again, and with bad luck on the way. The
-//! guest works on its disk all the while and knows what it wrote.
+//! Tests of whole VMs between two hosts: memory, processors and disk move and return, also with faults. The guest checks
+//! its disk all the time.
 
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, Vm, VmState};
@@ -7,10 +7,10 @@ use e2e::{Host, Outcome, Pair, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-/// What the guest does before, between and after moves.
+/// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
 
-/// What a command said that was refused.
+/// Returns the message of a refused command.
 fn refusal(outcome: &Outcome) -> anyhow::Result<&str> {
     ensure!(outcome.code != 0, "it was not refused: {outcome:?}");
     Ok(&outcome.stderr)
@@ -33,7 +33,7 @@ fn until_phase(scene: &Host, migration: &Migration, phase: Phase) -> anyhow::Res
     })
 }
 
-/// The process of the VM's QEMU at a host.
+/// Returns the process of the VM's QEMU at a host.
 fn process(scene: &Host) -> anyhow::Result<u32> {
     until("QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))
 }
@@ -49,7 +49,7 @@ fn a_machine_goes_to_another_host_and_comes_home() {
                 console.work_on(REQUESTS)?;
                 let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name])?;
                 ensure!(moved.state == MigrationState::Moved, "{moved:?}");
-                // Who was told of the end finds nothing of the VM where it was.
+                // After the end nothing of the VM is left at the source.
                 let left: Vec<Vm> = from.ask(&["vm", "list"])?;
                 ensure!(left.is_empty(), "{left:?}");
                 let shown = from.migration(&moved.id)?.machine.context("a VM went along")?;
@@ -76,13 +76,13 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
             pair.alpha.sterna(["volume", "create", volume, "--size", "32MiB", "--store", "a"])?.success()?;
         }
         let console = vm::start_with(&pair.alpha, &volumes, FILL_BYTES)?;
-        // Nothing goes: one of its names is taken there.
+        // Nothing moves, because one of its names is used there.
         pair.beta.sterna(["volume", "create", "log", "--size", "1MiB", "--store", "a"])?.success()?;
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
         ensure!(refusal(&refused)?.contains("log"), "it says which");
         pair.beta.sterna(["volume", "remove", "log"])?.success()?;
         stays(pair, &console)?;
-        // Cancelled while its memory is on its way; and either daemon killed.
+        // It is cancelled while its memory is sent, and either daemon is killed.
         let begun = begin(&pair.alpha, "beta:a")?;
         until_phase(&pair.alpha, &begun, Phase::Memory)?;
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
@@ -97,7 +97,7 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
             pair.alpha.wait_for_migration(&begun.id)?;
             stays(pair, &console)?;
         }
-        // Home to the images that were kept, each volume to its own.
+        // Each volume returns to its own kept image.
         for (from, to, name) in [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")] {
             let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name, "--keep-source"])?;
             ensure!(moved.state == MigrationState::Moved, "{moved:?}");
@@ -138,7 +138,7 @@ fn a_machine_goes_to_a_host_with_a_newer_hypervisor() {
 fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
     play_pair(|pair| {
         let console = start(pair)?;
-        // Cancelled while its memory is on its way.
+        // It is cancelled while its memory is sent.
         let begun = begin(&pair.alpha, "beta:a")?;
         until_phase(&pair.alpha, &begun, Phase::Memory)?;
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
@@ -193,14 +193,14 @@ fn disks_of_a_machine_go_to_another_store_of_its_host_while_it_works() {
 fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
     play_pair(|pair| {
         let console = start(pair)?;
-        // A VM of that name is there already.
+        // A VM of this name exists there.
         pair.beta.create_volume(DISK_BYTES)?;
         let definition = pair.alpha.path("vm.toml");
         let definition = definition.to_str().context("a folder that is not UTF-8")?;
         pair.beta.sterna(["vm", "add", vm::NAME, "--definition", definition])?.success()?;
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
         ensure!(refusal(&refused)?.contains(vm::NAME), "it says which");
-        // It does not run.
+        // The VM does not run.
         pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
         ensure!(refusal(&refused)?.contains("not run"), "it says why");
@@ -209,7 +209,7 @@ fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
     });
 }
 
-/// The VM works at alpha, and beta has nothing of it.
+/// Checks that the VM works at alpha, and that beta has nothing of it.
 fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
     until("nothing is left at the target", || {
         let nothing = vm::vms(&pair.beta)?.is_empty();

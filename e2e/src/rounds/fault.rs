@@ -1,7 +1,7 @@
 //! Faults as data: their weights, and the acts that make and end each of them.
 //!
-//! Every fault ends by itself: a link is restored, a killed daemon is restarted, a full disk is freed. [`super::trip`] begins a
-//! cancelled migration again.
+//! Every fault ends by itself: a link is restored, a killed daemon is restarted, a full disk is freed. [`super::trip`]
+//! begins a cancelled migration again.
 
 use std::time::Duration;
 

@@ -155,8 +155,8 @@ impl<'a> Hosts<'a> {
         Ok(None)
     }
 
-    /// Pairs the hosts again if one has removed the other, and returns whether that succeeded. Both daemons must run, and the
-    /// link must work.
+    /// Pairs the hosts again if one has removed the other, and returns whether that succeeded. Both daemons must run,
+    /// and the link must work.
     ///
     /// # Errors
     /// If a daemon does not start.

@@ -1,7 +1,7 @@
 //! Makes one trip from one host to the other with its faults, and checks the result.
 //!
-//! Only this thread acts on the hosts. So a daemon was ended here, or has killed itself at its fail point. Any other end is a
-//! failure.
+//! Only this thread acts on the hosts. So a daemon was ended here, or has killed itself at its fail point. Any
+//! other end is a failure.
 
 use std::fmt;
 use std::thread::sleep;
@@ -159,8 +159,8 @@ impl<'a> Journey<'a> {
         Ok(())
     }
 
-    /// Ends the source's daemon in order. Then another program changes the volume's image, if the source certainly owns the
-    /// volume.
+    /// Ends the source's daemon in order. Then another program changes the volume's image, if the
+    /// source certainly owns the volume.
     fn touch_image(&mut self) -> anyhow::Result<Option<String>> {
         self.revive()?;
         if let Some(outcome) = self.hosts.carry_out(Act::Stop(Role::Source))? {

@@ -1,4 +1,4 @@
-//! Hostile clients of the API.
+//! Tests of hostile clients of the API.
 
 use std::io::Write as _;
 use std::os::unix::net::UnixStream;
@@ -11,9 +11,9 @@ use lab::workload::random::Random;
 use crate::raw::{ask_api, connect, wait_for_end};
 use crate::undisturbed;
 
-/// More than the daemon serves at a time.
+/// More connections than the daemon serves at a time.
 const CROWD: usize = 300;
-/// How long the daemon lets a client be idle that nobody waits for.
+/// Longest idle time of a client while no other client waits.
 const IDLE_MAX: Duration = Duration::from_secs(10);
 
 #[test]
@@ -32,7 +32,7 @@ fn clients_of_the_api_that_dawdle_are_cut_and_others_get_their_turn() {
             stream.write_all(words[number % words.len()])?;
             crowd.push(stream);
         }
-        // It waits for its turn behind the crowd, and gets it.
+        // It waits for its turn behind the crowd, and is served.
         expect_answer(address.path())?;
         crowd.into_iter().try_for_each(wait_for_end)
     });
@@ -48,7 +48,7 @@ fn idle_clients_of_the_api_make_room_for_others_at_once() {
             crowd.push(connect(address.path())?);
         }
         expect_answer(address.path())?;
-        // The last of the crowd would be cut after as long, and they are more than twice as many as are served at a time.
+        // The last of the crowd would be disconnected after this time. The crowd is more than twice the number of places.
         ensure!(began.elapsed() < IDLE_MAX, "it waited for {:?}", began.elapsed());
         drop(crowd);
         Ok(())
@@ -89,7 +89,7 @@ fn requests_without_measure_or_sense_are_refused() {
         for (what, request, status) in refused {
             let answer = ask_api(api, request.as_bytes())?;
             let expected = format!("HTTP/1.1 {status}");
-            // What is too much may be cut off before an answer can be read.
+            // A connection with too many bytes may be closed before its answer can be read.
             let is_cut = answer.is_empty() && request.len() > 1 << 20;
             ensure!(is_cut || answer.starts_with(&expected), "{what}: {answer:.200}");
         }
@@ -115,14 +115,14 @@ fn answers_that_nobody_takes_cost_bounded_memory() {
         for _ in 0..50 {
             let mut stream = connect(address.path())?;
             stream.set_write_timeout(Some(Duration::from_millis(50)))?;
-            // The daemon stops to read when its answers are not taken.
+            // The daemon stops reading when its answers are not read.
             let _ = stream.write_all(pipelined.as_bytes());
             silent.push(stream);
         }
         expect_answer(address.path())?;
         let growth = scene.resident_bytes()?.saturating_sub(before);
         ensure!(growth < GROWTH_MAX, "the daemon has grown by {growth} bytes");
-        // It gives them up by itself: what was sent is read, and then the end.
+        // It closes them by itself, after the sent answers.
         silent.into_iter().try_for_each(wait_for_end)
     });
 }

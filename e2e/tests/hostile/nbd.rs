@@ -1,4 +1,4 @@
-//! Hostile clients of a volume.
+//! Tests of hostile clients of a volume.
 
 use std::io::{Read as _, Write as _};
 use std::net::Shutdown;
@@ -13,18 +13,18 @@ use crate::{connections, undisturbed};
 
 const READ: u16 = 0;
 const WRITE: u16 = 1;
-/// Connections that a volume takes.
+/// Largest number of connections of a volume.
 const CONNECTIONS_MAX: usize = 64;
 
 #[test]
 fn clients_that_dawdle_are_cut_and_a_crowd_is_refused() {
     undisturbed(|scene, volume| {
         let (mut dawdlers, mut refused) = (Vec::new(), 0);
-        // Thousands: each takes a place if there is one, and says half of a word.
+        // Each of thousands of clients takes a place if there is one, and sends half of a message.
         for _ in 0..3000 {
             let mut stream = connect(&volume.socket)?;
             if is_greeted(&mut stream)? {
-                // The first of them may be cut before the last have come, and others take their places.
+                // The first may be disconnected before the last connect, and others take their places.
                 stream.write_all(b"\0\0")?;
                 dawdlers.push(stream);
             } else {
@@ -45,7 +45,7 @@ fn clients_that_dawdle_are_cut_and_a_crowd_is_refused() {
 
 #[test]
 fn clients_that_never_read_their_replies_cost_bounded_memory_and_nobody_else() {
-    // 256 MiB for all, and 64 MiB for each that is let through alone; and what a daemon needs besides.
+    // The common limit of 256 MiB, 64 MiB for each connection, and the daemon's own memory.
     const GROWTH_MAX: u64 = 448 << 20;
     undisturbed(|scene, volume| {
         let before = scene.resident_bytes()?;
@@ -54,7 +54,7 @@ fn clients_that_never_read_their_replies_cost_bounded_memory_and_nobody_else() {
             let mut stream = attach(&volume.socket)?;
             stream.set_write_timeout(Some(Duration::from_millis(100)))?;
             let request = Request::read(0, 8 << 20).bytes();
-            // 3 GiB of replies each, unless the daemon stops to read.
+            // Each would get 3 GiB of replies if the daemon did not stop reading.
             let _ = stream.write_all(&request.repeat(400));
             silent.push(stream);
         }
@@ -70,7 +70,7 @@ fn connections_that_break_in_the_midst_of_requests_harm_nobody() {
         let write = Request::read(0, 1 << 20).command(WRITE);
         for round in 0..300_usize {
             let mut stream = attach(&volume.socket)?;
-            // Of what is past the guest's reach: the last announces a payload that never comes whole.
+            // These ranges are beyond the guest's part. The last one announces a payload that never arrives completely.
             let reads = Request::read(0, 64 << 10).bytes().repeat(round % 7);
             stream.write_all(&reads)?;
             stream.write_all(&write.bytes()[..round % 29])?;
@@ -78,9 +78,9 @@ fn connections_that_break_in_the_midst_of_requests_harm_nobody() {
                 stream.write_all(&vec![0xee; round * 1000])?;
             }
             match round % 3 {
-                // Gone, with replies unread: the server sees a reset.
+                // The client closes with unread replies, so the server sees a reset.
                 0 => drop(stream),
-                // Half-open: it still listens.
+                // The client closes only its sending side.
                 1 => {
                     stream.shutdown(Shutdown::Write)?;
                     wait_for_end(stream)?;
@@ -102,7 +102,7 @@ fn requests_with_every_wrong_field_are_refused_one_by_one() {
         wrong
             .extend([u64::MAX, 1 << 63, 1 << 62, volume.size_bytes].map(|offset| Request { offset, ..good }));
         wrong.extend([0, u32::MAX, (32 << 20) + 1].map(|length| Request { length, ..good }));
-        // Contexts were not agreed on; ranges beyond the end; a flush with a range is harmless, so it is not here.
+        // These have no negotiated context, or ranges beyond the end. A flush with a range is harmless, so it is not here.
         wrong.push(good.command(7));
         for command in [4, 5, 6] {
             wrong.push(Request { offset: volume.size_bytes, ..good.command(command) });
@@ -115,7 +115,7 @@ fn requests_with_every_wrong_field_are_refused_one_by_one() {
             if error == 0 {
                 skip(&mut stream, &request)?;
             }
-            // The connection goes on.
+            // The connection stays open.
             stream.write_all(&good.bytes())?;
             ensure!(reply(&mut stream)? == 0, "a good request after {request:?}");
             skip(&mut stream, &good)?;
@@ -129,7 +129,7 @@ fn requests_with_every_wrong_field_are_refused_one_by_one() {
     });
 }
 
-/// A flag that says nothing of a read may be passed over, and a read of nothing may be granted.
+/// Returns whether a request may succeed: a read with a meaningless flag, or an empty read.
 fn may_succeed(request: &Request) -> bool {
     request.command == READ && (request.flags == 1 || request.length == 0)
 }

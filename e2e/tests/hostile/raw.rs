@@ -1,4 +1,4 @@
-//! The least of NBD and HTTP that it takes to speak them wrongly.
+//! Minimal NBD and HTTP for invalid messages.
 
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use anyhow::{Context as _, bail, ensure};
 
-/// Longest that anybody waits for bytes: longer than any of the daemon's deadlines.
+/// Longest wait for bytes, longer than any of the daemon's deadlines.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Length of the server's greeting.
 const GREETING_BYTES: usize = 18;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 
-/// A request, field by field.
+/// A request with all of its fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) magic: u32,
@@ -25,12 +25,12 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// A good request to read.
+    /// Returns a valid read request.
     pub(crate) fn read(offset: u64, length: u32) -> Self {
         Self { magic: REQUEST_MAGIC, flags: 0, command: 0, cookie: 7, offset, length }
     }
 
-    /// The same with another command.
+    /// Returns the request with another command.
     pub(crate) fn command(self, command: u16) -> Self {
         Self { command, ..self }
     }
@@ -48,7 +48,7 @@ impl Request {
     }
 }
 
-/// Connects, with a deadline on whatever is read or written.
+/// Connects, with a deadline for reads and writes.
 pub(crate) fn connect(socket: impl AsRef<Path>) -> anyhow::Result<UnixStream> {
     let socket = socket.as_ref();
     let stream = UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
@@ -57,7 +57,7 @@ pub(crate) fn connect(socket: impl AsRef<Path>) -> anyhow::Result<UnixStream> {
     Ok(stream)
 }
 
-/// Whether the server greets; `false` if it has closed instead.
+/// Returns whether the server sends its greeting; `false` if it closes.
 pub(crate) fn is_greeted(stream: &mut UnixStream) -> anyhow::Result<bool> {
     let mut greeting = [0; GREETING_BYTES];
     match stream.read_exact(&mut greeting) {
@@ -86,7 +86,7 @@ pub(crate) fn attach(socket: impl AsRef<Path>) -> anyhow::Result<UnixStream> {
     const ERROR: u32 = 1 << 31;
     let mut stream = connect(socket)?;
     ensure!(is_greeted(&mut stream)?, "the server has closed");
-    // Flags; GO for the default export, without questions.
+    // Client flags, then GO for the default export without information requests.
     stream.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0")?;
     loop {
         let mut header = [0; 20];
@@ -103,7 +103,7 @@ pub(crate) fn attach(socket: impl AsRef<Path>) -> anyhow::Result<UnixStream> {
     }
 }
 
-/// Reads a simple reply without data; returns its error.
+/// Reads a simple reply without data, and returns its error.
 pub(crate) fn reply(stream: &mut UnixStream) -> anyhow::Result<u32> {
     let mut reply = [0; 16];
     stream.read_exact(&mut reply).context("wait for a reply")?;
@@ -111,10 +111,10 @@ pub(crate) fn reply(stream: &mut UnixStream) -> anyhow::Result<u32> {
     Ok(u32::from_be_bytes(reply[4..8].try_into()?))
 }
 
-/// Sends bytes to the API on a connection of their own; returns what comes back until it closes.
+/// Sends bytes to the API on a new connection, and returns its answer until the end.
 pub(crate) fn ask_api(socket: impl AsRef<Path>, bytes: &[u8]) -> anyhow::Result<String> {
     let mut stream = connect(socket)?;
-    // A daemon that has heard enough closes before all is said.
+    // The daemon may close the connection before everything is sent.
     let _ = stream.write_all(bytes);
     let mut answer = Vec::new();
     match stream.read_to_end(&mut answer) {
