@@ -39,9 +39,9 @@ pub struct Browser {
 /// The preferred colours of the system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Colours {
-    /// Dark on light.
+    /// Dark text on light ground.
     Light,
-    /// Light on dark.
+    /// Light text on dark ground.
     Dark,
 }
 
@@ -90,7 +90,7 @@ impl Browser {
         Ok(browser)
     }
 
-    /// Opens an address.
+    /// Opens an address in the browser.
     ///
     /// # Errors
     /// If no server answers there.

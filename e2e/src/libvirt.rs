@@ -98,7 +98,7 @@ impl Libvirtd {
     /// Returns the output of a virsh command.
     ///
     /// # Errors
-    /// If it fails.
+    /// If the command fails.
     pub fn virsh(&self, words: &[&str]) -> anyhow::Result<String> {
         let uri = format!("qemu:///system?socket={}", self.socket()?);
         Program::of_package("virsh", "libvirt-clients").args(["-c", &uri]).args(words).succeed()

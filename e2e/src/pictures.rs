@@ -48,7 +48,7 @@ const REPORTED_RATE: &str = "120MiB/s";
 /// Recorded time after a migration that is shown.
 const RECORDED_AFTER_S: f64 = 2.0;
 
-/// Makes all pictures.
+/// Makes all pictures of the documents.
 ///
 /// # Errors
 /// If a part of a picture does not appear.

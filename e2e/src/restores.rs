@@ -272,7 +272,7 @@ impl Round {
         drop(self.hosts[source].sterna(["migrate", "v", "--to", &target, "--detach"])?);
         self.say(format!("{} to {}, {} is killed {point}", NAMES[source], NAMES[to], NAMES[killed]));
         sleep(SETTLED / 2);
-        // One of the daemons has ended.
+        // The fail point has ended one daemon, at either host.
         for host in [source, to] {
             self.hosts[host].take_end()?;
         }

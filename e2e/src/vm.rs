@@ -194,7 +194,7 @@ pub fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
     })
 }
 
-/// Kills QEMU.
+/// Kills the QEMU process.
 pub fn kill(process: u32) {
     let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(process) = process {

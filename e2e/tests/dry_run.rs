@@ -214,7 +214,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
         ensure!(outcome.code == 4 && outcome.stderr.contains("is in use there"), "{outcome:?}");
         console.work_on(50)?;
-        // To another store of its host only the disks of a VM move.
+        // A move to another store of the same host moves only the disks of a VM.
         let disks = pair.alpha.sterna(["migrate", "web1", "--to", "b", "--dry-run", "--json"])?;
         let disks: Vec<MigrationPlan> = disks.json()?;
         let [disk] = &disks[..] else { bail!("{disks:?}") };

@@ -17,7 +17,7 @@ struct Other {
     document: &'static str,
     /// The heading of the commands; `None`: the whole page.
     heading: Option<&'static str>,
-    /// Commands before them.
+    /// Commands that run before these.
     before: &'static str,
     /// Commands that undo these.
     after: &'static str,

@@ -95,7 +95,7 @@ fn a_machine_goes_back_with_what_it_has_written_and_nothing_else() {
         let console = start(pair)?;
         let departure = hand_over(pair)?;
         console.work_on(REQUESTS)?;
-        // One of its disks is complete, and the other still lacks most blocks.
+        // The first disk is complete, and the second still lacks most blocks.
         let w: Volume = pair.beta.ask(&["volume", "show", "w"])?;
         let mut client = Client::connect(&w.uri.parse()?, ClientOptions::default())?;
         for offset in (0..w.size_bytes).step_by(1 << 20) {

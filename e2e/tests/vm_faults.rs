@@ -177,7 +177,7 @@ fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it
             }
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!((ended.state == MigrationState::Moved) == moves, "{ended:?}");
-            // At the target a record may use the space of an earlier one.
+            // The target may write a record into the space of an earlier one.
             if !moves {
                 until("it cannot be noted where it is", || {
                     Ok(noting.log()?.contains("could not be noted").then_some(()))

@@ -155,7 +155,7 @@ fn a_host_whose_hypervisor_may_not_run_a_machine_ahead_says_so_before_anything_i
             Ok(is_told.then_some(plan))
         })?;
         ensure!(!plan.can_begin, "{plan:#?}");
-        // Only post-copy needs this.
+        // The same move without post-copy is possible.
         pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a", "--dry-run"])?.success()?;
         let refused = pair.alpha.sterna(order)?;
         ensure!(refused.code != 0 && said(&refused.stderr), "{refused:?}");
@@ -195,7 +195,7 @@ fn memory_follows_the_machine_over_a_link_that_was_cut_and_when_a_daemon_was_kil
     play_pair(|pair| {
         // The whole disk is filled, because a restarted guest fills it anew.
         let console = start(pair, DISK_BYTES, 4 << 20, SWEPT_BYTES)?;
-        // In both cases beta's daemon is killed.
+        // The killed daemon is always beta's.
         for killed in [None, Some(Daemon::Source), Some(Daemon::Target)] {
             let (alpha, beta) = ((&pair.alpha, "alpha:a"), (&pair.beta, "beta:a"));
             let comes_home = killed == Some(Daemon::Source);

@@ -26,7 +26,7 @@ use victim::{SIZE, Victim, run};
 const SECRET: u8 = 0x11;
 const OTHER: u8 = 0x22;
 
-/// Kinds of channels.
+/// Kinds of channels in their numbers.
 const MIGRATION: u64 = 1;
 const FORWARDING: u64 = 2;
 const MACHINE: u64 = 3;

@@ -30,9 +30,9 @@ pub(crate) struct Chart<'a> {
     pub(crate) above: Above,
     /// The part below the values.
     pub(crate) below: Below,
-    /// The shaded times.
+    /// The times that are shaded.
     pub(crate) bands: &'a [Band],
-    /// The marked instants.
+    /// The instants that are marked.
     pub(crate) marks: &'a [Mark],
     /// The series, the last on top.
     pub(crate) series: Vec<Series>,
@@ -54,7 +54,7 @@ pub(crate) enum Below {
     Time,
 }
 
-/// A shaded time.
+/// A time that is shaded.
 pub(crate) struct Band {
     pub(crate) class: &'static str,
     pub(crate) name: String,
@@ -63,7 +63,7 @@ pub(crate) struct Band {
     pub(crate) time: (f64, f64),
 }
 
-/// A marked instant.
+/// An instant that is marked.
 pub(crate) struct Mark {
     pub(crate) class: &'static str,
     pub(crate) name: String,

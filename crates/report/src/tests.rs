@@ -258,7 +258,7 @@ fn hostile_names_stay_text() {
 fn a_page_asks_nobody_for_anything() {
     let page = page(&history(migration(), Some(recording())));
     for word in ["http:", "https:", "//", "url(", "@import", "<link", "<iframe", "src=", "href="] {
-        // Only comments of the script may begin with two slashes.
+        // A line of the script may begin with two slashes: it is a comment.
         let found = page.lines().filter(|line| line.contains(word) && !line.trim_start().starts_with("// "));
         assert_eq!(found.count(), 0, "{word}");
     }

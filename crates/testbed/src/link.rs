@@ -143,7 +143,7 @@ impl Shared {
             return;
         }
         for stream in [&near, &far] {
-            // Without this option it is only slower.
+            // The link also works without this option, only slower.
             let _ = stream.set_nodelay(true);
             now.open.extend(stream.try_clone().ok());
         }

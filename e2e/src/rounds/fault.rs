@@ -63,7 +63,7 @@ pub(super) const AT_REST: [(Fault, u64); 6] = [
 
 /// Range of the time for a broken link and a full disk.
 const AWAY_MS: (u64, u64) = (100, 3000);
-/// One of this many broken links stays so for longer than connections survive without an answer.
+/// The number of broken links of which one stays so for longer than connections survive without an answer.
 const LONG_ONE_IN: u64 = 12;
 /// Duration of such a long break.
 const LONG_MS: u64 = 12_000;

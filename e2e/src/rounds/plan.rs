@@ -10,16 +10,16 @@ use super::fault::{AT_REST, Fault, ON_THE_WAY};
 
 /// Largest number of faults on one trip; they may overlap.
 const FAULTS_MAX: u64 = 3;
-/// One of this many trips has no faults, for comparison.
+/// The number of trips of which one has no faults, for comparison.
 const QUIET_ONE_IN: u64 = 8;
-/// One of this many pauses between two trips has a fault.
+/// The number of pauses between trips of which one has a fault.
 const REST_ONE_IN: u64 = 2;
 /// Latest beginning of a fault. A copy without a limit takes about a second in a debug build, so many faults come after it.
 const BEGINS_MS_MAX: u64 = 2500;
 /// Rates of the copying, in MiB a second.
 const RATES_MIB: [u32; 3] = [16, 40, 100];
 
-/// One of the two hosts of a trip.
+/// A host of a trip, by its part in it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// The host that the volume leaves.
@@ -62,7 +62,7 @@ pub(super) enum Act {
     Cancel(Role),
 }
 
-/// What is done with the source's image.
+/// Tells whether the source's image is kept after the move.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Leaves {
     Nothing,

@@ -77,7 +77,7 @@ impl<'a> Journey<'a> {
         }
     }
 
-    /// Makes the trip.
+    /// Makes the planned trip.
     ///
     /// # Errors
     /// If the volume does not arrive, or a daemon ends by itself.

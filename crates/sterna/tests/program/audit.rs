@@ -119,7 +119,7 @@ fn what_other_hosts_do_is_written_down_and_no_log_has_an_invitation() {
     let ordered = entries(&two, |entry| entry["path"] == "/v1/hosts", 1);
     assert_eq!(ordered[0]["details"], json!({"address": address}));
 
-    // One of these offers is accepted.
+    // The target accepts only one of these offers.
     two.create_volume();
     let (exit, refused) = two.json(&["migrate", "v", "--to", "one:nowhere"]);
     assert!(exit != 0, "{refused}");

@@ -1,6 +1,5 @@
-//! The daemon is killed at every step of a migration, under a guest that writes: after the restart the volume is
-//! served at the same socket from exactly one store, nothing that was acknowledged is lost,
-//! and nothing half-made is left.
+//! Kills the daemon at every step of a migration while a guest writes. After the restart, exactly one store serves the volume at
+//! the same socket, no acknowledged write is lost, and no unfinished image is left.
 
 use serde_json::Value;
 

@@ -29,7 +29,6 @@ pub(crate) struct Scene {
 pub(crate) struct Outcome {
     pub(crate) code: i32,
     pub(crate) stdout: String,
-    /// Its standard error.
     pub(crate) stderr: String,
 }
 
