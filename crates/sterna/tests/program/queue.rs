@@ -160,5 +160,5 @@ fn a_retry_has_the_same_options_and_both_say_so() {
     scene.succeed(&["volume", "remove", "v"]);
     let outcome = scene.run(&["migration", "retry", "m1"]);
     assert_eq!(outcome.code, 4, "{outcome:?}");
-    assert!(outcome.stderr.contains("\"v\" is no longer here"), "{outcome:?}");
+    assert!(outcome.stderr.contains("\"v\" is not here now"), "{outcome:?}");
 }
