@@ -233,8 +233,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// The bugs that the simulator finds with its fleet. [`Self::CancelForgotten`], [`Self::CancelOvertaken`] and
-    /// [`Self::NotedForgotten`] are left out, because no seed has found them yet.
+    /// The bugs that the simulator finds with its fleet.
     pub const ALL: &[Self] = &[
         Self::PreparedTargetLeaves,
         Self::PromiseForgotten,
@@ -302,12 +301,15 @@ impl Bug {
         Self::PivotedCopyDiscarded,
         Self::EndNotRepeated,
         Self::CancelNotRecorded,
+        Self::CancelForgotten,
+        Self::CancelOvertaken,
         Self::VmLeavesUnnoted,
         Self::HooksNotAwaited,
         Self::PresentBeforeDurable,
         Self::FillOverNewerWrite,
         Self::PresenceForgotten,
         Self::WriteNotNoted,
+        Self::NotedForgotten,
         Self::ReadPassesOverwriting,
         Self::RetiredBeforeWhole,
         Self::ManifestOlderThanGate,

@@ -265,12 +265,8 @@ fn impossible_between_hosts(fault: Fault, phase: Phase) -> Option<&'static str> 
     }
 }
 
-pub(crate) fn is_planned(fault: Fault, phase: Phase) -> bool {
-    impossible(Table::OneHost, fault, phase).is_none() && !commits_a_cancellation(fault, phase)
-}
-
-/// No record is committed while the gates close, unless a cancellation is ordered just then.
-fn commits_a_cancellation(fault: Fault, phase: Phase) -> bool {
+/// Returns whether a fault strikes in a phase only with a cancellation: no other record is committed while the gates close.
+pub(crate) fn commits_a_cancellation(fault: Fault, phase: Phase) -> bool {
     matches!(fault, Fault::JournalError | Fault::JournalSlow) && phase == Phase::Closing
 }
 
@@ -281,9 +277,8 @@ fn is_seldom(table: Table, fault: Fault, phase: Phase) -> bool {
     };
     if table == Table::OneHost {
         // The missing set of a copy is kept during the copying: the source's flush for it may end later.
-        let is_late = matches!(fault, Fault::SourceError | Fault::SourceSlow)
+        return matches!(fault, Fault::SourceError | Fault::SourceSlow)
             && matches!(phase, Releasing | Committing | TakingBack);
-        return is_late || commits_a_cancellation(fault, phase);
     }
     match fault {
         // The source's disk gets no request past the commit point, and before it only if the mirror is behind.

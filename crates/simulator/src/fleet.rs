@@ -75,6 +75,8 @@ const DOWN_MAX: Duration = Duration::from_secs(2);
 
 /// The random stream that draws which starts are struck.
 const RECOVERIES_STREAM: u64 = 0x4EC0_7E41;
+/// The random stream that draws faults around orders, and of a target that lacks blocks.
+const ORDERS_STREAM: u64 = 0x0D3E_5500;
 
 pub(crate) struct Fleet {
     pub(crate) world: Rc<World>,
@@ -89,6 +91,8 @@ pub(crate) struct Fleet {
     vm: Option<Rc<SimVm>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
     recoveries: RefCell<Random>,
+    /// Draws faults around orders of administrators, and of a target that lacks blocks.
+    orders: RefCell<Random>,
     recoveries_hit: Cell<u64>,
     tally: RefCell<Tally>,
 }
@@ -182,6 +186,7 @@ impl Fleet {
             vm,
             crashes: RefCell::default(),
             recoveries: RefCell::new(Random::new(seed ^ RECOVERIES_STREAM)),
+            orders: RefCell::new(Random::new(seed ^ ORDERS_STREAM)),
             recoveries_hit: Cell::default(),
             tally: RefCell::default(),
         });

@@ -9,7 +9,7 @@ use lane::TimeLimits;
 use migration::strategy::{Distance, HotBlocks, Recording, Strategy};
 use migration::{PacingSettings, Phase};
 
-use crate::coverage::{Table, is_planned};
+use crate::coverage::{Table, commits_a_cancellation, impossible};
 use crate::disk::DiskSettings;
 use crate::faults::{Fault, Planned};
 use crate::guest::GuestSettings;
@@ -235,16 +235,24 @@ fn draw_faults(random: &mut Random) -> Vec<Planned> {
     for _ in 0..count {
         let fault = draw_fault(random);
         way_there(random, &fault, &mut faults);
-        faults.push(fault);
+        plan_with_order(fault, &mut faults);
         if random.percent(25) {
             // Two at once: one request fails while another hangs.
             let other = Planned { fault: random.pick(&Fault::OF_ONE_HOST), percent: 50, ..fault };
-            if is_planned(other.fault, other.phase) {
-                faults.push(other);
+            if impossible(Table::OneHost, other.fault, other.phase).is_none() {
+                plan_with_order(other, &mut faults);
             }
         }
     }
     faults
+}
+
+/// Adds a fault, and the cancellation without which it could not strike.
+fn plan_with_order(fault: Planned, faults: &mut Vec<Planned>) {
+    faults.push(fault);
+    if commits_a_cancellation(fault.fault, fault.phase) {
+        faults.push(Planned { fault: Fault::Cancel, ..fault });
+    }
 }
 
 fn draw_fault(random: &mut Random) -> Planned {
@@ -282,7 +290,7 @@ fn draw_fault(random: &mut Random) -> Planned {
 fn draw_phase(random: &mut Random, fault: Fault) -> Phase {
     loop {
         let phase = random.pick(&Phase::ALL);
-        if is_planned(fault, phase) {
+        if impossible(Table::OneHost, fault, phase).is_none() {
             return phase;
         }
     }

@@ -69,6 +69,7 @@ impl Control for HostControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         match self.host.upgrade() {
             Some(host) => {
+                host.perhaps_cancel_first(&records);
                 let asked = host.journal().look(|state, _| recovery::asked_by_itself(state, &records));
                 let committed = host.journal().commit(records);
                 let (me, incarnation) = (Weak::clone(&self.host), self.incarnation);
@@ -146,11 +147,12 @@ impl Control for HostControl {
     }
 
     fn entered(&self, migration: MigrationId, phase: Phase) {
-        if let (Phase::Closing, Some(host)) = (phase, self.host.upgrade())
-            && host.hooks.are_missing(migration)
-        {
-            let detail = || format!("the gates close for {migration}, and its hooks have not been run");
-            host.world.violated("hooks", detail);
+        if let (Phase::Closing, Some(host)) = (phase, self.host.upgrade()) {
+            host.check_goes_on(migration);
+            if host.hooks.are_missing(migration) {
+                let detail = || format!("the gates close for {migration}, and its hooks have not been run");
+                host.world.violated("hooks", detail);
+            }
         }
         if let Some(host) = self.host.upgrade().filter(|host| host.place == self.source) {
             if let (Phase::Discarding, Some(vm)) = (phase, self.vm()) {

@@ -89,6 +89,12 @@ const TOUCHED_PERCENT: u64 = 50;
 const FULL_PERCENT: u64 = 4;
 const TOUCHED_ENTRIES: u32 = 4;
 
+/// The percentage of fillings, with the guests at the target, in which its daemon is killed and its host then loses power.
+const FILLING_PERCENT: u64 = 40;
+/// The times in microseconds: from the beginning of the phase to the kill, and from there to the power cut.
+const KILLED_AFTER: (u64, u64) = (100, 20_000);
+const CUT_AFTER: (u64, u64) = (1000, 60_000);
+
 /// The percentage of recovering daemons that may be hit again …
 const RECOVERY_CRASH_PERCENT: u64 = 25;
 /// … and by when.
@@ -165,6 +171,29 @@ impl Fleet {
         (0..entries).for_each(|skip| self.world.faults.plan(Planned { skip, ..plan }));
     }
 
+    /// Draws that a target's daemon is killed while blocks are missing there, and that its host loses power soon after. What guests
+    /// wrote before the kill, and flushed after it, must be there.
+    fn draw_kill_and_power_cut(self: &Rc<Self>) {
+        let target = self.concerned().map(|(_, target)| target);
+        if !target.is_some_and(|target| self.may_lose_power(target)) || self.world.now() > FAULTS_END {
+            return;
+        }
+        let mut random = self.orders.borrow_mut();
+        if !random.percent(FILLING_PERCENT) {
+            return;
+        }
+        let killed = Duration::from_micros(random.between(KILLED_AFTER.0, KILLED_AFTER.1));
+        let cut = killed + Duration::from_micros(random.between(CUT_AFTER.0, CUT_AFTER.1));
+        for (fault, delay) in [(Fault::KillTarget, killed), (Fault::PowerCutTarget, cut)] {
+            let me = Rc::downgrade(self);
+            self.world.clock.after(delay, move || {
+                if let Some(fleet) = me.upgrade() {
+                    fleet.strike(&planned(fault, Phase::Filling));
+                }
+            });
+        }
+    }
+
     /// Draws that the message to discard a handed-back copy is lost.
     fn draw_loss_after_hand_back(&self, random: &mut Random) {
         if !random.percent(HANDED_BACK_PERCENT) {
@@ -220,6 +249,9 @@ impl Fleet {
     }
 
     pub(super) fn phase_entered(self: &Rc<Self>, phase: Phase) {
+        if phase == Phase::Filling {
+            self.draw_kill_and_power_cut();
+        }
         for plan in self.world.faults.due(phase) {
             if self.is_alone() && plan.delay.is_zero() {
                 self.strike_alone(&plan);

@@ -99,7 +99,8 @@ pub(crate) struct SimHost {
     pub(super) vm_expected: Cell<Option<Subject>>,
     /// The service of the last incoming source.
     pub(super) came_by: RefCell<Option<Rc<Service>>>,
-    pub(super) cancelled: RefCell<BTreeSet<MigrationId>>,
+    /// Migrations whose cancellation was confirmed, and the daemon that did.
+    pub(super) cancelled: RefCell<BTreeMap<MigrationId, u64>>,
     /// The daemon of another host that has agreed to run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
     phase: Cell<Option<Phase>>,

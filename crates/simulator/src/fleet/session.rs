@@ -10,6 +10,12 @@ use migration::{CommitFault, Failure, MigrationId};
 
 use super::host::SimHost;
 use crate::session::{Work, ended, perhaps_fails, run};
+use crate::world::Stop;
+
+/// The percentage of confirmed cancellations at which the daemon is killed at once.
+const KILLED_PERCENT: u64 = 10;
+/// The percentage of handovers that an administrator cancels at the last moment.
+const CANCELLED_FIRST_PERCENT: u64 = 3;
 
 impl SimHost {
     pub(super) fn run_session(self: &Rc<Self>, session: MigrationSession, work: impl Work + 'static) {
@@ -47,15 +53,46 @@ impl SimHost {
         });
         let is_early = !orders.is_empty();
         for (id, records) in orders {
+            let committed = (!records.is_empty()).then(|| self.journal().commit(records));
             let me = Rc::clone(self);
             self.handle.spawn(async move {
-                if records.is_empty() || me.journal().commit(records).await.is_ok() {
-                    me.cancelled.borrow_mut().insert(id);
-                    me.tell_of_cancel(id);
+                let is_durable = match committed {
+                    Some(committed) => committed.await.is_ok(),
+                    None => true,
+                };
+                if is_durable {
+                    me.cancelled.borrow_mut().insert(id, me.incarnation());
+                    if !me.is_killed_at_an_answer() {
+                        me.tell_of_cancel(id);
+                    }
                 }
             });
         }
         is_early
+    }
+
+    fn is_killed_at_an_answer(&self) -> bool {
+        let Some(fleet) = self.fleet() else { return false };
+        let is_killed = fleet.orders.borrow_mut().percent(KILLED_PERCENT);
+        if is_killed {
+            fleet.crash(self.place, Stop::Kill);
+        }
+        is_killed
+    }
+
+    /// Draws whether an administrator cancels a migration just before these records hand it over.
+    pub(super) fn perhaps_cancel_first(self: &Rc<Self>, records: &[Record]) {
+        let (leaves, comes) = (
+            records.iter().any(|record| matches!(record, Record::Released { .. })),
+            records.iter().any(|record| matches!(record, Record::TargetPrepared { .. })),
+        );
+        let is_drawn = || {
+            let fleet = self.fleet();
+            fleet.is_some_and(|fleet| fleet.orders.borrow_mut().percent(CANCELLED_FIRST_PERCENT))
+        };
+        // Too late is as good.
+        let _ = (leaves && is_drawn() && self.wish_to_cancel())
+            || (comes && is_drawn() && self.cancel_incoming());
     }
 
     fn tell_of_cancel(&self, id: MigrationId) {
@@ -102,9 +139,20 @@ impl SimHost {
 
     pub(super) fn check_cancelled(&self, id: MigrationId) {
         let has_moved = matches!(self.stage_of(id), Some(Stage::Ended(Outcome::Moved { .. })));
-        if has_moved && self.cancelled.borrow().contains(&id) {
+        if has_moved && self.cancelled.borrow().contains_key(&id) {
             let detail =
                 || format!("{}: it was answered that {id} is cancelled, and it has moved", self.place);
+            self.world.violated("orders", detail);
+        }
+    }
+
+    /// Checks that a later daemon does not hand over a migration whose cancellation was confirmed.
+    pub(super) fn check_goes_on(&self, id: MigrationId) {
+        let cancelled_by = self.cancelled.borrow().get(&id).copied();
+        if cancelled_by.is_some_and(|daemon| daemon < self.incarnation()) {
+            let place = self.place;
+            let detail =
+                || format!("{place}: the gates close for {id}, and a daemon before has cancelled it");
             self.world.violated("orders", detail);
         }
     }

@@ -141,7 +141,10 @@ impl LocalControl {
 impl Control for LocalControl {
     fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
         match self.host.upgrade() {
-            Some(host) => host.journal().commit(records),
+            Some(host) => {
+                host.perhaps_cancel_first(&records);
+                host.journal().commit(records)
+            }
             None => Box::pin(std::future::ready(Err(CommitFault::Unknown))),
         }
     }

@@ -106,6 +106,9 @@ impl SimHost {
         if let Some(wrong) = self.with_local(|halves| halves.phases.enter(phase)).flatten() {
             self.world.violated("journal", || wrong);
         }
+        if phase == Phase::Closing {
+            self.check_goes_on(id);
+        }
         if let Some(fleet) = self.fleet() {
             fleet.phase_entered(phase);
         }
