@@ -2,9 +2,9 @@
 """Makes the client's types and methods from the OpenAPI document of the daemon.
 
     generate.py             writes src/sterna/types.py and src/sterna/operations.py
-    generate.py --check     says whether they are what it would write; exits with 1 if not
+    generate.py --check     checks that both files are up to date; exits with 1 if not
 
-What is sent and taken is in connection.py, which is written by hand.
+Requests are sent by connection.py, which is written by hand.
 """
 
 import argparse
@@ -23,7 +23,7 @@ MADE = '"""{what}\n\nMade by generate.py from docs/openapi.json: do not change i
 
 
 class Unknown(Exception):
-    """The document has something that this program does not know."""
+    """The document has an element that this program does not know."""
 
 
 def reference(schema):
@@ -31,7 +31,7 @@ def reference(schema):
 
 
 def type_of(schema):
-    """The Python type of a schema that stands within another."""
+    """Returns the Python type of a schema within another one."""
     if "$ref" in schema:
         return reference(schema)
     if "oneOf" in schema:
@@ -99,7 +99,7 @@ def types(document):
 
 
 def name_of(parameter):
-    """Orders and answers say `from` and the like as they are; Python does not."""
+    """Returns the Python name of a parameter: keywords of Python, for example `from`, get an underscore."""
     return parameter + "_" if keyword.iskeyword(parameter) else parameter
 
 
@@ -156,7 +156,7 @@ def operations(document):
     out = MADE.format(what="The operations of the API, one method each.")
     out += "\nfrom __future__ import annotations\n\nfrom .connection import Connection, segment\n"
     out += "from .types import (\n" + "".join(f"    {name},\n" for name in names) + ")\n\n\n"
-    out += 'class Operations(Connection):\n    """Everything that the daemon can be asked for."""\n\n'
+    out += 'class Operations(Connection):\n    """All operations of the daemon."""\n\n'
     return out + body.rstrip("\n") + "\n"
 
 

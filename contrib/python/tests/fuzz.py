@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Asks a daemon for what its OpenAPI document says, and for what it does not, and judges the answers.
+"""Sends a daemon valid and invalid requests of the operations in its OpenAPI document, and checks the answers.
 
-    fuzz.py [--rounds N] [--seed N]      STERNA_HOST names the daemon; it makes, changes and removes whatever it hits upon
+    fuzz.py [--rounds N] [--seed N]      STERNA_HOST names the daemon; its volumes may be made, changed and removed
 
 For each operation: values of wrong types, missing and additional fields, numbers beyond their limits, odd names, methods that a path
-does not have, bodies that are no JSON, too long, or sent with another type. An answer must be one that the document has, an error
-JSON of its form with a code of its list and a status that docs/api.md gives that code, never `internal`, and the daemon must live.
-A seed that fails prints the request.
+does not have, bodies that are no JSON, too long, or sent with another type. The document must have each answer. An error must be
+JSON of the documented form, with a listed code other than `internal` and the status that docs/api.md gives that code. The daemon
+must keep running. A failure prints the seed and the request.
 """
 
 import argparse
@@ -23,12 +23,12 @@ sys.path.insert(0, str(FOLDER / "src"))
 from sterna.connection import Connection, NoAnswer  # noqa: E402
 
 METHODS = ("GET", "PUT", "POST", "PATCH", "DELETE")
-# More than any order needs, and more than the daemon takes.
+# A body that is longer than the daemon accepts.
 HUGE = 64 << 20
 NAMES = ("v", "w", "a", "b", "m0", "m1", "x" * 300, "", "..", "a/b", "\u0000", "ä", "%", "-", "a b", "b:c", "m99999999999999999999")
 TEXTS = NAMES + ("/", "/etc/passwd", "/dev/null", "/nowhere/image.raw", "nbd://127.0.0.1:1/x", "nbd+unix:///x?socket=/nowhere", "1", "null")
 NUMBERS = (0, 1, -1, 511, 512, 4096, 1 << 20, 1 << 31, (1 << 53) + 1, 1 << 63, (1 << 64) - 1, 1 << 64, 1.5, -0.0, 1e300)
-# What makes sense, by the names of fields, so that orders come further than their first check.
+# Sensible values by the names of fields, so that orders pass the first check.
 SENSE = {
     "name": ("v", "w"),
     "store": ("a", "b", None),
@@ -41,12 +41,12 @@ SENSE = {
     "socket_mode": (None, "0660"),
     "socket_owner": (None,),
 }
-# Keeps what it makes small: sizes that a test's disk has room for.
+# A valid size must fit the disk of the test.
 SIZES = (0, 512, 4096, 1 << 20, 1000, -4096, 1 << 62, (1 << 64) - 4096)
 
 
 class Fault(Exception):
-    """An answer that is none."""
+    """An answer that breaks the rules."""
 
 
 class Fuzzer:
@@ -62,7 +62,7 @@ class Fuzzer:
         self.statuses = {}
 
     def value(self, schema, depth=0):
-        """A value of a schema, mostly."""
+        """Returns a value that mostly fits a schema."""
         if self.random.random() < 0.03:
             return self.anything(depth)
         if "$ref" in schema:
@@ -88,7 +88,7 @@ class Fuzzer:
 
     def object(self, schema, depth):
         required = set(schema.get("required", []))
-        # Half of them say little: what is said seldom fits together.
+        # Half of the orders have few optional fields, because many random ones seldom fit together.
         optional = self.random.choice((0.4, 0.08))
         made = {}
         for name, field in schema["properties"].items():
@@ -122,7 +122,7 @@ class Fuzzer:
         return path + ("?" + urllib.parse.urlencode(query) if query else "")
 
     def one(self, template, verb, operation):
-        """One request of an operation."""
+        """Sends one request of an operation."""
         path, body, headers = self.path(template, operation), None, {}
         if "requestBody" in operation:
             schema = operation["requestBody"]["content"]["application/json"]["schema"]
@@ -156,10 +156,10 @@ class Fuzzer:
         try:
             status, _ = self.ask(verb.upper(), path, body, {"Content-Type": "application/json"}, operation)
         except NoAnswer:
-            # It has hung up on who goes on sending: then it must be there for the next one.
+            # The daemon has closed the connection during the sending. It must answer the next request.
             self.connection.ask("GET", "/health")
             return
-        # Who may not ask at all is told so before anything is read.
+        # 403: the user may not use this operation, and the daemon says so before it reads the body.
         if status not in (403, 413):
             raise Fault(f"{verb} {path}: {status} for {HUGE} bytes")
 
@@ -216,7 +216,7 @@ def shown(body):
 
 
 def statuses_by_code():
-    """Which status each code of an error has, by the table of docs/api.md."""
+    """Returns the status of each error code, from the table of docs/api.md."""
     table = (FOLDER.parent.parent / "docs" / "api.md").read_text()
     rows = re.findall(r"^\| (\d{3}) \| (.*) \|$", table, re.MULTILINE)
     return {code: int(status) for status, codes in rows for code in re.findall(r"`([a-z_]+)`", codes)}

@@ -1,4 +1,4 @@
-"""The client with a real daemon, which STERNA_HOST names and which has the stores a and b.
+"""Tests the client with a real daemon, which STERNA_HOST names and which has the stores a and b.
 
 Run by e2e/tests/python.rs: python3 -m unittest discover --start-directory contrib/python/tests
 """
@@ -24,7 +24,7 @@ MIB = 1 << 20
 
 
 class EveryOperation(unittest.TestCase):
-    """The client has what the document has, and what the daemon says is that document."""
+    """The client has all operations of the document, and the daemon serves the same document."""
 
     def test_each_operation_of_the_daemon_has_a_method_with_its_parameters(self):
         document = sterna.Client().ask("GET", "/v1/openapi.json")

@@ -1,4 +1,4 @@
-"""The client: the operations of the API, and what takes more than one of them."""
+"""The client: the operations of the API, and two functions that wait for a migration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from .operations import Operations
 from .types import MigrateVolume, Migration
 
 ENDED = ("moved", "cancelled", "failed", "handed-back")
-"""States of a migration in which nothing more happens to it."""
+"""Final states of a migration."""
 _WAIT_MS = 10_000
 
 
 class MigrationFailed(Exception):
-    """A migration has ended, and its volumes are where they were; `migration` says why."""
+    """A migration has ended without moving its volumes; `migration` says why."""
 
     def __init__(self, migration: Migration) -> None:
         super().__init__(f"migration {migration['id']} is {migration['state']}: {migration.get('message') or ''}")
@@ -21,12 +21,12 @@ class MigrationFailed(Exception):
 
 
 class Client(Operations):
-    """A daemon, as who may use its socket sees it. Each call is one connection: it may be used by several threads."""
+    """A client of a daemon. Each call opens its own connection, so several threads may use one client."""
 
     def wait_for_migration(self, id: str, timeout: float | None = None) -> Migration:
-        """Waits until a migration has ended, and returns it; `timeout` is in seconds.
+        """Waits until a migration has ended, and returns it. `timeout` is in seconds.
 
-        Raises TimeoutError; the migration goes on then.
+        Raises TimeoutError. The migration continues in this case.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         seen = None
@@ -41,7 +41,7 @@ class Client(Operations):
             seen = migration["change"]
 
     def migrate_and_wait(self, volume: str, order: MigrateVolume, timeout: float | None = None) -> Migration:
-        """Moves a volume, and returns when it is there. Raises MigrationFailed, TimeoutError."""
+        """Moves a volume, and returns when it has moved. Raises MigrationFailed, TimeoutError."""
         migration = self.wait_for_migration(self.migrate(volume, order)["id"], timeout)
         if migration["state"] != "moved":
             raise MigrationFailed(migration)

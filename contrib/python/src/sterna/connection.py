@@ -1,4 +1,4 @@
-"""One request after the other to the daemon, over its unix socket or TLS. It knows no operation: those are in operations.py."""
+"""Sends requests to a daemon, over its unix socket or TLS. The operations of the API are in operations.py."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any, Mapping
 from .remote import SCHEME, Remote
 
 DEFAULT_SOCKET = "/run/sterna/sterna.sock"
-"""Where a daemon that was installed listens. STERNA_HOST in the environment names another one, as for the command line."""
+"""The socket of an installed daemon. The environment variable STERNA_HOST names another daemon, as for the command line."""
 
 
 class ApiError(Exception):
-    """The daemon has answered that it does not do what was asked.
+    """The daemon has refused the order, or could not carry it out.
 
-    `code` is for programs, and never changes its meaning; `message` is for people, and says what to do next.
+    `code` is for programs, and its meaning never changes. `message` is for people, and says what to do next.
     """
 
     def __init__(self, status: int, code: str, message: str) -> None:
@@ -27,15 +27,15 @@ class ApiError(Exception):
 
 
 class NoAnswer(Exception):
-    """No daemon answers, or its answer is none. **N.B.** An order may have been carried out all the same."""
+    """No daemon answers, or its answer cannot be read. **N.B.** The daemon may still have carried out the order."""
 
 
 class Connection:
-    """The way to a daemon.
+    """The address of a daemon, and requests to it.
 
-    `path` is the socket, or `https://HOST:PORT` of a daemon that this user has added by `sterna remote add`; None: what STERNA_HOST says
-    (`unix:PATH` or `https://HOST:PORT`), or the place where an installed daemon has it. `timeout` is how many seconds an answer may take,
-    None: without end; orders that copy an image take their time.
+    `path` is the socket, or `https://HOST:PORT` of a daemon that this user has added by `sterna remote add`. None means the address in
+    STERNA_HOST (`unix:PATH` or `https://HOST:PORT`) or, without that, the socket of an installed daemon. `timeout` is the longest wait
+    for an answer in seconds. None means no limit, which suits orders that copy an image.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None, timeout: float | None = None) -> None:
@@ -51,7 +51,7 @@ class Connection:
         query: Mapping[str, Any] | None = None,
         statuses: tuple[int, ...] = (),
     ) -> Any:
-        """Asks, and returns what the JSON of the answer says. `statuses` are those that are answers besides successes."""
+        """Sends a request, and returns the JSON of the answer. `statuses` are further statuses that are no errors."""
         status, body = self.exchange(method, path, order, query)
         try:
             answer = json.loads(body)
@@ -63,7 +63,7 @@ class Connection:
         raise ApiError(status, told.get("code", ""), told.get("message", f"{method} {path}: status {status}"))
 
     def ask_text(self, method: str, path: str) -> str:
-        """Asks for what is no JSON."""
+        """Sends a request whose answer is text, not JSON."""
         status, body = self.exchange(method, path, None, None)
         if not 200 <= status < 300:
             raise ApiError(status, "", body.decode(errors="replace"))
@@ -84,13 +84,13 @@ class Connection:
     def exchange_bytes(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> tuple[int, str, bytes]:
-        """Sends one request as it is, and returns the status, the type and the body of its answer."""
+        """Sends one request unchanged, and returns the status, the type and the body of its answer."""
         connection = self._remote.connection(self.timeout) if self._remote else _UnixConnection(self.path, self.timeout)
         try:
             try:
                 connection.request(method, path, body, headers)
             except (BrokenPipeError, ConnectionResetError):
-                # A daemon that has answered what it does not want to read all of does not wait for the rest.
+                # The daemon may refuse a request before it has read all of it, and then closes the connection.
                 pass
             response = connection.getresponse()
             return response.status, response.getheader("Content-Type", ""), response.read()
@@ -120,7 +120,7 @@ def _place_of(host: str) -> str:
 
 
 def segment(name: str) -> str:
-    """A name as a part of a path."""
+    """Returns a name as a part of a path."""
     return urllib.parse.quote(name, safe="")
 
 

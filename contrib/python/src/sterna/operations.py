@@ -48,7 +48,7 @@ from .types import (
 
 
 class Operations(Connection):
-    """Everything that the daemon can be asked for."""
+    """All operations of the daemon."""
 
     def show_health(self) -> Health:
         """Returns that the daemon is alive, without checking anything else."""

@@ -1,4 +1,4 @@
-"""A daemon that is asked over TLS, with what `sterna remote add` has kept. It makes no keys, and redeems no invitations."""
+"""A daemon that is asked over TLS, with the keys that `sterna remote add` has kept."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import ssl
 import urllib.parse
 
 SCHEME = "https://"
-"""How the address of a daemon begins that is asked over TLS."""
+"""The beginning of the address of a daemon that is asked over TLS."""
 PORT = 7425
-"""The port of a daemon whose address says none."""
+"""The port of a daemon whose address has none."""
 
 
 class Remote:
-    """A daemon, by the key that it must have; its name and authorities say nothing."""
+    """A daemon that is known by its key alone; names and authorities in its certificate are ignored."""
 
     def __init__(self, host: str, port: int, key: str, identity: pathlib.Path) -> None:
         self.host, self.port, self.key = host, port, key
         self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         self._context.minimum_version = ssl.TLSVersion.TLSv1_3
-        # N.B. whose key it is is compared below, before anything is sent.
+        # N.B. `connect` compares the key before anything is sent.
         self._context.check_hostname, self._context.verify_mode = False, ssl.CERT_NONE
         self._context.load_cert_chain(identity / "certificate.pem", identity / "key.pem")
 
     @classmethod
     def of(cls, address: str) -> Remote:
-        """The daemon at an address, if this user has added it; raises ValueError."""
+        """Returns the daemon at an address. Raises ValueError if this user has not added it."""
         parts = urllib.parse.urlsplit(address)
         host, port = parts.hostname or "", parts.port or PORT
         written = f"{SCHEME}[{host}]:{port}" if ":" in host else f"{SCHEME}{host}:{port}"
@@ -46,11 +46,11 @@ class Remote:
         raise ValueError(f"{written} is no daemon that this user has added: sterna remote add {written}")
 
     def connection(self, timeout: float | None) -> http.client.HTTPConnection:
-        """A connection with it, which is made by the first request."""
+        """Returns a connection with the daemon, which the first request opens."""
         return _TlsConnection(self, timeout)
 
     def connect(self, timeout: float | None) -> ssl.SSLSocket:
-        """Connects, and makes sure that it is the daemon that was added; raises OSError."""
+        """Connects, and checks that the daemon has the key that was added. Raises OSError."""
         plain = socket.create_connection((self.host, self.port), timeout)
         try:
             plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -75,9 +75,9 @@ class _TlsConnection(http.client.HTTPConnection):
 
 
 def public_key(certificate: bytes) -> bytes:
-    """The SubjectPublicKeyInfo of a certificate in DER; nothing of what is none."""
+    """Returns the SubjectPublicKeyInfo of a certificate in DER, or nothing if it is no certificate."""
     body = _content(_content(certificate, 0), 0)
-    # Version, serial number, algorithm, issuer, validity and subject are before it.
+    # Version, serial number, algorithm, issuer, validity and subject come before the key.
     at = 0
     for _ in range(6):
         at = _end(body, at)
@@ -85,7 +85,7 @@ def public_key(certificate: bytes) -> bytes:
 
 
 def _head(der: bytes, at: int) -> tuple[int, int]:
-    """Where the content of the value there begins, and its length."""
+    """Returns the position and length of the content of the value at `at`."""
     if at + 2 > len(der):
         return len(der), 0
     length = der[at + 1]

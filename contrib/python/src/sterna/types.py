@@ -449,7 +449,7 @@ class MemoryMove(TypedDict):
     # Bytes sent so far; pages that the guest writes are sent again.
     sent_bytes: int
     # Number of streams that carry it.
-    streams: NotRequired[int]
+    streams: int
     # By how much the guest's processors are slowed down, in percent, so that the guest writes less.
     throttle_percent: int
     # Size of the memory in bytes.
