@@ -149,11 +149,8 @@ mod tests {
         let command = Command::Describe(ByteRange::new(0, 90 * GIB), count);
         let reply = execute(store, style, 1, command, None).now_or_never().expect("memory does not wait");
         let Body::Extents(payload) = reply.body else { panic!("{:?}", reply.body) };
-        let number = |bytes: &[u8]| bytes.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
-        match style {
-            ReplyStyle::Extended => payload.as_slice()[8..].chunks(16).map(|run| number(&run[..8])).collect(),
-            _ => payload.as_slice()[4..].chunks(8).map(|run| number(&run[..4])).collect(),
-        }
+        let extents = nbd_protocol::reply::decode_extents(payload.as_slice(), style).unwrap();
+        extents.iter().map(|extent| extent.length).collect()
     }
 
     #[test]
