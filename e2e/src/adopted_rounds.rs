@@ -1,11 +1,11 @@
-//! A VM that was started by hand in random rounds: adopted, moved, released, while others use its monitor: put overlays over its
-//! disk, commit them, plug a second disk, unplug or exchange it, pause, let run, reset; at the end it is shut down.
+//! Random rounds with a VM that was started by hand: it is adopted, moved and released, while others use its monitor. They put overlays
+//! over its disk, commit them, plug a second disk, unplug or exchange it, and pause, continue or reset the VM.
 //!
 //! ```text
-//!   scene:  a host, a QEMU ──► rounds ──► QEMU is shut down ──► its disk is what the guest knows
-//!   round:  an order ─┬─► something happens meanwhile ──► all is at rest ──► checks
+//!   scene:  a host, a QEMU ──► rounds ──► QEMU is shut down ──► its disk has what the guest wrote
+//!   round:  an order ─┬─► a disturbance happens meanwhile ──► nothing is under way ──► checks
 //!                     └─► done, or refused by name
-//!   checks: every image that a QEMU or the daemon has open is still there; the guest works on; its second disk is the one that it was given
+//!   checks: every image that a QEMU or the daemon has open is still there, the guest works, and its second disk is the right one
 //! ```
 
 use std::path::PathBuf;
@@ -24,27 +24,27 @@ use crate::vm::NAME;
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
-/// What the guest does in a round.
+/// Requests of the guest in a round.
 const REQUESTS: u64 = 20;
-/// The longest that something that happens meanwhile waits, in milliseconds.
+/// Latest time of a disturbance during an order, in milliseconds.
 const MEANWHILE_MS_MAX: u64 = 400;
-/// Of a hundred orders: those during which something happens.
+/// Percentage of orders with a disturbance.
 const DISTURBED: u64 = 50;
-/// How long a guest may take to let a disk go: it may just boot.
+/// Longest wait for a guest to release a disk; it may be booting.
 const UNPLUG_MAX: Duration = Duration::from_secs(10);
-/// How often QEMU is asked meanwhile.
+/// Time between two questions to QEMU meanwhile.
 const POLL: Duration = Duration::from_millis(20);
-/// The second disk's device.
+/// Identity of the second disk's device.
 const DATA: &str = "data";
 
-/// What is done to the VM without Sterna.
+/// Actions on the VM without Sterna.
 const BY_HAND: [&str; 9] =
     ["overlay", "commit", "stop", "cont", "system_reset", "plug", "unplug", "exchange", "snapshot of data"];
 
-/// Plays one scene of rounds; `told` hears of each. Returns how many of Sterna's orders were done and refused.
+/// Plays one scene of rounds and reports each to `told`. Returns how many of Sterna's orders succeeded and were refused.
 ///
 /// # Errors
-/// If something is lost; with the round.
+/// If data is lost; the message has the round.
 pub fn play(
     host: &mut Host,
     rounds: u32,
@@ -70,9 +70,9 @@ struct Play {
     machine: ByHand,
     own: Qmp,
     random: Random,
-    /// How many files and nodes were made.
+    /// Number of files and nodes that were made.
     made: u8,
-    /// What the second disk holds, if there is one.
+    /// The byte that fills the second disk, if there is one.
     data: Option<u8>,
     done: u32,
     refused: u32,
@@ -103,7 +103,7 @@ impl Play {
         BY_HAND[self.random.below(BY_HAND.len() as u64) as usize]
     }
 
-    /// Gives Sterna an order; something may happen meanwhile.
+    /// Gives Sterna an order, perhaps with a disturbance.
     fn order(&mut self, host: &Host, text: &mut String) -> anyhow::Result<()> {
         let is_adopted = !host.ask::<Vec<VmShown>>(&["vm", "list"])?.is_empty();
         let monitor = self.machine.monitor.to_str().context("a folder that is not UTF-8")?.to_owned();
@@ -139,7 +139,7 @@ impl Play {
         Ok(())
     }
 
-    /// Does something by the VM's other monitor; QEMU may refuse it.
+    /// Performs an action by the VM's other monitor; QEMU may refuse it.
     fn by_hand(&mut self, host: &Host, what: &str) -> anyhow::Result<String> {
         let done = match what {
             "overlay" => self.overlay(host, "vda"),
@@ -160,7 +160,7 @@ impl Play {
         })
     }
 
-    /// The guest's first disk, or the second.
+    /// Returns the guest's first or second disk.
     fn disk(&mut self, which: &str) -> anyhow::Result<Option<Disk>> {
         let is_data = |disk: &Disk| disk.device.contains(&format!("/{DATA}/"));
         Ok(self.own.disks()?.into_iter().find(|disk| is_data(disk) == (which == DATA)))
@@ -177,7 +177,7 @@ impl Play {
         self.own.execute("blockdev-snapshot-sync", &arguments).map(drop)
     }
 
-    /// Puts what overlays hold into what is below all of them.
+    /// Commits the overlays into the image below all of them.
     fn commit(&mut self) -> anyhow::Result<()> {
         let disk = self.disk("vda")?.context("there is no disk")?;
         self.own.execute("block-commit", &json!({ "job-id": "commit", "device": disk.node }))?;
@@ -186,7 +186,7 @@ impl Play {
             let jobs = self.own.execute("query-block-jobs", &json!({}))?;
             let Some(job) = jobs.as_array().and_then(|jobs| jobs.first()) else { return Ok(()) };
             if job["ready"] == true {
-                // It may have been asked before.
+                // The job may already have this order.
                 let _ = self.own.execute("job-complete", &json!({ "id": "commit" }));
             }
             ensure!(begun.elapsed() < DEADLINE, "the commit does not end: {jobs}");
@@ -194,7 +194,7 @@ impl Play {
         }
     }
 
-    /// Gives the guest a second disk, with content of its own.
+    /// Gives the guest a second disk with new content.
     fn plug(&mut self, host: &Host) -> anyhow::Result<()> {
         self.made += 1;
         let (file, node) = (host.path(&format!("data-{}.raw", self.made)), format!("data{}", self.made));
@@ -207,19 +207,19 @@ impl Play {
         Ok(())
     }
 
-    /// Takes the second disk away, once the guest has let it go.
+    /// Removes the second disk when the guest has released it.
     fn unplug(&mut self) -> anyhow::Result<()> {
         let begun = Instant::now();
         while let Some(disk) = self.disk(DATA)? {
             ensure!(begun.elapsed() < UNPLUG_MAX, "the guest does not let it go");
-            // A guest that boots does not hear it; one that is paused hears it later.
+            // A booting guest misses the request, and a paused guest receives it later.
             let asked = self.own.execute("device_del", &json!({ "id": DATA }));
             if let Err(error) = asked {
                 ensure!(error.to_string().contains("already in the process"), "{error:#}");
             }
             std::thread::sleep(POLL);
             if self.disk(DATA)?.is_none() {
-                // Sterna may have put another node in its place.
+                // Sterna may have replaced the node.
                 let _ = self.own.execute("blockdev-del", &json!({ "node-name": disk.node }));
             }
         }
@@ -227,7 +227,7 @@ impl Play {
         Ok(())
     }
 
-    /// The guest works on, and its second disk is the one that it has.
+    /// Checks that the guest works and has the right second disk.
     fn check_guest(&mut self, host: &Host) -> anyhow::Result<()> {
         until("the VM has not failed", || {
             let (_, state) = self.own.state()?;
@@ -242,7 +242,7 @@ impl Play {
         let disk = self.disk(DATA)?;
         match (disk, self.data) {
             (None, None) => Ok(()),
-            // It was asked to let the disk go, and has done so later.
+            // The guest has released the disk later than `unplug` waited.
             (None, Some(_)) => {
                 self.data = None;
                 Ok(())
@@ -253,12 +253,12 @@ impl Play {
         .with_context(|| format!("the VMs: {:?}", host.ask::<serde_json::Value>(&["vm", "list"])))
     }
 
-    /// Shuts the VM down, and looks at its disk.
+    /// Shuts the VM down and checks its disk.
     fn shut_down(&mut self, host: &Host) -> anyhow::Result<String> {
         let disk = self.disk("vda")?.context("there is no disk")?;
         self.machine.console.verify()?;
         let verdict = self.machine.console.verdict()?;
-        // QEMU ends while it answers.
+        // QEMU may exit before it answers.
         let _ = self.own.execute("quit", &json!({}));
         until_at_rest(host)?;
         check_used_images(host)?;
@@ -272,7 +272,7 @@ impl Play {
     }
 }
 
-/// Looks whether a disk has nothing but this pattern.
+/// Checks that the pattern fills the disk.
 fn check_pattern(disk: &Disk, pattern: u8) -> anyhow::Result<()> {
     let format = if disk.format == "nbd" { "raw" } else { &disk.format };
     let tool = Program::of_package("qemu-io", "qemu-utils");

@@ -1,4 +1,4 @@
-//! A monitor of QEMU that a test has for itself: what administrators and backup tools do to a VM without Sterna.
+//! A client of QEMU's second monitor. Tests use it like administrators and backup tools, which change a VM without Sterna.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
@@ -8,18 +8,18 @@ use anyhow::{Context as _, bail};
 use serde_json::{Value, json};
 use testbed::DEADLINE;
 
-/// A connection.
+/// A connection to the monitor.
 #[derive(Debug)]
 pub struct Qmp(BufReader<UnixStream>);
 
 /// A disk of the guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// Where the device is in QEMU's tree.
+    /// Path of the device in QEMU's tree.
     pub device: String,
     /// The node that the device uses.
     pub node: String,
-    /// What that is over: a file or a URI.
+    /// The file or URI of the node.
     pub file: String,
     /// The format of the node.
     pub format: String,
@@ -29,7 +29,7 @@ impl Qmp {
     /// Connects to a monitor.
     ///
     /// # Errors
-    /// If none is there.
+    /// If no monitor answers.
     pub fn connect(socket: &Path) -> anyhow::Result<Self> {
         let stream =
             UnixStream::connect(socket).with_context(|| format!("connect to {}", socket.display()))?;
@@ -40,10 +40,10 @@ impl Qmp {
         Ok(monitor)
     }
 
-    /// Executes a command; returns what QEMU returns.
+    /// Executes a command and returns QEMU's result.
     ///
     /// # Errors
-    /// What QEMU says, or that it has ended.
+    /// If QEMU refuses the command or has exited.
     pub fn execute(&mut self, command: &str, arguments: &Value) -> anyhow::Result<Value> {
         let order = json!({ "execute": command, "arguments": arguments });
         self.0.get_mut().write_all(format!("{order}\n").as_bytes())?;
@@ -62,10 +62,10 @@ impl Qmp {
         }
     }
 
-    /// The disks that the guest has.
+    /// Returns the guest's disks.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub fn disks(&mut self) -> anyhow::Result<Vec<Disk>> {
         let blocks = self.execute("query-block", &json!({}))?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -80,10 +80,10 @@ impl Qmp {
             .collect())
     }
 
-    /// Whether the processors run, and what QEMU calls the state.
+    /// Tells whether the processors run, and returns QEMU's name of the state.
     ///
     /// # Errors
-    /// If QEMU does not tell.
+    /// If QEMU does not answer.
     pub fn state(&mut self) -> anyhow::Result<(bool, String)> {
         let status = self.execute("query-status", &json!({}))?;
         Ok((status["running"] == true, status["status"].as_str().unwrap_or_default().to_owned()))

@@ -1,19 +1,19 @@
-//! Adopts, moves and releases a VM that was started by hand again and again, with what others do to it from a seed:
+//! Repeatedly adopts, moves and releases a VM that was started by hand, with disturbances from a seed:
 //! `cargo run -p e2e --bin adopted-rounds -- --scenes 10 --seed 1`.
 
 use anyhow::Context as _;
 use clap::Parser;
 
-/// Plays scenes of rounds with a QEMU of its own, whose other monitor administrators and backup tools use.
+/// Plays scenes of rounds with a QEMU whose second monitor is used without Sterna.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How many scenes, each with a new host and VM.
+    /// Number of scenes, each with a new host and VM.
     #[arg(long, default_value_t = 10)]
     scenes: u64,
     /// Rounds of a scene.
     #[arg(long, default_value_t = 10)]
     rounds: u32,
-    /// Decides what happens in the first scene; the next has the next number.
+    /// Seed of the first scene. Each later scene has the next number.
     #[arg(long, default_value_t = 1)]
     seed: u64,
 }
