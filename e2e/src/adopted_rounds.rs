@@ -23,7 +23,8 @@ use crate::qmp::{Disk, Qmp};
 use crate::vm::NAME;
 
 const DISK_BYTES: u64 = 16 << 20;
-const FILL_BYTES: u64 = 4 << 20;
+/// All of the disk: a guest that was reset expects nothing of what it wrote before.
+const FILL_BYTES: u64 = DISK_BYTES;
 /// Requests of the guest in a round.
 const REQUESTS: u64 = 20;
 /// Latest time of a disturbance during an order, in milliseconds.

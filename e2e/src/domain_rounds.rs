@@ -21,7 +21,8 @@ use crate::libvirt::{DOMAIN, Libvirtd};
 use crate::vm::Vm;
 
 const DISK_BYTES: u64 = 16 << 20;
-const FILL_BYTES: u64 = 4 << 20;
+/// All of the disk: a guest that was reset expects nothing of what it wrote before.
+const FILL_BYTES: u64 = DISK_BYTES;
 /// Requests of the guest in a round in which it runs.
 const REQUESTS: u64 = 20;
 /// Latest time of a disturbance during an order, in milliseconds.
