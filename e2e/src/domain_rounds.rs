@@ -23,6 +23,8 @@ use crate::vm::Vm;
 const DISK_BYTES: u64 = 16 << 20;
 /// All of the disk: a guest that was reset expects nothing of what it wrote before.
 const FILL_BYTES: u64 = DISK_BYTES;
+/// How long the daemon may have an image open that it has deleted.
+const FREED_MAX: Duration = Duration::from_secs(10);
 /// Requests of the guest in a round in which it runs.
 const REQUESTS: u64 = 20;
 /// Latest time of a disturbance during an order, in milliseconds.
@@ -287,8 +289,20 @@ pub(crate) fn until_at_rest(host: &Host) -> anyhow::Result<()> {
     })
 }
 
-/// Checks that every file of the host that the daemon or a QEMU has open still has a name.
+/// Returns once every image that the daemon or a QEMU has open has a name. The daemon frees the space of a deleted image bit by bit,
+/// and has the file open until then.
 pub(crate) fn check_used_images(host: &Host) -> anyhow::Result<()> {
+    let begun = std::time::Instant::now();
+    loop {
+        match look_at_used_images(host) {
+            Err(_) if begun.elapsed() < FREED_MAX => std::thread::sleep(Duration::from_millis(50)),
+            looked => return looked,
+        }
+    }
+}
+
+/// Checks that every file of the host that the daemon or a QEMU has open still has a name.
+fn look_at_used_images(host: &Host) -> anyhow::Result<()> {
     let root = host.path("");
     let root = root.canonicalize()?;
     for process in std::fs::read_dir("/proc")?.flatten() {
