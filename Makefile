@@ -24,17 +24,20 @@ help: ## Say what there is.
 demo: ## Move a busy virtual machine with its disk to another host and home, and check every block.
 	scripts/install-packages demo
 	scripts/guest-image $(GUEST_IMAGE)
-	cargo build --release -p sterna
-	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/release/sterna demo --hosts --vm
+	@echo "compiling Sterna for the demo: some minutes, once"
+	cargo build --profile demo $(PROGRAMS)
+	STERNA_GUEST_IMAGE=$(GUEST_IMAGE) $(TARGET)/demo/sterna demo --hosts --vm
 
 # The program that is installed and packed; another one need not be built.
 BINARY ?= $(TARGET)/release/sterna
+# The program, and the one that `sterna bench` and `sterna demo` start.
+PROGRAMS := -p sterna -p lab --bin sterna --bin sterna-lab
 PREFIX ?= /usr/local
 DESTDIR ?=
 
 $(TARGET)/release/sterna: FORCE
 	scripts/install-packages build
-	cargo build --release -p sterna
+	cargo build --release $(PROGRAMS)
 FORCE:
 
 install: $(BINARY) ## Install program, unit, manual pages and completions below DESTDIR and PREFIX (/usr/local).
@@ -131,7 +134,7 @@ bench: ## Measure what recording a write costs, Sterna beside the raw disk and Q
 	scripts/install-packages bench
 	scripts/guest-image $(GUEST_IMAGE)
 	cargo bench -p chronicle --bench chronicle
-	cargo build --release -p sterna
+	cargo build --release $(PROGRAMS)
 	$(TARGET)/release/sterna bench nbd
 	$(TARGET)/release/sterna bench mirror
 	$(TARGET)/release/sterna bench machine --image $(GUEST_IMAGE)

@@ -33,7 +33,7 @@ const FRACTION_DIGITS_MAX: usize = 9;
 const TIME_UNITS: [(&str, u64); 4] = [("s", 1), ("m", 60), ("h", 3600), ("d", 86_400)];
 
 /// Parses a time: a whole number with a unit.
-pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
+pub fn parse_time(text: &str) -> Result<Duration, String> {
     let read = TIME_UNITS.iter().find_map(|(unit, seconds)| {
         let number: u64 = text.strip_suffix(unit)?.parse().ok()?;
         number.checked_mul(*seconds)
@@ -44,7 +44,7 @@ pub(crate) fn parse_time(text: &str) -> Result<Duration, String> {
 
 /// Why a text is not a size or a rate.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum UnitError {
+pub enum UnitError {
     /// It does not begin with a number.
     #[error("it must begin with a number: write, for example, {example}")]
     Number {
@@ -74,17 +74,27 @@ pub(crate) enum UnitError {
     /// It does not fit into 64 bits.
     #[error("it is too large")]
     TooLarge,
+    /// A size of nothing.
     #[error("it must be more than zero")]
     Zero,
 }
 
 /// Parses a size: a number and a unit, `4GiB` or `1.5 TiB`; without a unit: bytes.
-pub(crate) fn parse_size(text: &str) -> Result<u64, UnitError> {
+pub fn parse_size(text: &str) -> Result<u64, UnitError> {
     parse(text.trim(), "4GiB", size_unit)
 }
 
+/// Parses a size of whole MiB that is at least `bytes_min`.
+pub fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
+    let size = parse_size(text).map_err(|error| error.to_string())?;
+    if size < bytes_min || !size.is_multiple_of(1 << 20) {
+        return Err(format!("it must be a multiple of 1MiB, and at least {}MiB", bytes_min >> 20));
+    }
+    Ok(size)
+}
+
 /// Parses a rate and returns bytes a second: `200MiB/s`, `1Gbit/s`.
-pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
+pub fn parse_rate(text: &str) -> Result<u64, UnitError> {
     let text = text.trim();
     match text.strip_suffix("/s") {
         Some(size) => parse(size.trim_end(), "200MiB/s", rate_unit),
@@ -93,12 +103,12 @@ pub(crate) fn parse_rate(text: &str) -> Result<u64, UnitError> {
 }
 
 /// Formats a number of bytes: `4.0 GiB`.
-pub(crate) fn bytes(count: u64) -> String {
+pub fn bytes(count: u64) -> String {
     api::Bytes(count).to_string()
 }
 
 /// Formats a duration of `seconds`.
-pub(crate) fn duration(seconds: f64) -> String {
+pub fn duration(seconds: f64) -> String {
     if seconds < 10.0 {
         return format!("{seconds:.1} s");
     }
@@ -111,7 +121,7 @@ pub(crate) fn duration(seconds: f64) -> String {
 }
 
 /// Formats a fraction, 0 to 1, as percent. It rounds down, so that only a complete migration shows 100 %.
-pub(crate) fn percent(fraction: f64) -> String {
+pub fn percent(fraction: f64) -> String {
     format!("{:.1} %", (fraction.clamp(0.0, 1.0) * 1000.0).floor() / 10.0)
 }
 

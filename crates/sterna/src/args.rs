@@ -1,9 +1,7 @@
 //! The command line.
 
 mod access;
-mod bench;
 mod config;
-mod demo;
 mod host;
 mod journal;
 mod migration;
@@ -14,15 +12,11 @@ mod top;
 mod vm;
 mod volume;
 
+use std::ffi::OsString;
 use std::path::PathBuf;
 
 pub(crate) use self::access::{AccessCommand, AddRemoteArguments, RemoteCommand};
-pub(crate) use self::bench::{
-    BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
-    BenchReturnArguments, BenchStrategiesArguments,
-};
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
-pub(crate) use self::demo::{DemoArguments, Scene};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArguments};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
@@ -39,7 +33,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit;
 use crate::output::Format;
 use crate::tunnel::HostAddress;
-use crate::units::{parse_rate, parse_size};
+use console::units::{parse_rate, parse_size};
 
 /// Moves the disks of running VMs.
 #[derive(Debug, Parser)]
@@ -129,11 +123,11 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  sterna metrics >/var/lib/prometheus/node-exporter/sterna.prom")]
     Metrics,
     /// Show how the disk of a busy guest moves between two stores or hosts of temporary daemons, and verify it.
-    #[command(after_help = demo::HELP)]
-    Demo(DemoArguments),
+    #[command(disable_help_flag = true)]
+    Demo(LabArguments),
     /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
-    #[command(subcommand)]
-    Bench(BenchCommand),
+    #[command(disable_help_flag = true)]
+    Bench(LabArguments),
     /// Write manual pages and shell completions for packages into a folder.
     #[command(hide = true, after_help = config::GENERATE_HELP)]
     Generate(GenerateArguments),
@@ -418,13 +412,11 @@ fn parse_streams(text: &str) -> Result<Streams, String> {
     Ok(Streams(Some(streams)))
 }
 
-/// Parses a size in whole MiB with a lower limit.
-fn parse_size_of_at_least(text: &str, bytes_min: u64) -> Result<u64, String> {
-    let size = parse_size(text).map_err(|error| error.to_string())?;
-    if size < bytes_min || !size.is_multiple_of(1 << 20) {
-        return Err(format!("it must be a multiple of 1MiB, and at least {}MiB", bytes_min >> 20));
-    }
-    Ok(size)
+/// Arguments of another program, `sterna-lab`, which parses them.
+#[derive(Debug, Args)]
+pub(crate) struct LabArguments {
+    #[arg(value_name = "ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    _arguments: Vec<OsString>,
 }
 
 impl Arguments {

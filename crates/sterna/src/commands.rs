@@ -1,13 +1,12 @@
 //! The commands, one file for each noun.
 
 mod access;
-mod bench;
 mod config;
-mod demo;
 mod generate;
 mod health;
 mod host;
 mod journal;
+mod lab;
 mod metrics;
 mod migrate;
 mod migration;
@@ -79,16 +78,15 @@ pub(crate) enum CommandError {
     /// The daemon could not start, or had to stop.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// The demo could not be carried out.
-    #[error("{0:#}")]
-    Demo(anyhow::Error),
-    /// The benchmark could not be carried out.
-    #[error("{0:#}")]
-    Bench(anyhow::Error),
-    /// The page of a benchmark could not be written.
-    #[error("the page {path} cannot be written")]
-    Page {
-        path: PathBuf,
+    /// `sterna-lab` was not found.
+    #[error(
+        "sterna-lab is not beside {program}; it carries out `bench` and `demo`: install the whole package, or build it with: cargo build -p lab"
+    )]
+    NoLab { program: PathBuf },
+    /// `sterna-lab` was not started.
+    #[error("{program} does not start")]
+    Lab {
+        program: PathBuf,
         /// What the system answered.
         source: std::io::Error,
     },
@@ -178,9 +176,8 @@ async fn run_command(
     format: Format,
 ) -> Result<Exit, CommandError> {
     match command {
-        Command::Bench(command) => bench::run(command, format).await,
+        Command::Bench(_) | Command::Demo(_) => Err(lab::run()),
         Command::Config(command) => config::run(command, format),
-        Command::Demo(order) => demo::run(order, format).await,
         Command::Generate(order) => generate::run(&order),
         Command::Journal(command) => journal::run(command, format),
         Command::Serve(order) => serve::run(order).await,

@@ -69,12 +69,11 @@ impl Exit {
                 Self::NotPermitted
             }
             CommandError::Serve(_) => Self::ServeFailed,
-            CommandError::Demo(_)
-            | CommandError::Bench(_)
-            | CommandError::Journal(_)
+            CommandError::Journal(_)
+            | CommandError::NoLab { .. }
+            | CommandError::Lab { .. }
             | CommandError::Remote(_)
             | CommandError::Restore(_)
-            | CommandError::Page { .. }
             | CommandError::Generate { .. }
             | CommandError::Program(_)
             | CommandError::Signals(_)

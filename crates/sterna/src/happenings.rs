@@ -14,7 +14,7 @@ use serde::Serialize;
 
 use crate::top::sheet::{vm_state, volume_place};
 use crate::top::words::{clean, latency, moment, place};
-use crate::units::{bytes, duration};
+use console::units::{bytes, duration};
 
 /// An event on the host.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -12,7 +12,6 @@ mod progress;
 mod remotes;
 mod top;
 mod tunnel;
-mod units;
 
 use std::process::ExitCode;
 
@@ -42,7 +41,7 @@ fn not_understood(error: &clap::Error) -> ExitCode {
     // Nothing was parsed, so the format must be found in the raw arguments.
     let is_for_programs = error.use_stderr() && std::env::args_os().any(|argument| argument == "--json");
     // Standard output may be closed; the exit code has the result as well.
-    let _ = if is_for_programs { output::report_usage(error) } else { error.print() };
+    let _ = if is_for_programs { console::report_usage(error) } else { error.print() };
     u8::try_from(error.exit_code()).map_or(Exit::Usage.into(), ExitCode::from)
 }
 
@@ -52,7 +51,7 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
         Err(error) => {
             let wrong =
                 format!("\"{}\" is no log filter ({error}): write a level, for example debug", arguments.log);
-            output::report_value(&wrong, arguments.format()).context("standard output cannot be written")?;
+            console::report_value(&wrong, arguments.format()).context("standard output cannot be written")?;
             return Ok(Exit::Usage);
         }
     };

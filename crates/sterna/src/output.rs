@@ -12,70 +12,18 @@ use std::collections::BTreeMap;
 use std::io::{self, Write as _};
 
 use api::{ClientError, Migration, Store, StoreKind};
-use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
+use console::units::{bytes, duration, percent};
+use console::{print_error, properties};
 use daemon::JournalError;
-use serde::Serialize;
 
+pub(crate) use console::{
+    Format, lines, print, print_line, print_text_line, say, say_in_place, table, with_causes,
+};
 pub(crate) use plan::plan;
 pub(crate) use volumes::{filling, volume, volumes};
 
 use crate::commands::CommandError;
 use crate::remotes::RemoteError;
-use crate::units::{bytes, duration, percent};
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Format {
-    Text,
-    Json,
-}
-
-/// Prints a result as JSON, or as the text that `text` returns.
-pub(crate) fn print<T: Serialize>(
-    format: Format,
-    value: &T,
-    text: impl FnOnce(&T) -> String,
-) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    match format {
-        Format::Json => {
-            serde_json::to_writer_pretty(&mut out, value)?;
-            writeln!(out)
-        }
-        Format::Text => write!(out, "{}", words::printable(&text(value))),
-    }
-}
-
-/// Prints a text without characters that a terminal would obey.
-pub(crate) fn print_text(text: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    write!(out, "{}", words::printable(text))?;
-    out.flush()
-}
-
-/// Prints a remark on standard error. Errors are ignored.
-pub(crate) fn say(text: &str) {
-    let _ = writeln!(io::stderr(), "{}", words::printable(text));
-}
-
-/// Replaces the former remark of this function on standard error; an empty text removes it.
-pub(crate) fn say_in_place(text: &str) {
-    let _ = write!(io::stderr(), "\r\x1b[K{}", words::printable(text));
-}
-
-/// Prints a value as one line of JSON.
-pub(crate) fn print_line(value: &impl Serialize) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    serde_json::to_writer(&mut out, value)?;
-    writeln!(out)?;
-    out.flush()
-}
-
-/// Prints a line of text and flushes it.
-pub(crate) fn print_text_line(line: &str) -> io::Result<()> {
-    let mut out = io::stdout().lock();
-    writeln!(out, "{}", words::printable(line))?;
-    out.flush()
-}
 
 /// Prints why a command failed: as text on standard error, or as JSON on standard output.
 pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<()> {
@@ -105,32 +53,9 @@ pub(crate) fn report_error(error: &CommandError, format: Format) -> io::Result<(
         }
         CommandError::Journal(_) => "journal_unreadable".into(),
         CommandError::Serve(_) => "serve_failed".into(),
-        CommandError::Demo(_) => "demo_failed".into(),
-        CommandError::Bench(_) => "bench_failed".into(),
         _ => "client_failed".into(),
     };
     print_error(&code, &message)
-}
-
-/// Prints as JSON why a command line is invalid.
-pub(crate) fn report_usage(error: &clap::Error) -> io::Result<()> {
-    let text = error.render().to_string();
-    // The paragraphs after the first are the usage.
-    let message = text.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ").trim_end();
-    print_error(&"invalid_command_line".into(), message)
-}
-
-/// Prints why a given value is wrong.
-pub(crate) fn report_value(message: &str, format: Format) -> io::Result<()> {
-    match format {
-        Format::Text => writeln!(io::stderr(), "sterna: {message}"),
-        Format::Json => print_error(&"invalid_command_line".into(), message),
-    }
-}
-
-fn print_error(code: &serde_json::Value, message: &str) -> io::Result<()> {
-    let body = serde_json::json!({ "error": { "code": code, "message": message } });
-    print(Format::Json, &body, |_| String::new())
 }
 
 /// Returns the error with its causes. A user without permission is not told that no daemon answers.
@@ -483,49 +408,6 @@ fn guest(migration: &Migration) -> &'static str {
 
 fn dash() -> String {
     "-".to_owned()
-}
-
-/// Returns a table without lines; the columns `right` are aligned to the right.
-pub(crate) fn table(header: &[&str], right: &[usize]) -> Table {
-    let mut table = Table::new();
-    // Lines are not wrapped, so that `cut` and `less -S` can process them.
-    table
-        .load_preset(presets::NOTHING)
-        .set_content_arrangement(ContentArrangement::Disabled)
-        .set_header(header);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((0, 2));
-        if right.contains(&index) {
-            column.set_cell_alignment(CellAlignment::Right);
-        }
-    }
-    table
-}
-
-fn properties(rows: &[(&str, String)]) -> String {
-    let width = rows.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    rows.iter().map(|(name, value)| format!("{name:width$}  {value}\n")).collect()
-}
-
-/// Returns the table as text, without blanks at the ends of lines.
-pub(crate) fn lines(table: &Table) -> String {
-    let text = table.to_string();
-    text.lines().map(|line| format!("{}\n", line.trim_end())).collect()
-}
-
-/// Returns an error with its causes.
-pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let detail = error.to_string();
-        // Some errors contain the text of their cause.
-        if !text.contains(&detail) {
-            text = format!("{text}: {detail}");
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::commands::CommandError;
 use crate::output::{self, Format, remaining, waiting};
-use crate::units::bytes;
+use console::units::bytes;
 
 /// Longest time that a request waits at the daemon for a change.
 const WAIT_MS: u64 = 5_000;

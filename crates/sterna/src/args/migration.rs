@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
-use crate::units::{UnitError, parse_rate, parse_time};
+use console::units::{UnitError, parse_rate, parse_time};
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum MigrationCommand {

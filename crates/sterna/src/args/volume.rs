@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::units::parse_size;
+use console::units::parse_size;
 
 /// The place of an image to serve.
 #[derive(Debug, Args)]

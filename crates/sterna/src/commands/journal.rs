@@ -14,7 +14,7 @@ use crate::args::{JournalArguments, JournalCommand, RestoreArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format};
-use crate::units::bytes;
+use console::units::bytes;
 
 pub(super) fn run(command: JournalCommand, format: Format) -> Result<Exit, CommandError> {
     let found = match command {

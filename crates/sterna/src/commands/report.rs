@@ -35,7 +35,7 @@ pub(super) async fn run(
 }
 
 /// Writes the page of a migration to a file, and replaces an existing one.
-pub(super) fn write(path: &Path, history: &MigrationHistory) -> Result<(), CommandError> {
+fn write(path: &Path, history: &MigrationHistory) -> Result<(), CommandError> {
     let written = std::fs::write(path, report::page(history));
     written.map_err(|source| CommandError::Report { path: path.to_owned(), source })
 }

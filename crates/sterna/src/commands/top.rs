@@ -145,7 +145,7 @@ fn as_text(overview: &Overview) -> String {
         "{} {}, up {}, {}\n",
         clean(&overview.name),
         overview.host.version,
-        crate::units::duration(
+        console::units::duration(
             overview.taken_unix_ms.saturating_sub(overview.host.started_unix_ms) as f64 / 1000.0
         ),
         if overview.readiness.ready { "ready" } else { "not ready" },

@@ -12,7 +12,7 @@ use crate::args::{PromoteArguments, RemoveArguments, VolumeCommand};
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format};
-use crate::units::{bytes, percent};
+use console::units::{bytes, percent};
 
 /// Time between two checks of a creation's progress.
 const CREATION_INTERVAL: Duration = Duration::from_millis(250);

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use api::{Identity, Invitation, Peer, PeerConnection};
 
 use super::{dash, lines, properties, table};
-use crate::units::{bytes, duration};
+use console::units::{bytes, duration};
 
 /// Digits of an identifier that are shown in a table.
 const SHORT_DIGITS: usize = 12;

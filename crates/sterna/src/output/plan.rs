@@ -3,7 +3,7 @@
 use api::{MigrationPlan, PlannedVolume};
 
 use super::{dash, lines, place, properties, table, turn};
-use crate::units::{bytes, duration};
+use console::units::{bytes, duration};
 
 /// Returns the effects of a migration, and its obstacles.
 pub(crate) fn plan(plan: &MigrationPlan) -> String {

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use api::{ImageKind, Replica};
 
 use super::{dash, lines, table};
-use crate::units::{bytes, duration};
+use console::units::{bytes, duration};
 
 /// Returns the kept images as a table.
 pub(crate) fn list(replicas: &Vec<Replica>) -> String {

@@ -6,7 +6,7 @@ use api::{FileRole, StoreContent, StoreFile, StoreKind};
 
 use super::replicas::age;
 use super::{dash, lines, table};
-use crate::units::bytes;
+use console::units::bytes;
 
 /// Returns the files of stores as a table, with advice below it.
 pub(crate) fn list(stores: &Vec<StoreContent>) -> String {

@@ -3,7 +3,7 @@
 use api::{Replica, Volume, VolumeFilling};
 
 use super::{dash, lines, properties, table};
-use crate::units::bytes;
+use console::units::bytes;
 
 /// Returns the volumes as a table.
 pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {

@@ -22,7 +22,7 @@ use super::sheet::{self, Cell, Column, Side, Tone};
 use super::state::{Keys, Top, View};
 use super::words::{self, clean, counted_at, latency, line, place, rate, state};
 use crate::output;
-use crate::units::{bytes, duration};
+use console::units::{bytes, duration};
 
 const MIGRATION_LINES: u16 = 2;
 const GAP: usize = 2;

@@ -4,7 +4,7 @@ use api::{MigrationAtWork, Overview, PeerAtWork, Store, StoreKind, Vm, VmState, 
 
 use super::words::{course, latency, moment, place, rate, requests, whole};
 use crate::output;
-use crate::units::{bytes, duration, percent};
+use console::units::{bytes, duration, percent};
 
 pub(crate) struct Sheet {
     pub(crate) columns: Vec<Column>,

@@ -5,7 +5,7 @@ use api::{Activity, ImageLocation, Migration, MigrationState};
 
 use super::sheet::Tone;
 use crate::output;
-use crate::units::bytes;
+use console::units::bytes;
 
 /// The text for unknown values.
 pub(crate) const DASH: &str = "-";

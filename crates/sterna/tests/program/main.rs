@@ -8,7 +8,6 @@ mod access;
 mod adoption;
 mod adoption_faults;
 mod audit;
-mod bench;
 mod chains;
 mod crash;
 mod devices;

@@ -3,6 +3,9 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use anyhow::Context as _;
+use console::Format;
+use console::units::bytes;
 use lab::bench::link::{self, LinkOptions, LinkReport};
 use lab::bench::machine::{self, MachineBenchOptions, MachineReport};
 use lab::bench::mirror::{self, MirrorOptions, MirrorReport};
@@ -10,125 +13,110 @@ use lab::bench::nbd::{self, NbdOptions, NbdReport};
 use lab::bench::return_home::{self, ReturnOptions, ReturnReport};
 use lab::bench::strategies::{self, StrategiesOptions, StrategiesReport};
 use lab::bench::{BenchOptions, Environment, Table};
-use lab::demo::{Interrupted, Progress};
 use lab::vm::GuestImage;
 
 use crate::args::{
     BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
     BenchReturnArguments, BenchStrategiesArguments,
 };
-use crate::commands::CommandError;
-use crate::exit::Exit;
-use crate::output::{self, Format};
-use crate::units::bytes;
+use crate::progress;
 
-pub(super) async fn run(command: BenchCommand, format: Format) -> Result<Exit, CommandError> {
-    let result = match command {
-        BenchCommand::Nbd(order) => run_nbd(order, format).await,
-        BenchCommand::Mirror(order) => run_mirror(order, format).await,
-        BenchCommand::Machine(order) => run_vm(order, format).await,
-        BenchCommand::Link(order) => run_link(order, format).await,
-        BenchCommand::Return(order) => run_return(order, format).await,
-        BenchCommand::Strategies(order) => run_strategies(order, format).await,
-    };
-    match result {
-        Err(CommandError::Bench(error)) => match error.downcast::<Interrupted>() {
-            Ok(interrupted) => {
-                output::say(&format!("sterna: {interrupted}"));
-                Ok(Exit::Interrupted)
-            }
-            Err(error) => Err(CommandError::Bench(error)),
-        },
-        result => result.map(|()| Exit::Success),
+pub(crate) async fn run(command: BenchCommand, sterna: PathBuf, format: Format) -> anyhow::Result<()> {
+    match command {
+        BenchCommand::Nbd(order) => run_nbd(order, sterna, format).await,
+        BenchCommand::Mirror(order) => run_mirror(order, sterna, format).await,
+        BenchCommand::Machine(order) => run_vm(order, sterna, format).await,
+        BenchCommand::Link(order) => run_link(order, sterna, format).await,
+        BenchCommand::Return(order) => run_return(order, sterna, format).await,
+        BenchCommand::Strategies(order) => run_strategies(order, sterna, format).await,
     }
 }
 
-async fn run_nbd(order: BenchNbdArguments, format: Format) -> Result<(), CommandError> {
+async fn run_nbd(order: BenchNbdArguments, sterna: PathBuf, format: Format) -> anyhow::Result<()> {
     let (workloads, tracing) = (order.workloads(), order.tracing());
     check_page(order.bench.html.as_deref())?;
-    let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
+    let bench = options(sterna, order.bench.folder, order.bench.size, order.rounds);
     let options = NbdOptions { bench, seconds: order.seconds, workloads, tracing };
-    let report = nbd::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
-    output::print(format, &report, nbd_text)?;
+    let report = nbd::run(&options, &mut progress(format)).await?;
+    console::print(format, &report, nbd_text)?;
     write_page(order.bench.html.as_deref(), || report.page())
 }
 
-async fn run_mirror(order: BenchMirrorArguments, format: Format) -> Result<(), CommandError> {
+async fn run_mirror(order: BenchMirrorArguments, sterna: PathBuf, format: Format) -> anyhow::Result<()> {
     let (parts, seconds, guest_iops) = (order.parts(), order.seconds, order.guest_iops);
     check_page(order.bench.html.as_deref())?;
-    let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
+    let bench = options(sterna, order.bench.folder, order.bench.size, order.rounds);
     let options = MirrorOptions { bench, parts, seconds, guest_iops };
-    let report = mirror::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
-    output::print(format, &report, mirror_text)?;
+    let report = mirror::run(&options, &mut progress(format)).await?;
+    console::print(format, &report, mirror_text)?;
     write_page(order.bench.html.as_deref(), || report.page())
 }
 
-async fn run_link(order: BenchLinkArguments, format: Format) -> Result<(), CommandError> {
+async fn run_link(order: BenchLinkArguments, sterna: PathBuf, format: Format) -> anyhow::Result<()> {
     let (parts, seconds) = (order.parts(), order.seconds);
     check_page(order.bench.html.as_deref())?;
-    let bench = options(order.bench.folder, order.bench.size, order.rounds)?;
+    let bench = options(sterna, order.bench.folder, order.bench.size, order.rounds);
     let options = LinkOptions { bench, parts, seconds };
-    let report = link::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
-    output::print(format, &report, link_text)?;
+    let report = link::run(&options, &mut progress(format)).await?;
+    console::print(format, &report, link_text)?;
     write_page(order.bench.html.as_deref(), || report.page())
 }
 
-async fn run_vm(order: BenchMachineArguments, format: Format) -> Result<(), CommandError> {
-    let image = GuestImage::find(order.image.as_deref()).map_err(CommandError::Bench)?;
-    let bench = options(order.folder, order.size, order.rounds)?;
+async fn run_vm(order: BenchMachineArguments, sterna: PathBuf, format: Format) -> anyhow::Result<()> {
+    let image = GuestImage::find(order.image.as_deref())?;
+    let bench = options(sterna, order.folder, order.size, order.rounds);
     let options = MachineBenchOptions { bench, image };
-    let report = machine::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
-    output::print(format, &report, machine_text)?;
+    let report = machine::run(&options, &mut progress(format)).await?;
+    console::print(format, &report, machine_text)?;
     Ok(())
 }
 
-async fn run_strategies(order: BenchStrategiesArguments, format: Format) -> Result<(), CommandError> {
+async fn run_strategies(
+    order: BenchStrategiesArguments,
+    sterna: PathBuf,
+    format: Format,
+) -> anyhow::Result<()> {
     check_page(order.html.as_deref())?;
     let (experiments, scale, mover, device) =
         (order.experiments(), order.scale(), order.mover(), order.device());
     let (size, rounds, max_downtime_ms) = (order.size(), order.rounds(), order.max_downtime);
-    let bench = options(order.folder, size, rounds)?;
+    let bench = options(sterna, order.folder, size, rounds);
     let options = StrategiesOptions { bench, experiments, scale, mover, device, max_downtime_ms };
-    let report = strategies::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
-    output::print(format, &report, strategies_text)?;
+    let report = strategies::run(&options, &mut progress(format)).await?;
+    console::print(format, &report, strategies_text)?;
     write_page(order.html.as_deref(), || report.page())
 }
 
-async fn run_return(order: BenchReturnArguments, format: Format) -> Result<(), CommandError> {
+async fn run_return(order: BenchReturnArguments, sterna: PathBuf, format: Format) -> anyhow::Result<()> {
     check_page(order.html.as_deref())?;
     let (loads, seconds) = (order.loads(), order.seconds);
-    let bench = options(order.folder, order.size, order.rounds)?;
+    let bench = options(sterna, order.folder, order.size, order.rounds);
     let options = ReturnOptions { bench, loads, seconds };
-    let report = return_home::run(&options, &mut progress(format)).await.map_err(CommandError::Bench)?;
-    output::print(format, &report, return_text)?;
+    let report = return_home::run(&options, &mut progress(format)).await?;
+    console::print(format, &report, return_text)?;
     write_page(order.html.as_deref(), || report.page())
 }
 
-fn progress(format: Format) -> Progress {
-    match format {
-        Format::Text => Progress::on_stderr(),
-        Format::Json => Progress::silent(),
-    }
+fn options(sterna: PathBuf, folder: Option<PathBuf>, size_bytes: u64, rounds: u32) -> BenchOptions {
+    BenchOptions { program: sterna, parent: folder, size_bytes, rounds }
 }
 
-fn options(folder: Option<PathBuf>, size_bytes: u64, rounds: u32) -> Result<BenchOptions, CommandError> {
-    let program = std::env::current_exe().map_err(CommandError::Program)?;
-    Ok(BenchOptions { program, parent: folder, size_bytes, rounds })
-}
-
-/// Checks before the measurement that the page can be written.
-fn check_page(path: Option<&Path>) -> Result<(), CommandError> {
+/// A page that cannot be written should be known before minutes of measuring, not after.
+fn check_page(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let failed = |source| CommandError::Page { path: path.to_owned(), source };
     let existed = path.exists();
-    std::fs::File::options().append(true).create(true).open(path).map_err(failed)?;
-    if existed { Ok(()) } else { std::fs::remove_file(path).map_err(failed) }
+    let opened = std::fs::File::options().append(true).create(true).open(path);
+    let checked = opened.and_then(|_| if existed { Ok(()) } else { std::fs::remove_file(path) });
+    checked.with_context(|| unwritten(path))
 }
 
-fn write_page(path: Option<&Path>, page: impl FnOnce() -> String) -> Result<(), CommandError> {
+fn write_page(path: Option<&Path>, page: impl FnOnce() -> String) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
-    let written = std::fs::write(path, page());
-    written.map_err(|source| CommandError::Page { path: path.to_owned(), source })
+    std::fs::write(path, page()).with_context(|| unwritten(path))
+}
+
+fn unwritten(path: &Path) -> String {
+    format!("the page {} cannot be written", path.display())
 }
 
 fn nbd_text(report: &NbdReport) -> String {
@@ -208,11 +196,11 @@ fn heading(environment: &Environment, size_bytes: u64, rounds: &str) -> String {
 fn lines(table: &Table) -> String {
     let figures: Vec<usize> = (1..table.header.len()).collect();
     let header: Vec<&str> = table.header.iter().map(String::as_str).collect();
-    let mut text = output::table(&header, &figures);
+    let mut text = console::table(&header, &figures);
     for row in &table.rows {
         text.add_row(row);
     }
-    format!("{}{}\n", output::lines(&text), table.conclusion)
+    format!("{}{}\n", console::lines(&text), table.conclusion)
 }
 
 #[cfg(test)]

@@ -3,66 +3,52 @@
 
 use std::path::PathBuf;
 
+use anyhow::Context as _;
 use api::MigrationHistory;
-use lab::demo::{self, DemoOptions, HostsOptions, Interrupted, MovedVmOptions, Progress};
+use console::Format;
+use lab::demo::{self, DemoOptions, HostsOptions, MovedVmOptions, Progress};
 
 use crate::args::{DemoArguments, Scene};
-use crate::commands::CommandError;
-use crate::commands::report::write as write_report;
-use crate::exit::Exit;
-use crate::output::{self, Format};
+use crate::{Outcome, progress};
 
-pub(super) async fn run(arguments: DemoArguments, format: Format) -> Result<Exit, CommandError> {
-    let program = std::env::current_exe().map_err(CommandError::Program)?;
-    let mut progress = match format {
-        Format::Text => Progress::on_stderr(),
-        Format::Json => Progress::silent(),
-    };
+pub(crate) async fn run(
+    arguments: DemoArguments,
+    program: PathBuf,
+    format: Format,
+) -> anyhow::Result<Outcome> {
+    let mut progress = progress(format);
     let ended = match arguments.scene() {
         Scene::Stores => {
             let options = DemoOptions::with_thread(program, arguments.disk_bytes());
-            between_stores(options, &arguments, &mut progress).await
+            between_stores(options, &arguments, &mut progress).await?
         }
         Scene::MachineOnStores => {
-            let options = DemoOptions::with_vm(program, arguments.image.as_deref(), arguments.disk_bytes());
-            match options {
-                Ok(options) => between_stores(options, &arguments, &mut progress).await,
-                Err(error) => Err(error),
-            }
+            let options = DemoOptions::with_vm(program, arguments.image.as_deref(), arguments.disk_bytes())?;
+            between_stores(options, &arguments, &mut progress).await?
         }
-        Scene::Hosts => between_hosts(program, &arguments, &mut progress).await,
-        Scene::MovedMachine => whole_machine(program, &arguments, &mut progress).await,
-    };
-    let ended = match ended {
-        Ok(ended) => ended,
-        Err(error) => match error.downcast::<Interrupted>() {
-            Ok(interrupted) => {
-                output::say(&format!("sterna: {interrupted}"));
-                return Ok(Exit::Interrupted);
-            }
-            Err(error) => return Err(CommandError::Demo(error)),
-        },
+        Scene::Hosts => between_hosts(program, &arguments, &mut progress).await?,
+        Scene::MovedMachine => whole_machine(program, &arguments, &mut progress).await?,
     };
     if let Some(path) = &arguments.report {
         let history = ended.history.as_ref();
-        let missing =
-            || anyhow::anyhow!("the daemon gave no history of the migration, so there is no report");
-        write_report(path, history.ok_or_else(missing).map_err(CommandError::Demo)?)?;
+        let history =
+            history.context("the daemon gave no history of the migration, so there is no report")?;
+        std::fs::write(path, report::page(history)).with_context(|| {
+            format!("the report cannot be written to {}; choose another file with --report", path.display())
+        })?;
     }
     match format {
-        Format::Text => output::print_text(&ended.text)?,
-        Format::Json => {
-            output::print_text_line(&ended.json.map_err(|error| CommandError::Unwritten(error.into()))?)?;
-        }
+        Format::Text => console::print_text(&ended.text)?,
+        Format::Json => console::print_text_line(&ended.json?)?,
     }
-    Ok(ended.exit)
+    Ok(ended.outcome)
 }
 
 struct Ended {
     text: String,
     json: serde_json::Result<String>,
     history: Option<MigrationHistory>,
-    exit: Exit,
+    outcome: Outcome,
 }
 
 async fn between_stores(
@@ -71,10 +57,10 @@ async fn between_stores(
     progress: &mut Progress,
 ) -> anyhow::Result<Ended> {
     options.parent.clone_from(&arguments.folder);
-    options.strategy = arguments.strategy.into();
+    options.strategy = arguments.strategy;
     let report = demo::run(options, progress).await?;
-    let exit = if report.figures.verified { Exit::Success } else { Exit::Unexpected };
-    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
+    let outcome = if report.figures.verified { Outcome::Good } else { Outcome::Wrong };
+    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, outcome })
 }
 
 async fn between_hosts(
@@ -84,11 +70,11 @@ async fn between_hosts(
 ) -> anyhow::Result<Ended> {
     let mut options = HostsOptions::new(program, arguments.disk_bytes());
     options.parent.clone_from(&arguments.folder);
-    options.strategy = arguments.strategy.into();
+    options.strategy = arguments.strategy;
     let report = demo::run_hosts(options, progress).await?;
     let good = report.figures.demo.verified && report.figures.resumed;
-    let exit = if good { Exit::Success } else { Exit::Unexpected };
-    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
+    let outcome = if good { Outcome::Good } else { Outcome::Wrong };
+    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, outcome })
 }
 
 async fn whole_machine(
@@ -99,8 +85,8 @@ async fn whole_machine(
     let image = arguments.image.as_deref();
     let mut options = MovedVmOptions::new(program, image, arguments.disk_bytes())?;
     options.parent.clone_from(&arguments.folder);
-    options.strategy = arguments.strategy.into();
+    options.strategy = arguments.strategy;
     let report = demo::run_vm(options, progress).await?;
-    let exit = if report.is_good() { Exit::Success } else { Exit::Unexpected };
-    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, exit })
+    let outcome = if report.is_good() { Outcome::Good } else { Outcome::Wrong };
+    Ok(Ended { text: report.to_string(), json: report.json(), history: report.history, outcome })
 }

@@ -4,15 +4,15 @@ mod strategies;
 
 use std::path::PathBuf;
 
-use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Subcommand, ValueEnum};
+use console::units::parse_size_of_at_least;
 use lab::bench::link::Part as LinkPart;
 use lab::bench::mirror::Part;
 use lab::bench::nbd::{Tracing, Workload};
 use lab::bench::return_home::Load;
 
 pub(crate) use self::strategies::BenchStrategiesArguments;
-use super::parse_size_of_at_least;
+use super::one_of;
 
 /// The smallest image: smaller ones would only measure the disk's cache.
 const SIZE_BYTES_MIN: u64 = 32 << 20;
@@ -189,18 +189,6 @@ fn wanted<T: PartialEq, const COUNT: usize>(all: [T; COUNT], only: &[T]) -> Vec<
     all.into_iter().filter(|one| only.is_empty() || only.contains(one)).collect()
 }
 
-/// Returns a parser for the names of `all`, which `--help` lists with their titles.
-fn one_of<T: Copy + Send + Sync + 'static, const COUNT: usize>(
-    all: [T; COUNT],
-    name: fn(T) -> &'static str,
-    title: fn(T) -> &'static str,
-) -> impl TypedValueParser<Value = T> {
-    let named = all.map(|one| PossibleValue::new(name(one)).help(title(one)));
-    PossibleValuesParser::new(named).try_map(move |given| {
-        all.into_iter().find(|one| name(*one) == given).ok_or("there is nothing of that name")
-    })
-}
-
 fn parse_image_size(text: &str) -> Result<u64, String> {
     parse_size_of_at_least(text, SIZE_BYTES_MIN)
 }
@@ -212,8 +200,8 @@ Examples:
   sterna bench nbd --only mixed-1 --only mixed-16 --trace
   sterna bench nbd --html nbd.html --json > nbd.json
 
-fio measures one image raw, through a temporary daemon of this program, and through qemu-storage-daemon, in turns. \
- It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common). \
+One image is measured raw, through a temporary daemon, and through qemu-storage-daemon, in turns, by \
+fio. It needs no root and leaves nothing behind; it needs fio and qemu-storage-daemon (Debian: fio, qemu-system-common). \
 Let the machine be idle meanwhile.";
 
 const MIRROR_HELP: &str = "\
@@ -223,7 +211,7 @@ Examples:
   sterna bench mirror --only load --rounds 3 --folder /srv/fast
   sterna bench mirror --only load --guest-iops 5000 --json > mirror.json
 
-Idle: an image with a quarter of holes is migrated by a temporary daemon of this program, copied by cp and qemu-img, and \
+Idle: an image with a quarter of holes is migrated by a temporary daemon, copied by cp and qemu-img, and \
 mirrored by qemu-storage-daemon in both modes, in turns. Load: the same of Sterna and qemu-storage-daemon while fio works \
 on the image. Every copy is compared with its source. It needs no root (but drops only the images' own cache then) and \
 leaves nothing behind; it needs fio, qemu-img and qemu-storage-daemon (Debian: fio, qemu-utils, qemu-system-common). \
@@ -236,10 +224,10 @@ Examples:
   sterna bench link --only metro --only far --rounds 1 --size 512MiB
   sterna bench link --only guest --json > link.json
 
-The benchmark makes two hosts on this machine, with links of different rates and delays, and copies an image from one to the \
-other: over plain TCP, by temporary daemons of this program, and by qemu-storage-daemon. Then it does the same while a guest \
-writes more than the link carries. Every copy is compared with its source. It needs root, because hosts are network namespaces, \
-and leaves nothing behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
+Two hosts are made on this machine, with links that carry so much and take so long, and an image goes from one to the other: \
+over plain TCP, by temporary daemons, and by qemu-storage-daemon. Then the same while a guest writes more than \
+the link carries. Every copy is compared with its source. It needs root, for hosts are network namespaces, and leaves nothing \
+behind; it needs ip and tc, fio and qemu-storage-daemon (Debian: iproute2, fio, qemu-system-common), and two processors. \
 Let the machine be idle meanwhile. All of it takes the time of about 50 copies at 1 Gbit/s: half an hour for 2 GiB.";
 
 const RETURN_HELP: &str = "\
@@ -259,7 +247,7 @@ Examples:
   sterna bench machine --rounds 9 --json > machine.json
 
 Two machines in QEMU do the same beside each other, first nothing and then work on their disks. One is moved by temporary \
-daemons of this program, with its memory and its disk; the other by QEMU alone, from process to process, with its memory: both \
+daemons, with its memory and its disk; the other by QEMU alone, from process to process, with its memory: both \
 processes are clients of one volume. It needs no root and leaves nothing behind; it needs QEMU and the guest image \
 (scripts/install-packages demo, scripts/guest-image). Let the machine be idle meanwhile.";
 

@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 
+use api::Strategy;
 use clap::Args;
+use console::units::parse_size_of_at_least;
 
-use super::parse_size_of_at_least;
-use super::strategy::Strategy;
+use super::one_of;
 
 /// The smallest disk of a demo: a smaller one would move too quickly to show anything.
 const DEMO_BYTES_MIN: u64 = 128 << 20;
@@ -25,8 +26,8 @@ pub(crate) struct DemoArguments {
     /// cut once. With --vm the whole VM moves, without a cut, and a client outside keeps a connection to it.
     #[arg(long)]
     hosts: bool,
-    /// Strategy of the copying; three-phase and post-copy only with --hosts.
-    #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
+    /// How the disk is copied; three-phase and post-copy only with --hosts.
+    #[arg(long, default_value = "mirror", value_parser = one_of(Strategy::ALL, Strategy::name, summary))]
     #[arg(requires_ifs = [("three-phase", "hosts"), ("post-copy", "hosts")])]
     pub(crate) strategy: Strategy,
     /// Size of the disk, a multiple of 1 MiB; at least half of it is filled [default: 1GiB; with --vm 512MiB; with
@@ -73,6 +74,20 @@ impl DemoArguments {
             Scene::MachineOnStores => MACHINE_DISK_BYTES,
             Scene::MovedMachine => MOVED_DISK_BYTES,
         })
+    }
+}
+
+/// Returns what `--help` says about a strategy.
+fn summary(strategy: Strategy) -> &'static str {
+    match strategy {
+        Strategy::Mirror => "in one pass; writes to what is copied go to both stores",
+        Strategy::Tracking => {
+            "in rounds; writes go to the source, and the next round copies what they changed"
+        }
+        Strategy::ThreePhase => {
+            "to another host: some rounds, then the guest runs there and missing blocks follow"
+        }
+        Strategy::PostCopy => "to another host: the guest runs there at once, and its disk follows",
     }
 }
 

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use console::units::{parse_rate, parse_size};
 use lab::bench::strategies::{Device, Experiment, Mover, Scale};
 
 use super::{one_of, parse_image_size, wanted};
-use crate::units::{parse_rate, parse_size};
 
 /// Range of chunks in flight, as the daemon's configuration has it.
 const DEPTH: std::ops::RangeInclusive<i64> = 1..=64;

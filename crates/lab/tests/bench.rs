@@ -7,14 +7,36 @@ use std::process::{Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
+use testbed::program::sterna;
 
-use crate::scene::{Outcome, PROGRAM};
+/// How a command ended.
+#[derive(Debug)]
+struct Outcome {
+    code: i32,
+    stdout: String,
+    stderr: String,
+}
+
+impl Outcome {
+    fn of(mut command: Command) -> Self {
+        let output = command.output().unwrap();
+        let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+        Self { code: output.status.code().unwrap(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+/// `bench` of the program of this package, without the caller's settings.
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sterna-lab"));
+    command.arg("bench").env("STERNA_PROGRAM", sterna().unwrap());
+    command.env_remove("STERNA_LOG").env_remove("STERNA_HOST").stdin(Stdio::null());
+    command
+}
 
 /// Returns the command of a short benchmark below `folder`.
 fn bench(folder: &Path, arguments: &[&str]) -> Command {
-    let mut command = Command::new(PROGRAM);
-    command.arg("bench").args(arguments).args(["--rounds", "1", "--size", "64MiB", "--folder"]).arg(folder);
-    command.env_remove("STERNA_LOG").env_remove("STERNA_HOST").stdin(Stdio::null());
+    let mut command = program();
+    command.args(arguments).args(["--rounds", "1", "--size", "64MiB", "--folder"]).arg(folder);
     command
 }
 
@@ -190,9 +212,8 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
 fn bench_strategies_makes_every_figure_of_migrations_that_were_compared() {
     let folder = tempfile::tempdir().unwrap();
     let (pages, page) = page();
-    let mut command = Command::new(PROGRAM);
-    command.args(["bench", "strategies", "--scale", "tiny", "--json", "--html", &page, "--folder"]);
-    command.arg(folder.path()).env_remove("STERNA_LOG").env_remove("STERNA_HOST").stdin(Stdio::null());
+    let mut command = program();
+    command.args(["strategies", "--scale", "tiny", "--json", "--html", &page, "--folder"]).arg(folder.path());
     let outcome = Outcome::of(command);
     assert_eq!(outcome.code, 0, "{outcome:?}");
     expect_empty(folder.path());

@@ -1,0 +1,82 @@
+//! The command line.
+
+mod bench;
+mod demo;
+
+use std::path::PathBuf;
+
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Parser, Subcommand};
+use console::Format;
+
+pub(crate) use self::bench::{
+    BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
+    BenchReturnArguments, BenchStrategiesArguments,
+};
+pub(crate) use self::demo::{DemoArguments, Scene};
+
+/// Measures and shows Sterna. `sterna bench` and `sterna demo` start this program.
+#[derive(Debug, Parser)]
+#[command(name = "sterna", version, max_term_width = 110)]
+#[command(subcommand_required = true, arg_required_else_help = true)]
+pub(crate) struct Arguments {
+    /// Print JSON instead of text; errors too.
+    #[arg(long, global = true)]
+    json: bool,
+    /// What to log to standard error: a level (error, warn, info, debug, trace) or a filter such as lab=debug.
+    #[arg(long, global = true, env = "STERNA_LOG", value_name = "FILTER", default_value = "info")]
+    pub(crate) log: String,
+    /// The program that is measured and shown; by default `sterna` in the folder of this program.
+    #[arg(long, global = true, env = "STERNA_PROGRAM", value_name = "FILE", hide = true)]
+    pub(crate) sterna: Option<PathBuf>,
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Show how the disk of a busy guest moves between two stores or hosts of temporary daemons, and verify it.
+    #[command(after_help = demo::HELP)]
+    Demo(DemoArguments),
+    /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
+    #[command(subcommand)]
+    Bench(BenchCommand),
+    /// Write manual pages for packages into a folder.
+    #[command(hide = true)]
+    Generate {
+        /// The folder, which exists.
+        #[arg(value_name = "DIR")]
+        folder: PathBuf,
+    },
+}
+
+impl Arguments {
+    /// Returns how results are printed.
+    pub(crate) fn format(&self) -> Format {
+        if self.json { Format::Json } else { Format::Text }
+    }
+}
+
+impl Command {
+    /// Returns the code of this command's errors in JSON.
+    pub(crate) fn error_code(&self) -> &'static str {
+        match self {
+            Self::Demo(_) => "demo_failed",
+            Self::Bench(_) => "bench_failed",
+            Self::Generate { .. } => "client_failed",
+        }
+    }
+}
+
+/// Returns a parser for the names of `all`, which `--help` lists with their titles.
+fn one_of<T: Copy + Send + Sync + 'static, const COUNT: usize>(
+    all: [T; COUNT],
+    name: fn(T) -> &'static str,
+    title: fn(T) -> &'static str,
+) -> impl TypedValueParser<Value = T> {
+    let named = all.map(|one| PossibleValue::new(name(one)).help(title(one)));
+    PossibleValuesParser::new(named).try_map(move |given| {
+        all.into_iter().find(|one| name(*one) == given).ok_or("there is nothing of that name")
+    })
+}
