@@ -44,8 +44,8 @@ const DEFINITIONS: [&str; 11] = [
      -device piix3-usb-uhci,id=u -device usb-audio,bus=u.0,audiodev=au,id=a7 -machine pcspk-audiodev=au",
     "-m slots=2,maxmem=1G -object memory-backend-ram,id=m1,size=128M -device pc-dimm,memdev=m1,id=d1 -object \
      memory-backend-memfd,id=m2,size=0.5G,share=on -chardev ringbuf,id=c,size=1M -device \
-     qxl,id=q,ram_size_mb=128,vram_size_mb=32,vgamem_mb=32 -device virtio-gpu-pci,id=g -device e1000,id=e,romsize=8388608",
-    "-vga qxl -object memory-backend-ram,id=m,size=32M -machine memory-backend=m -device vmware-svga,vgamem_mb=64,id=w -device \
+     VGA,id=q,vgamem_mb=32 -device virtio-gpu-pci,id=g -device e1000,id=e,romsize=8388608",
+    "-vga std -object memory-backend-ram,id=m,size=32M -machine memory-backend=m -device vmware-svga,vgamem_mb=64,id=w -device \
      bochs-display,id=b",
 ];
 
