@@ -7,7 +7,8 @@
 //!   chains    what the images of all stores stand on: headers read and remembered, leads from their names
 //!   steps     discard, fence, rename, take back: opened ► locked ► asked ► compared ► done ► synced (Handling)
 //!   making    new files: reserved, sized, put into their place
-//!   names     which files the names of images led to when they were opened
+//!   lasting   what images are beyond a restart; the journal says which of them has which name
+//!   stacks    what devices, files and exports have in common
 //!   freeing   frees the space of a deleted file in small steps
 //! ```
 //! `migration::custody` decides which step is allowed to which owner, and the order of its parts. `tidy` checks that no other
@@ -17,10 +18,11 @@ mod chains;
 mod claims;
 mod freeing;
 mod headers;
+mod lasting;
 mod leads;
 mod making;
-mod names;
 mod opened;
+mod stacks;
 mod steps;
 #[cfg(test)]
 mod tests;
@@ -30,18 +32,17 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use block::held::{Held, Identity};
 use lane::ControlFault;
-use migration::VolumeId;
 use migration::custody::{Object, Owner, Refused, Step};
-use migration::journal::{ImageLocation, State};
+use migration::journal::{ImageLocation, Record, State};
+use migration::{CommitFault, VolumeId};
 
 use crate::error::RequestError;
 use crate::journal::Journal;
 use crate::stores::{StoreKind, Stores};
 
 use self::headers::Headers;
-pub(crate) use self::making::{allocate, clear_unfinished, place_made, set_size};
+pub(crate) use self::making::{allocate, clear_unfinished, set_size};
 
 /// Custody of the images of this host; a clone is another handle to it.
 #[derive(Clone)]
@@ -62,7 +63,7 @@ enum Known {
     Journal(Journal),
     /// A state without a journal, for tests.
     #[cfg(test)]
-    State(Box<State>),
+    State(Box<Mutex<State>>),
 }
 
 /// Why a step on an image was refused or failed.
@@ -103,7 +104,7 @@ impl Custody {
 
     #[cfg(test)]
     pub(crate) fn of_state(state: State) -> Self {
-        Self::of(Known::State(Box::new(state)))
+        Self::of(Known::State(Box::new(Mutex::new(state))))
     }
 
     /// Checks whether a step may be taken that is done in another module: serving, releasing, restoring, giving back, advice.
@@ -135,18 +136,29 @@ impl Custody {
     }
 
     fn state(&self) -> State {
+        self.read(State::clone)
+    }
+
+    fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         match &self.books.known {
-            Known::Journal(journal) => journal.read(State::clone),
+            Known::Journal(journal) => journal.read(look),
             #[cfg(test)]
-            Known::State(state) => State::clone(state),
+            Known::State(state) => look(&state.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }
-}
 
-/// Notes which file an image was opened as, so that another file that gets its name later is not deleted or renamed.
-pub(crate) fn note_opened(path: &Path, image: &Held) {
-    let Identity { device, inode } = image.identity();
-    names::note(path, migration::custody::Identity::File { device, inode });
+    /// Makes records durable; sleeps.
+    fn commit_now(&self, records: Vec<Record>) -> Result<(), CommitFault> {
+        match &self.books.known {
+            Known::Journal(journal) => journal.commit_now(records),
+            #[cfg(test)]
+            Known::State(state) => {
+                let entry = migration::journal::Entry { at_unix_ms: 0, records };
+                let applied = state.lock().unwrap_or_else(PoisonError::into_inner).apply(&entry);
+                applied.map_err(|_| CommitFault::NotWritten)
+            }
+        }
+    }
 }
 
 impl CustodyError {

@@ -29,6 +29,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::held::Held;
 use migration::MigrationId;
+use migration::custody::Purpose;
+use migration::journal::{Place, State};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
 
@@ -40,6 +42,9 @@ pub(crate) const SECTOR_BYTES: u64 = 512;
 pub(crate) const SIZE_STEP_BYTES: u64 = 4096;
 /// How many bytes are copied between two updates of the progress.
 const COPY_STEP_BYTES: usize = 4 << 20;
+
+/// How many names there are for what one migration leaves.
+pub(crate) const FENCED_MAX: u32 = 99;
 
 /// Why an image was not copied.
 #[derive(Debug, thiserror::Error)]
@@ -53,6 +58,25 @@ pub(crate) enum CopyError {
 /// Returns the path of the source's kept image after `migration`: no autostart finds it under this name.
 pub(crate) fn fenced_path(path: &Path, migration: MigrationId) -> PathBuf {
     with_suffix(path, &format!(".moved-{migration}"))
+}
+
+/// The names under which it may be kept: the first one, or another if a file has that which is not this migration's.
+pub(crate) fn fenced_paths(path: &Path, migration: MigrationId) -> impl Iterator<Item = PathBuf> {
+    let first = fenced_path(path, migration);
+    let others = (2..=FENCED_MAX).map({
+        let first = first.clone();
+        move |number| with_suffix(&first, &format!("-{number}"))
+    });
+    std::iter::once(first).chain(others)
+}
+
+/// Where the journal says that it is kept; the first name, if it says nothing.
+pub(crate) fn kept_path(state: &State, path: &Path, migration: MigrationId) -> PathBuf {
+    let is_kept = |kept: &PathBuf| {
+        let known = kept.to_str().and_then(|kept| state.images.get(&Place::File(kept.to_owned())));
+        known.is_some_and(|known| known.purpose == Purpose::Kept(migration))
+    };
+    fenced_paths(path, migration).find(is_kept).unwrap_or_else(|| fenced_path(path, migration))
 }
 
 pub(crate) fn allocated_bytes(path: &Path) -> io::Result<u64> {

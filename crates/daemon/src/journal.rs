@@ -168,6 +168,15 @@ impl Journal {
         }
     }
 
+    /// As [`Journal::commit`], for threads that may sleep.
+    ///
+    /// # Errors
+    /// As there.
+    pub(crate) fn commit_now(&self, records: Vec<Record>) -> Result<(), CommitFault> {
+        let committed = std::pin::pin!(self.commit(records));
+        block_on(committed)
+    }
+
     /// Returns a number that changes with the durable state.
     pub(crate) fn version(&self) -> u64 {
         self.changes.load(Ordering::Acquire)
@@ -180,6 +189,24 @@ impl Journal {
     /// Calls `look` with the durable state. Commits wait for the lock meanwhile, so it should only copy.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.durable.read().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Waits for a future that needs no runtime.
+fn block_on<T>(mut future: std::pin::Pin<&mut impl Future<Output = T>>) -> T {
+    struct Unpark(std::thread::Thread);
+    impl std::task::Wake for Unpark {
+        fn wake(self: Arc<Self>) {
+            self.0.unpark();
+        }
+    }
+    let waker = Arc::new(Unpark(std::thread::current())).into();
+    let mut context = std::task::Context::from_waker(&waker);
+    loop {
+        match future.as_mut().poll(&mut context) {
+            std::task::Poll::Ready(value) => return value,
+            std::task::Poll::Pending => std::thread::park(),
+        }
     }
 }
 

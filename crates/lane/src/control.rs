@@ -60,6 +60,13 @@ pub trait Control {
         Box::pin(ready(Err(VmFault::new("there are no VMs here"))))
     }
 
+    /// Checks that names of target images lead to what was filled, before it is promised and before guests use it. `None`: there is
+    /// nothing to look at.
+    fn confirm(&self, image: &ImageLocation) -> Option<LaneFuture<Result<(), ControlFault>>> {
+        let _ = image;
+        None
+    }
+
     /// Deletes a half-made or abandoned target image. May be repeated.
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>>;
 

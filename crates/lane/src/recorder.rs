@@ -152,6 +152,11 @@ impl Control for Recorder {
         self.below.retire(image, retirement)
     }
 
+    fn confirm(&self, image: &ImageLocation) -> Option<LaneFuture<Result<(), ControlFault>>> {
+        self.below.confirm(image)
+    }
+
+    /// Passthrough.
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
         self.below.discard(image)
     }

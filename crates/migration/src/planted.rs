@@ -230,6 +230,18 @@ pub enum Bug {
     TouchedReservoirRead,
     /// Decision 0077: guests write to an image that a mark still calls half-made.
     MarkOutlivesOutcome,
+    /// Decision 0085: a file that has taken the number of the image counts as the image.
+    BirthNotCompared,
+    /// Decision 0085: which image has which name is forgotten when the daemon is started again.
+    ImagesForgottenAtStart,
+    /// Decision 0085: what has the name of an image is changed as if it were the image.
+    ExchangedTaken,
+    /// Decision 0085: what has the name of a volume's image is served as if it were the image.
+    ExchangedServed,
+    /// Decision 0085: a target is promised although its name leads to another file.
+    ExchangedPromised,
+    /// Decision 0085: the daemon clears a file away by its name, of which it does not know that it is the one.
+    UnrecordedClearedAway,
 }
 
 impl Bug {
@@ -359,6 +371,12 @@ impl Bug {
         Self::IdentityNotCompared,
         Self::TouchedReservoirRead,
         Self::MarkOutlivesOutcome,
+        Self::BirthNotCompared,
+        Self::ImagesForgottenAtStart,
+        Self::ExchangedTaken,
+        Self::ExchangedServed,
+        Self::ExchangedPromised,
+        Self::UnrecordedClearedAway,
     ];
 
     /// Returns every bug of these lists.
@@ -482,6 +500,12 @@ impl Bug {
             Self::IdentityNotCompared => "identity-not-compared",
             Self::TouchedReservoirRead => "touched-reservoir-read",
             Self::MarkOutlivesOutcome => "mark-outlives-outcome",
+            Self::BirthNotCompared => "birth-not-compared",
+            Self::ImagesForgottenAtStart => "images-forgotten-at-start",
+            Self::ExchangedTaken => "exchanged-taken",
+            Self::ExchangedServed => "exchanged-served",
+            Self::ExchangedPromised => "exchanged-promised",
+            Self::UnrecordedClearedAway => "unrecorded-cleared-away",
         }
     }
 }

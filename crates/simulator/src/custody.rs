@@ -4,6 +4,7 @@
 //! ```text
 //!   volumes are made, leave (kept, deleted, or read by their new owner), return, are removed          (life.rs)
 //!   administrators add images under any of their names, drop, release; the daemon restarts            (life.rs)
+//!   somebody puts other files under the names of images, also while the daemon is killed                (swaps.rs)
 //!   strangers open images, make overlays over them, exchange them between two steps of the daemon     (files.rs)
 //!   checked: images that a guest, a chain, a stranger or another host uses keep existence, name and content
 //! ```
@@ -11,6 +12,7 @@
 
 mod files;
 mod life;
+mod swaps;
 
 use std::collections::{BTreeMap, BTreeSet};
 

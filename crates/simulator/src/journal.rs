@@ -404,5 +404,7 @@ fn name(record: &Record) -> &'static str {
         Record::CancelOrdered { .. } => "cancel ordered",
         Record::GrewElsewhere { .. } => "grew elsewhere",
         Record::OriginKnown { .. } => "origin known",
+        Record::ImageKnown { .. } => "image known",
+        Record::ImageForgotten { .. } => "image forgotten",
     }
 }

@@ -328,10 +328,14 @@ pub(crate) struct MigrateArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing", "restored"]).multiple(true)))]
+#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing", "restored", "exchanged"]).multiple(true)))]
 pub(crate) struct PromoteArguments {
     /// Name of the volume.
-    pub(crate) name: String,
+    #[arg(required_unless_present = "store")]
+    pub(crate) name: Option<String>,
+    /// With --exchanged: all volumes of this store that are not served for that reason.
+    #[arg(long, requires = "exchanged", conflicts_with = "name")]
+    pub(crate) store: Option<String>,
     /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.
     #[arg(long, conflicts_with = "force")]
     pub(crate) ticket: Option<String>,
@@ -346,6 +350,10 @@ pub(crate) struct PromoteArguments {
     /// --force even if another host contradicts.
     #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
     pub(crate) restored: bool,
+    /// Of a volume that is not served because another file or device has the name of its image: a backup that was put back, or a store
+    /// that was copied to another disk. What has the name is the volume's image from now on.
+    #[arg(long, conflicts_with_all = ["ticket", "force", "without_missing", "restored"])]
+    pub(crate) exchanged: bool,
     /// With --restored, for a volume on a larger device or export: the size of the volume. It may have grown since the backup.
     #[arg(long, value_parser = parse_size, requires = "restored")]
     pub(crate) size: Option<u64>,
@@ -500,11 +508,14 @@ Examples:
   sterna volume promote web1 --force
   sterna volume promote web1 --without-missing
   sterna volume promote web1 --restored
+  sterna volume promote web1 --exchanged
+  sterna volume promote --exchanged --store disks
 
 --ticket and --force are for a complete copy whose source was about to hand it over. If the source comes back, it learns of
 the promotion. --without-missing is for an incomplete volume that is served here already (post-copy, three-phase). --restored is
 for an unconfirmed volume after `sterna journal restore`. If another host has the volume, there are then two copies of it, and
-this one lacks the writes of that host.";
+this one lacks the writes of that host. --exchanged is for a volume whose image was put back from a backup, or copied to another
+disk, under its name: Sterna serves no other file than the one that the journal knows.";
 
 const REMOVE_HELP: &str = "\
 Examples:

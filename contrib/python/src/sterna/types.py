@@ -923,6 +923,10 @@ class Problem(TypedDict):
 class PromoteVolume(TypedDict):
     """Makes this host the owner of a volume whose source or former owner does not answer."""
 
+    # Of a volume that is not served because another file or device has the name of its image: that is the volume's
+    # image from now on (a backup that was put back, a store that was copied to another disk). **N.B.** What the volume
+    # had before is not looked for.
+    exchanged: NotRequired[bool]
     # Promotes without a ticket. **N.B.** If the other host keeps serving the volume, there are two copies of it. With
     # `without_missing`: even while missing blocks still arrive.
     force: NotRequired[bool]

@@ -159,7 +159,8 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
     Ok(found)
 }
 
-fn file_behind(device: &str) -> io::Result<(u64, u64)> {
+/// The file that a loop device is over: the number of its file system, and its own there. Errors: those of the system.
+pub fn file_behind(device: &str) -> io::Result<(u64, u64)> {
     let device = File::open(device)?;
     let mut status = [0_u64; LOOP_STATUS_WORDS];
     // SAFETY: the descriptor is open during the call, and the kernel writes one `loop_info64`, which is as large as `status`.

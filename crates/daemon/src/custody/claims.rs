@@ -1,5 +1,6 @@
 //! Collects the claims on images, from the journal, the folders and the system.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
@@ -10,13 +11,16 @@ use rustix::io::Errno;
 
 use super::Custody;
 use super::chains::{Chains, Top};
+use super::lasting::lasting_at;
 use super::opened::identity;
+use super::stacks::Stacks;
 use crate::images::{half_made, inventory};
 
 impl Custody {
     /// Returns the book, and the object at `place`.
     pub(super) fn book_for(&self, place: &Place) -> (Book, Object) {
-        let object = Object { place: place.clone(), found: look(place) };
+        let (found, lasting) = (look(place), lasting_at(place).ok().flatten());
+        let object = Object { place: place.clone(), found, lasting };
         (self.book_about(&object), object)
     }
 
@@ -31,7 +35,39 @@ impl Custody {
         let mut chains = Chains::new(&mut book, self.headers(), &state, object);
         chains.add_journal();
         chains.add_folders(&self.folders_for(object));
+        add_stacks(&mut book, object);
         book
+    }
+}
+
+/// Adds what is above and below the images: a device may be what a file lies on, and two addresses may lead to one export. Of files
+/// alone nothing is to be found out.
+fn add_stacks(book: &mut Book, object: &Object) {
+    let Found::There(asked) = &object.found else { return };
+    let is_export = |identity: &Identity| matches!(identity, Identity::Export(_));
+    let is_device = |identity: &Identity| matches!(identity, Identity::Device(_));
+    let mut all: BTreeSet<Identity> = book
+        .claims()
+        .iter()
+        .filter_map(|claim| match &claim.found {
+            Found::There(identity) if is_export(identity) == is_export(asked) => Some(identity.clone()),
+            _ => None,
+        })
+        .collect();
+    all.insert(asked.clone());
+    if !all.iter().any(|identity| is_export(identity) || is_device(identity)) {
+        return;
+    }
+    let mut stacks = Stacks::new();
+    for identity in all {
+        match stacks.of(&identity) {
+            Ok(stack) => book.stand(identity, stack),
+            Err(error) => {
+                let why =
+                    format!("what an image of this host has in common with others cannot be read: {error}");
+                book.add(unknown(Path::new(object.place.name()), why));
+            }
+        }
     }
 }
 

@@ -2,16 +2,18 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
-use migration::custody::{Found, Owner, Step};
+use migration::custody::{Found, KnownImage, Owner, Step};
 use migration::journal::{ImageFormat, ImageLocation};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
+use super::lasting::place_of;
 use super::opened::{Lock, Opened, identity_of};
-use super::{Custody, CustodyError, names};
+use super::{Custody, CustodyError};
 use crate::images::half_made;
 
 impl Custody {
@@ -22,7 +24,8 @@ impl Custody {
         self.check(Step::Create, &Owner::Maker, &image)?;
         match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path) {
             Ok(file) => {
-                names::note(path, identity_of(&file).map_err(failed)?);
+                let noted = self.note_new(path, &file);
+                noted.inspect_err(|_| self.unreserve(path, &file))?;
                 half_made::mark(path).inspect_err(|_| self.unreserve(path, &file)).map_err(failed)?;
                 Ok(Some(file))
             }
@@ -37,6 +40,37 @@ impl Custody {
         if let Err(error) = removed.and_then(|()| half_made::unmark(path)) {
             tracing::warn!(path = %path.display(), %error, "an empty file is left over");
         }
+    }
+}
+
+impl Custody {
+    /// Notes that a new file has been made under the unfinished name of an image.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: a restart would not know whose it is.
+    pub(crate) fn note_made(&self, new: &Path, file: impl AsFd) -> Result<(), CustodyError> {
+        self.note_new(new, file)
+    }
+
+    /// Puts the file `new`, which was made beside it, into the place of the empty file `reserved`, which has kept the name.
+    ///
+    /// # Errors
+    /// The system's; something else has the name.
+    pub(crate) fn place_made(&self, new: &Path, path: &Path, reserved: &File) -> Result<(), CustodyError> {
+        let failed = |error| CustodyError::io("make", path, error);
+        let opened = Opened::at(new).map_err(failed)?;
+        let name = path.file_name().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let is_reserved = opened.look_at(name) == Found::There(identity_of(reserved).map_err(failed)?);
+        if !is_reserved || reserved.metadata().map_err(failed)?.len() != 0 {
+            return Err(failed(io::Error::other("another file has taken its place")));
+        }
+        // N.B. first: a restart finds what the journal says, or the empty file, and that is another one.
+        if let Some(lasting) = opened.lasting().cloned() {
+            let place = place_of(path);
+            let purpose = self.read(|state| state.purpose_of(&place));
+            self.note(&place, KnownImage { lasting, purpose })?;
+        }
+        opened.rename_over(name).map_err(failed)
     }
 }
 
@@ -57,21 +91,6 @@ pub(crate) fn clear_unfinished(new: &Path) -> io::Result<()> {
 /// Sets the size of a new, empty file.
 pub(crate) fn set_size(reserved: &File, size: u64) -> io::Result<()> {
     reserved.set_len(size)
-}
-
-/// Replaces the empty file `reserved`, which has kept the name, by the file `new`. Fails if something else has the name.
-pub(crate) fn place_made(new: &Path, path: &Path, reserved: &File) -> io::Result<()> {
-    let opened = Opened::at(new)?;
-    let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?;
-    let is_reserved = opened.look_at(name) == Found::There(identity_of(reserved)?);
-    if !is_reserved || reserved.metadata()?.len() != 0 {
-        return Err(io::Error::other("another file has taken its place"));
-    }
-    opened.rename_over(name)?;
-    if let Found::There(identity) = opened.found() {
-        names::note(path, identity.clone());
-    }
-    Ok(())
 }
 
 /// Allocates all the space that a new image of `bytes` will need; it reads as zeroes before and after.

@@ -6,9 +6,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use block::store::Access;
-use migration::custody::{Found, Identity};
+use migration::custody::{Found, Identity, Lasting};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
+
+use super::lasting::{lasting_at, lasting_of, place_of};
 
 pub(super) enum Lock {
     /// It is locked, or this daemon has it open already.
@@ -27,6 +29,7 @@ pub(super) struct Opened {
     /// `None`: nothing has the name, or it is not a file that can be opened.
     file: Option<OwnedFd>,
     found: Found,
+    lasting: Option<Lasting>,
 }
 
 impl Opened {
@@ -37,7 +40,7 @@ impl Opened {
         let name = path.file_name().ok_or(io::ErrorKind::InvalidInput)?.to_owned();
         let folder = block::held::find(folder.unwrap_or_else(|| Path::new(".")))?;
         let folder = OwnedFd::from(folder.open(OFlags::RDONLY | OFlags::DIRECTORY)?);
-        let mut opened = Self { folder, name, file: None, found: Found::Gone };
+        let mut opened = Self { folder, name, file: None, found: Found::Gone, lasting: None };
         match opened.open_file() {
             Ok(file) => {
                 let stat = rustix::fs::fstat(&file)?;
@@ -45,11 +48,15 @@ impl Opened {
                     FileType::RegularFile => Found::There(identity(&stat)),
                     _ => Found::Unknown("it is no file".to_owned()),
                 };
+                opened.lasting = lasting_of(&file)?;
                 opened.file = Some(file);
             }
             Err(Errno::NOENT) => {}
             // Operations apply to the link itself.
-            Err(Errno::LOOP) => opened.found = opened.look(),
+            Err(Errno::LOOP) => {
+                opened.found = opened.look();
+                opened.lasting = lasting_at(&place_of(path))?;
+            }
             Err(errno) => opened.found = Found::Unknown(io::Error::from(errno).to_string()),
         }
         Ok(opened)
@@ -68,6 +75,11 @@ impl Opened {
 
     pub(super) fn found(&self) -> &Found {
         &self.found
+    }
+
+    /// What that is beyond a restart; `None`: nothing can be said of it.
+    pub(super) fn lasting(&self) -> Option<&Lasting> {
+        self.lasting.as_ref()
     }
 
     pub(super) fn file(&self) -> Option<&OwnedFd> {

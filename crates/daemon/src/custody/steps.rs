@@ -4,21 +4,24 @@ use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use lane::ControlFault;
 use migration::MigrationId;
-use migration::custody::{Book, Ending, Event, Found, Handling, Object, Owner, Step, Todo};
-use migration::journal::{ImageLocation, Place};
+use migration::custody::{
+    Book, Ending, Event, Found, Handling, KnownImage, Object, Owner, Purpose, Step, Todo,
+};
+use migration::journal::{ImageLocation, Place, Side};
 use migration::recovery::Retirement;
 
 use super::claims::add_users;
 use super::freeing::Doomed;
+use super::lasting::{exchanged, place_of};
 use super::opened::{Lock, Opened, identity_of};
-use super::{Custody, CustodyError, names};
+use super::{Custody, CustodyError};
 use crate::fail_point::{self, Step as FailStep};
-use crate::images::{fenced_path, half_made};
+use crate::images::{fenced_paths, half_made, kept_path};
 
 /// How long a lock without a visible holder is waited for: the last writes of a killed daemon can take seconds.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(6);
@@ -28,6 +31,19 @@ const LOCK_POLL: Duration = Duration::from_millis(20);
 struct Taken {
     ending: Ending,
     file: Option<OwnedFd>,
+}
+
+/// One step on one file.
+struct Order<'a> {
+    step: Step,
+    owner: &'a Owner,
+    path: &'a Path,
+    /// It must be this file.
+    only: Option<&'a File>,
+    /// What is tried, as a verb.
+    operation: &'static str,
+    /// Which name it has afterwards, and what for; `None`: none.
+    to: Option<(&'a Path, Purpose)>,
 }
 
 impl Custody {
@@ -59,7 +75,8 @@ impl Custody {
         made: Option<&File>,
         owner: &Owner,
     ) -> Result<(), CustodyError> {
-        let taken = self.handle(Step::Discard, owner, path, made, "delete", Opened::unlink)?;
+        let order = Order { step: Step::Discard, owner, path, only: made, operation: "delete", to: None };
+        let taken = self.handle(order, Opened::unlink)?;
         // The name is gone for good. Its space is freed slowly, because a guest may be writing beside it.
         if let Some(file) = taken.file {
             Doomed::of(file).free();
@@ -68,49 +85,82 @@ impl Custody {
     }
 
     /// Deletes or keeps a source image whose volume has moved away in `migration`; succeeds if it is gone. A device
-    /// and a server's export stay, because the journal has fenced them. After an error the image stays, or is kept
-    /// because a program uses it.
+    /// and a server's export stay, because the journal has fenced them. Returns the name under which the image is kept.
+    /// After an error the image stays, or is kept because a program uses it.
     pub(crate) fn retire(
         &self,
         image: &ImageLocation,
         retirement: Retirement,
         migration: MigrationId,
-    ) -> Result<(), ControlFault> {
+    ) -> Result<Option<PathBuf>, ControlFault> {
         fail_point::before(FailStep::Retire);
-        match (image.place.file().map(Path::new), retirement) {
-            (Some(path), Retirement::Delete) => self.delete_or_fence(path, migration)?,
-            (Some(path), Retirement::Keep) => self.fence(path, migration)?,
-            (None, _) => {}
-        }
+        let kept = match (image.place.file().map(Path::new), retirement) {
+            (Some(path), Retirement::Delete) => {
+                self.delete_or_fence(path, migration)?;
+                None
+            }
+            (Some(path), Retirement::Keep) => Some(self.fence(path, migration)?),
+            (None, _) => None,
+        };
         fail_point::after(FailStep::Retire);
-        Ok(())
+        Ok(kept)
+    }
+
+    /// Checks that the names of what a migration has filled here lead there: until then its source is the only copy with a name.
+    fn confirm_targets(&self, migration: MigrationId) -> Result<(), CustodyError> {
+        // A target of an earlier program is not recorded.
+        let targets: Vec<Place> = self.read(|state| {
+            let known = state.migrations.get(&migration).filter(|known| known.side == Side::OneHost);
+            let places =
+                known.into_iter().flat_map(|known| &known.volumes).map(|moving| &moving.target.place);
+            places.filter(|place| state.images.contains_key(place)).cloned().collect()
+        });
+        targets.iter().try_for_each(|target| match self.confirm_filled(target) {
+            Err(CustodyError::Io { .. }) => Err(exchanged(target, Step::ServeReadWrite)),
+            confirmed => confirmed,
+        })
     }
 
     /// Deletes an image, or renames it if that is refused, so that nothing starts from it.
     fn delete_or_fence(&self, path: &Path, migration: MigrationId) -> Result<(), ControlFault> {
-        match self.delete(path, &Owner::Migration(migration)) {
-            Err(CustodyError::Refused { refused, .. }) => {
-                self.fence(path, migration)?;
-                let kept = fenced_path(path, migration);
-                let detail = format!("{refused}; it is kept as {}", kept.display());
+        let confirmed = self.confirm_targets(migration);
+        match confirmed.and_then(|()| self.delete(path, &Owner::Migration(migration))) {
+            Err(why @ CustodyError::Refused { .. }) => {
+                let kept = self.fence(path, migration)?;
+                let detail = format!("{why}; it is kept as {}", kept.display());
                 Err(ControlFault { operation: "delete", path: path.display().to_string(), detail })
             }
             deleted => Ok(deleted?),
         }
     }
 
-    /// Renames an image that its volume has left in `migration`, so that no autostart finds it.
-    fn fence(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
-        let fenced = fenced_path(path, migration);
+    /// Renames an image that its volume has left in `migration`: no autostart finds it. Returns its name.
+    fn fence(&self, path: &Path, migration: MigrationId) -> Result<PathBuf, CustodyError> {
         let owner = Owner::Migration(migration);
-        let rename = |opened: &Opened| opened.rename_to_free(name_of(&fenced)?);
-        self.handle(Step::Fence, &owner, path, None, "rename", rename).map(drop)
+        let is_free = |fenced: &PathBuf| {
+            fenced.symlink_metadata().is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+        };
+        for fenced in fenced_paths(path, migration).filter(is_free) {
+            let rename = |opened: &Opened| opened.rename_to_free(name_of(&fenced)?);
+            let to = Some((fenced.as_path(), Purpose::Kept(migration)));
+            let order = Order { step: Step::Fence, owner: &owner, path, only: None, operation: "rename", to };
+            match self.handle(order, rename) {
+                Ok(Taken { ending: Ending::Taken, .. }) => return Ok(fenced),
+                // It was renamed before.
+                Ok(Taken { ending: Ending::Gone, .. }) => {
+                    return Ok(self.read(|state| kept_path(state, path, migration)));
+                }
+                // A file has come to the name meanwhile.
+                Err(error) if error.is_taken() => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Err(CustodyError::io("rename", path, io::ErrorKind::AlreadyExists.into()))
     }
 
     /// Renames an image in its folder, durably, if the new name is free; returns whether there was an image.
     pub(crate) fn rename(&self, from: &Path, to: &Path, owner: &Owner) -> Result<Ending, CustodyError> {
-        let rename = |opened: &Opened| opened.rename_to_free(name_of(to)?);
-        Ok(self.handle(Step::Rename, owner, from, None, "rename", rename)?.ending)
+        self.rename_only(from, None, to, owner)
     }
 
     /// Does the same as [`Custody::rename`], but only for the open file `image`.
@@ -121,8 +171,21 @@ impl Custody {
         to: &Path,
         owner: &Owner,
     ) -> Result<Ending, CustodyError> {
+        self.rename_only(from, Some(image), to, owner)
+    }
+
+    fn rename_only(
+        &self,
+        path: &Path,
+        only: Option<&File>,
+        to: &Path,
+        owner: &Owner,
+    ) -> Result<Ending, CustodyError> {
         let rename = |opened: &Opened| opened.rename_to_free(name_of(to)?);
-        Ok(self.handle(Step::Rename, owner, from, Some(image), "rename", rename)?.ending)
+        let purpose = self.read(|state| state.purpose_of(&place_of(to)));
+        let order =
+            Order { step: Step::Rename, owner, path, only, operation: "rename", to: Some((to, purpose)) };
+        Ok(self.handle(order, rename)?.ending)
     }
 
     /// Makes a kept image the target at `path`, in place of the empty file `reserved`. After an error both are unchanged.
@@ -140,13 +203,12 @@ impl Custody {
             if !is_reserved || reserved.metadata()?.len() != 0 {
                 return Err(io::Error::other("another file has taken its target's place"));
             }
-            opened.rename_over(name)?;
-            if let Found::There(identity) = opened.found() {
-                names::note(path, identity.clone());
-            }
-            Ok(())
+            opened.rename_over(name)
         };
-        Ok(self.handle(Step::TakeBack, &owner, kept, None, "take", take)?.ending)
+        let to = Some((path, Purpose::Use));
+        let order =
+            Order { step: Step::TakeBack, owner: &owner, path: kept, only: None, operation: "take", to };
+        Ok(self.handle(order, take)?.ending)
     }
 
     /// Checks whether a file could be deleted if the book were as `then` makes it. Changes nothing.
@@ -158,8 +220,7 @@ impl Custody {
     ) -> Result<(), CustodyError> {
         let opened = Opened::at(path).map_err(|error| CustodyError::io("open", path, error))?;
         let Some(file) = opened.file() else { return Ok(()) };
-        let place = Place::File(path.to_str().map(str::to_owned).unwrap_or_default());
-        let object = Object { place, found: opened.found().clone() };
+        let object = object_of(path, &opened);
         let mut book = self.book_about(&object);
         then(&mut book);
         add_users(&mut book, Step::Discard, owner, file, &object);
@@ -169,46 +230,31 @@ impl Custody {
         }
     }
 
-    /// Takes one step on one file, in the order of [`Handling`]. With `only`, it must be this file.
+    /// Takes one step on one file, in the order of [`Handling`].
     fn handle(
         &self,
-        step: Step,
-        owner: &Owner,
-        path: &Path,
-        only: Option<&File>,
-        operation: &'static str,
+        order: Order<'_>,
         act: impl FnOnce(&Opened) -> io::Result<()>,
     ) -> Result<Taken, CustodyError> {
+        let Order { step, owner, path, only, operation, .. } = order;
         let failed = |error| CustodyError::io(operation, path, error);
-        let place = Place::File(path.to_str().map(str::to_owned).unwrap_or_default());
         let opened = Opened::at(path).map_err(failed)?;
-        let mut handling = Handling::new(step, owner.clone(), place.clone());
+        let mut handling = Handling::new(step, owner.clone(), place_of(path));
         let (mut act, mut is_other) = (Some(act), false);
         if let (Some(only), Found::There(found)) = (only, opened.found()) {
             is_other = identity_of(only).map_err(failed)? != *found;
         }
-        // N.B. another file may have got the name since the volume was opened by it.
-        if let (Owner::Volume(_) | Owner::Migration(_), Found::There(found)) = (owner, opened.found()) {
-            is_other |= names::is_other(path, found);
-        }
         loop {
             let event = match handling.next() {
-                Ok(Todo::Open) => Event::Opened(opened.found().clone()),
+                Ok(Todo::Open) => Event::Opened(opened.found().clone(), opened.lasting().cloned()),
                 Ok(Todo::Lock) => lock(&opened, owner).map_err(failed)?,
-                Ok(Todo::Claims) => {
-                    let object = Object { place: place.clone(), found: opened.found().clone() };
-                    let mut book = self.book_about(&object);
-                    if let Some(file) = opened.file() {
-                        add_users(&mut book, step, owner, file, &object);
-                        self.add_open_chains(&mut book, step, file, &object);
-                    }
-                    Event::Gathered(book)
-                }
+                Ok(Todo::Claims) => Event::Gathered(self.book_of_step(&order, &opened)),
                 // N.B. if the file was made here, another file with its name does not count.
                 Ok(Todo::Compare) if is_other => Event::Compared(Found::Gone),
                 Ok(Todo::Compare) => Event::Compared(opened.look()),
                 Ok(Todo::Act) => {
                     if let Some(act) = act.take() {
+                        self.note_name(&order, &opened)?;
                         act(&opened).map_err(failed)?;
                     }
                     Event::Acted
@@ -219,8 +265,9 @@ impl Custody {
                     Event::Synced
                 }
                 Err(Ok(ending)) => {
-                    if matches!(step, Step::Discard | Step::Fence | Step::Rename) {
-                        names::forget(path);
+                    // A name that is remembered too long refuses what comes to it, and nothing worse.
+                    if let Err(error) = self.forget(path) {
+                        tracing::warn!(%error, "a name that nothing has is remembered");
                     }
                     return Ok(Taken { ending, file: opened.into_file() });
                 }
@@ -229,6 +276,32 @@ impl Custody {
             handling.handle_event(event);
         }
     }
+
+    fn book_of_step(&self, order: &Order<'_>, opened: &Opened) -> Book {
+        let object = object_of(order.path, opened);
+        let mut book = self.book_about(&object);
+        if let Some(file) = opened.file() {
+            add_users(&mut book, order.step, order.owner, file, &object);
+            self.add_open_chains(&mut book, order.step, file, &object);
+        }
+        // Whether it is that file is compared by itself.
+        if let (Some(_), Some(lasting)) = (order.only, object.lasting) {
+            book.mean(&object.place, lasting);
+        }
+        book
+    }
+
+    /// Notes which name a file is about to have. **N.B.** Durable before it has it: a restart finds it under either.
+    fn note_name(&self, order: &Order<'_>, opened: &Opened) -> Result<(), CustodyError> {
+        let (Some((to, purpose)), Some(lasting)) = (order.to, opened.lasting().cloned()) else {
+            return Ok(());
+        };
+        self.note(&place_of(to), KnownImage { lasting, purpose })
+    }
+}
+
+fn object_of(path: &Path, opened: &Opened) -> Object {
+    Object { place: place_of(path), found: opened.found().clone(), lasting: opened.lasting().cloned() }
 }
 
 /// Locks the open file. Waits for a lock without a visible holder.

@@ -104,10 +104,15 @@ fn images_are_discarded_and_retired_again_and_again() {
     let fenced = fenced_path(&path, MigrationId(7));
     assert!(fenced.ends_with("a.img.moved-m7"));
     assert_eq!((path.exists(), std::fs::read(&fenced).unwrap()), (false, b"old".to_vec()));
-    // Another image never overwrites a kept one.
+    // A kept image is never overwritten by another one, and none stays under the name of a live one.
     std::fs::write(&path, b"new").unwrap();
-    retire(Retirement::Keep).unwrap_err();
-    assert_eq!(std::fs::read(&fenced).unwrap(), b"old");
+    let other = retire(Retirement::Keep).unwrap().unwrap();
+    assert!(other.ends_with("a.img.moved-m7-2") && !path.exists());
+    assert_eq!(
+        (std::fs::read(&fenced).unwrap(), std::fs::read(&other).unwrap()),
+        (b"old".to_vec(), b"new".to_vec())
+    );
+    std::fs::write(&path, b"third").unwrap();
     retire(Retirement::Delete).unwrap();
     assert!(!path.exists());
 }
@@ -213,7 +218,7 @@ fn a_file_that_came_into_the_place_of_a_reserved_one_is_nobodys_to_delete() {
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
     let kept = image(folder.path(), "v.img.moved-m1");
     custody.take_back(&kept, &path, &reserved, MigrationId(3)).map(drop).unwrap_err();
-    super::place_made(&kept, &path, &reserved).unwrap_err();
+    custody.place_made(&kept, &path, &reserved).unwrap_err();
     assert_eq!(std::fs::read(&path).unwrap(), b"precious");
 }
 
@@ -334,4 +339,45 @@ fn a_chain_that_a_program_has_open_keeps_the_name_of_what_is_below() {
     drop(qemu);
     retire().unwrap();
     assert!(!from.exists());
+}
+
+#[test]
+fn a_file_that_came_to_the_name_of_an_image_is_not_taken_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), "v.img");
+    let custody = custody(vec![volume(location(&path))]);
+    let place = Place::File(path.display().to_string());
+    let held = || block::held::find(&path).unwrap();
+    // What is opened first is noted.
+    custody.confirm(&place, &held()).unwrap();
+    custody.confirm_filled(&place).unwrap();
+    let away = folder.path().join("away");
+    std::fs::rename(&path, &away).unwrap();
+    custody.confirm_filled(&place).unwrap_err();
+    image(folder.path(), "v.img");
+    refused(custody.confirm(&place, &held()), "another file or device has its name");
+    refused(custody.confirm_filled(&place), "another file or device has its name");
+    let to = folder.path().join("to");
+    refused(custody.rename(&path, &to, &Owner::Volume(V)), "another file or device has its name");
+    refused(custody.delete(&path, &Owner::Migration(MigrationId(7))), "served from it");
+    // Somebody says that it is.
+    assert!(custody.accept(V, &place).unwrap() && !custody.accept(V, &place).unwrap());
+    custody.confirm(&place, &held()).unwrap();
+    custody.rename(&path, &to, &Owner::Volume(V)).unwrap();
+}
+
+#[test]
+fn a_source_is_not_deleted_if_the_name_of_its_target_leads_elsewhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (image(folder.path(), "from.img"), image(folder.path(), "to.img"));
+    let custody = custody(left(&from, &to));
+    let place = Place::File(to.display().to_string());
+    custody.confirm(&place, &block::held::find(&to).unwrap()).unwrap();
+    std::fs::rename(&to, folder.path().join("away")).unwrap();
+    let fault = custody.retire(&location(&from), Retirement::Delete, MigrationId(7)).unwrap_err();
+    assert!(fault.detail.contains("it is kept as "), "{fault}");
+    let kept = fenced_path(&from, MigrationId(7));
+    assert!(kept.exists());
+    let kept = Place::File(kept.display().to_string());
+    assert!(custody.is_kept(&kept, MigrationId(7)) && !custody.is_kept(&kept, MigrationId(8)));
 }

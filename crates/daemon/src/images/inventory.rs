@@ -65,7 +65,7 @@ pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
     for (id, known) in moved {
         for (moving, name) in known.volumes.iter().zip(&known.names) {
             let Some(path) = moving.source.place.file().map(Path::new) else { continue };
-            let kept = images::fenced_path(path, *id);
+            let kept = images::kept_path(state, path, *id);
             let Some(text) = kept.to_str() else { continue };
             let is_named = kept.file_name().and_then(|name| name.to_str()).and_then(parse).is_some();
             if is_named && path.parent().is_some_and(|parent| folders.contains(parent)) {
@@ -155,11 +155,21 @@ fn folder_of(store: &Store) -> Option<&Path> {
     }
 }
 
-/// Parses the name of a kept file, `web1.img.moved-m7`.
+/// Reads the name of a kept file, `web1.img.moved-m7` or `web1.img.moved-m7-2`.
 pub(crate) fn parse(name: &str) -> Option<(&str, ImageFormat, MigrationId)> {
     let (image, migration) = name.rsplit_once(MARK)?;
     let (volume, format) = image_name(image)?;
+    // Another name was taken where the first one was not free.
+    let migration = match migration.split_once('-') {
+        Some((first, number)) if is_number(number) => first,
+        _ => migration,
+    };
     Some((volume, format, parse_id(migration).ok()?))
+}
+
+fn is_number(text: &str) -> bool {
+    let number = text.parse::<u32>().ok().filter(|number| (2..=images::FENCED_MAX).contains(number));
+    number.is_some_and(|number| number.to_string() == text)
 }
 
 /// Returns the file of a kept image, if it is one.
@@ -180,6 +190,7 @@ mod tests {
     #[test]
     fn only_names_that_migrations_give_are_those_of_kept_images() {
         assert_eq!(parse("web1.img.moved-m7"), Some(("web1", ImageFormat::Raw, MigrationId(7))));
+        assert_eq!(parse("web1.img.moved-m7-2"), Some(("web1", ImageFormat::Raw, MigrationId(7))));
         assert_eq!(
             parse("a.moved-m1.qcow2.moved-m12"),
             Some(("a.moved-m1", ImageFormat::Qcow2, MigrationId(12)))
@@ -189,6 +200,9 @@ mod tests {
             "web1.moved-m7",
             "web1.img.moved-7",
             "web1.img.moved-m07",
+            "web1.img.moved-m7-1",
+            "web1.img.moved-m7-02",
+            "web1.img.moved-m7-",
             ".img.moved-m1",
             "moved-m1",
         ] {

@@ -21,8 +21,7 @@ use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, Volume
 use nbd_protocol::UriError;
 use rustix::io::Errno;
 
-use crate::custody;
-use crate::custody::note_opened;
+use crate::custody::{self, Custody};
 use crate::error::RequestError;
 use crate::fail_point::{self, Step};
 use crate::files::folder_entries::sync_folder_of;
@@ -37,10 +36,12 @@ pub(crate) enum Allocation {
     Thick,
 }
 
-/// Opens a volume's image with the volume's size, waiting while another process has it locked. `finder` says which file may be
-/// opened. `grows_to` is the image's possible size after an interrupted growth. `on_held` is called with the process that has the
-/// lock, and returns whether to wait. Errors: [`RequestError`]: the image cannot be used, or differs from the journal.
+/// Opens a volume's image with the volume's size, waiting while another process has it locked. `custody` says whether the image is
+/// the volume's, and `finder` which file may be opened. `grows_to` is the image's possible size after an interrupted growth.
+/// `on_held` is called with the process that has the lock, and returns whether to wait. Errors: [`RequestError`]: the image cannot
+/// be used, or differs from the journal.
 pub(crate) fn open(
+    custody: &Custody,
     record: &VolumeRecord,
     grows_to: Option<u64>,
     finder: &dyn Finder,
@@ -51,6 +52,7 @@ pub(crate) fn open(
         ExportAccess::ReadOnly => Access::ReadOnly,
     };
     let opened = open_found(&record.image, access, finder, on_held)?;
+    confirm(custody, &record.image.place, &opened)?;
     if opened.size() == record.size_bytes {
         return Ok(opened);
     }
@@ -65,6 +67,14 @@ pub(crate) fn open(
         size_advice(record, opened.size()),
     );
     Err(RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail })
+}
+
+/// Checks that what was opened is the image that the journal means.
+fn confirm(custody: &Custody, place: &Place, opened: &Opened) -> Result<(), RequestError> {
+    match opened.held() {
+        Some(held) => Ok(custody.confirm(place, held)?),
+        None => Ok(()),
+    }
 }
 
 /// Returns what to do about an image that does not have the size of its volume.
@@ -110,15 +120,10 @@ pub(crate) fn open_found(
         (Place::File(path) | Place::Device(path), ImageFormat::Raw) => {
             let opened = Image::open_found(Path::new(path), access, finder, on_held)?;
             check_kind(&image.place, opened.kind())?;
-            if matches!(image.place, Place::File(_)) {
-                note_opened(Path::new(path), opened.held());
-            }
             Ok(opened.into())
         }
         (Place::File(path), ImageFormat::Qcow2) => {
-            let opened = Qcow2Image::open_found(Path::new(path), access, finder, on_held)?;
-            note_opened(Path::new(path), opened.held());
-            Ok(opened.into())
+            Ok(Qcow2Image::open_found(Path::new(path), access, finder, on_held)?.into())
         }
         (Place::Nbd(uri), ImageFormat::Raw) => {
             let parsed = uri.parse().map_err(|error: UriError| RequestError::Invalid(error.to_string()))?;
@@ -140,6 +145,7 @@ pub(crate) fn at_once(_: &Holder) -> Patience {
 /// file. A thick one has all its space when this returns. With `chain` it gets the same backing file as the source. After an
 /// error the caller deletes the file.
 pub(crate) fn make_target(
+    custody: &Custody,
     image: &ImageLocation,
     reserved: Option<&File>,
     size: u64,
@@ -152,7 +158,7 @@ pub(crate) fn make_target(
             let path = Path::new(image.place.name());
             match image.format {
                 ImageFormat::Raw => size_file(file, path, size)?,
-                ImageFormat::Qcow2 => put_qcow2(path, file, size, chain)?,
+                ImageFormat::Qcow2 => put_qcow2(custody, path, file, size, chain)?,
             }
             if allocation == Allocation::Thick {
                 allocate(image, size)?;
@@ -161,10 +167,10 @@ pub(crate) fn make_target(
             let synced = file.sync_all().and_then(|()| sync_folder_of(path));
             synced.map_err(|error| RequestError::storage("sync", path, &error))?;
             let content = if chain.is_some() { TargetContent::Backing } else { TargetContent::Zero };
-            (open_whole(image, Access::ReadWrite, at_once)?, content)
+            (open_own(custody, image)?, content)
         }
         None => {
-            let store = open_whole(image, Access::ReadWrite, at_once)?;
+            let store = open_own(custody, image)?;
             (narrow(store, &image.place, size)?, TargetContent::Unknown)
         }
     };
@@ -178,11 +184,12 @@ pub(crate) fn make_target(
 
 /// Opens the target of a migration that a restart resumes, with what was copied. Changes nothing.
 pub(crate) fn open_target_again(
+    custody: &Custody,
     image: &ImageLocation,
     size: u64,
     allocation: api::Allocation,
 ) -> Result<MigrationTarget, RequestError> {
-    let opened = open_whole(image, Access::ReadWrite, at_once)?;
+    let opened = open_own(custody, image)?;
     let store = match image.place {
         // A file with another size is another file, which the lane refuses.
         Place::File(_) => opened,
@@ -194,6 +201,13 @@ pub(crate) fn open_target_again(
     };
     // If its missing set turns out to be unknown, it may hold anything.
     Ok(MigrationTarget { store, content: TargetContent::Unknown, zeroes })
+}
+
+/// Opens the target of a migration, which nobody else may hold.
+fn open_own(custody: &Custody, image: &ImageLocation) -> Result<Opened, RequestError> {
+    let opened = open_whole(image, Access::ReadWrite, at_once)?;
+    confirm(custody, &image.place, &opened)?;
+    Ok(opened)
 }
 
 /// Makes a new image file that reads as zeroes. After an error there is no file.
@@ -251,15 +265,20 @@ fn size_file(file: &File, path: &Path, size: u64) -> Result<(), RequestError> {
 }
 
 /// Puts an empty qcow2 image in place of the empty file that has kept its name.
-fn put_qcow2(path: &Path, reserved: &File, size: u64, chain: Option<&TopLayer>) -> Result<(), RequestError> {
+fn put_qcow2(
+    custody: &Custody,
+    path: &Path,
+    reserved: &File,
+    size: u64,
+    chain: Option<&TopLayer>,
+) -> Result<(), RequestError> {
     let new = new_path(path);
     custody::clear_unfinished(&new).map_err(|error| RequestError::storage("delete", &new, &error))?;
     match chain {
         None => drop(create_file(&new, ImageFormat::Qcow2, size)?),
         Some(top) => drop(Qcow2Image::create(&new, size, &top.options())?),
     }
-    let placed = custody::place_made(&new, path, reserved);
-    placed.map_err(|error| RequestError::storage("make", path, &error))
+    Ok(custody.place_made(&new, path, reserved)?)
 }
 
 /// Allocates all the space that an image will need; it reads as zeroes before and after.

@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use chronicle::{Generation, StayId};
 use migration::VolumeId;
+use migration::custody::{DeviceName, KnownImage, Lasting, Purpose};
 use migration::journal::{
-    Doubt, Entry, HostList, ImageLocation, MigratingVolume, MigrationState, NamedHost, Outcome, Promotion,
-    Record, ReservedContent, Restored, RestoredMore, Side, Stage, State, VolumeRecord, VolumeState,
+    Doubt, Entry, HostList, ImageLocation, MigratingVolume, MigrationState, NamedHost, Outcome, Place,
+    Promotion, Record, ReservedContent, Restored, RestoredMore, Side, Stage, State, VolumeRecord,
+    VolumeState,
 };
 use serde_json::{Map, Value, json};
 
@@ -273,6 +275,8 @@ pub(super) fn record(record: &Record) -> Value {
         Record::GrewElsewhere { volume, size_bytes } => {
             about("grew-elsewhere", json!({ "volume": volume.to_string(), "size_bytes": size_bytes }))
         }
+        Record::ImageKnown { place, known } => about("image-known", image_known(place, known)),
+        Record::ImageForgotten { place } => about("image-forgotten", json!({ "place": place.name() })),
         Record::Hollow { migration, hollow } => {
             let missing =
                 hollow.manifests.iter().map(|(volume, manifest)| (volume.to_string(), manifest.units));
@@ -352,6 +356,22 @@ fn image(image: &ImageLocation) -> Value {
         "place": image.place.name(),
         "format": image.format.name(),
     })
+}
+
+fn image_known(place: &Place, known: &KnownImage) -> Value {
+    let is = match &known.lasting {
+        Lasting::File { inode, born } => {
+            json!({ "inode": inode, "born_s": born.map(|(seconds, _)| seconds) })
+        }
+        Lasting::Device { name: DeviceName::Own(number), .. } => json!({ "device": number }),
+        Lasting::Device { name: DeviceName::Position(position), .. } => json!({ "position": position }),
+    };
+    let purpose = match known.purpose {
+        Purpose::Use => "use".to_owned(),
+        Purpose::Kept(migration) => format!("kept by {migration}"),
+        Purpose::Passing => "passing".to_owned(),
+    };
+    json!({ "place": place.name(), "is": is, "purpose": purpose })
 }
 
 fn outcome(outcome: &Outcome) -> Value {

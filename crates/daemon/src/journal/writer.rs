@@ -242,6 +242,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         match record {
             Record::Snapshot(_)
             | Record::ReservationLifted { .. }
+            | Record::ImageKnown { .. }
+            | Record::ImageForgotten { .. }
             | Record::Restored(_)
             | Record::RestoredMore(_) => {}
             Record::VolumeAdded(record) => volumes.extend([record.volume]),
@@ -284,11 +286,12 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         migrations: migrations.into_iter().collect(),
         next_migration: state.next_migration,
         moved: volumes.iter().filter_map(|id| Some((*id, state.moved.get(id)?.clone()))).collect(),
-        // No record contradicts a fence, a branch, or an origin.
+        // No record contradicts a fence, a branch, an origin, or what an image is.
         reservations: BTreeMap::new(),
         branches: BTreeMap::new(),
         origins: BTreeMap::new(),
         fillings: BTreeMap::new(),
+        images: BTreeMap::new(),
         restored: state.restored.clone(),
     }
 }
@@ -322,6 +325,8 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         | Record::RestoredForgotten { .. }
         | Record::RestoredMore(_)
         | Record::DepartureConfirmed { .. }
+        | Record::ImageKnown { .. }
+        | Record::ImageForgotten { .. }
         | Record::OriginKnown { .. } => return None,
     })
 }

@@ -65,7 +65,7 @@ async fn carry_out(custody: &Custody, step: Step, migration: MigrationId) -> Res
     let custody = custody.clone();
     let done = tokio::task::spawn_blocking(move || match step {
         Step::Discard(image) => Ok(custody.discard(&image, &Owner::Migration(migration))?),
-        Step::Retire(image, retirement) => custody.retire(&image, retirement, migration),
+        Step::Retire(image, retirement) => custody.retire(&image, retirement, migration).map(drop),
         // Its session is made when the volumes are served.
         Step::Commit(_) | Step::Resume(_) => Ok(()),
     });

@@ -43,8 +43,13 @@ fn state_with(path: &Path) -> State {
     state
 }
 
-fn settle(store: &Store, state: &State) {
-    store.settle(&Custody::of_state(state.clone()), state).unwrap();
+/// Settles a store in which these files are of the journal.
+fn settle(store: &Store, state: &State, made: &[&Path]) {
+    let custody = Custody::of_state(state.clone());
+    for path in made {
+        custody.note_made(path, std::fs::File::open(path).unwrap()).unwrap();
+    }
+    store.settle(&custody, state).unwrap();
 }
 
 #[test]
@@ -55,10 +60,13 @@ fn interrupted_changes_are_completed_or_undone_as_the_journal_says() {
     let image = image_path(store);
     for staged in [new_path(&image), removed_path(&image)] {
         std::fs::write(&staged, b"abc").unwrap();
-        settle(store, &state_with(&image));
+        settle(store, &state_with(&image), &[&staged]);
         assert_eq!((staged.exists(), std::fs::read(&image).unwrap()), (false, b"abc".to_vec()));
         std::fs::rename(&image, &staged).unwrap();
-        settle(store, &State::default());
+        // Nothing says that it is Sterna's.
+        settle(store, &State::default(), &[]);
+        assert!(staged.exists());
+        settle(store, &State::default(), &[&staged]);
         assert_eq!((staged.exists(), image.exists()), (false, false));
     }
 }
@@ -81,12 +89,14 @@ fn files_of_others_are_left_alone() {
         std::fs::write(folder.path().join(name), b"abc").unwrap();
     }
     std::fs::write(folder.path().join("empty.txt"), b"").unwrap();
-    std::fs::write(folder.path().join("reserved.img"), b"").unwrap();
-    settle(store, &State::default());
-    for name in kept.into_iter().chain(["empty.txt"]) {
+    std::fs::write(folder.path().join("empty.img"), b"").unwrap();
+    let reserved = folder.path().join("reserved.img");
+    std::fs::write(&reserved, b"").unwrap();
+    settle(store, &State::default(), &[&reserved]);
+    for name in kept.into_iter().chain(["empty.txt", "empty.img"]) {
         assert!(folder.path().join(name).exists(), "{name}");
     }
-    assert!(!folder.path().join("reserved.img").exists());
+    assert!(!reserved.exists());
 }
 
 #[test]

@@ -15,7 +15,7 @@ use tokio::sync::oneshot;
 use crate::custody::Custody;
 use crate::fail_point;
 use crate::images::replicas::{self, Facts};
-use crate::images::{self, far, half_made};
+use crate::images::{far, half_made};
 use crate::journal::{Journal, step_of};
 use crate::migrations::history::Histories;
 use crate::migrations::registry::Migrations;
@@ -189,11 +189,8 @@ impl Control for LaneControl {
         // N.B. only once all of the VM's memory has gone: its hypervisor here has the missing pages.
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
-            custody.retire(&image, retirement, migration)?;
-            if let (Retirement::Keep, Some((facts, stay)), Some(path)) =
-                (retirement, facts, image.place.file())
-            {
-                let kept = images::fenced_path(std::path::Path::new(path), migration);
+            let kept = custody.retire(&image, retirement, migration)?;
+            if let (Some((facts, stay)), Some(kept)) = (facts, kept) {
                 if !chronicles.vouches(stay) {
                     tracing::warn!(path = %kept.display(), "the kept image may lack writes: a flush of it failed, or could not \
                         be recorded; the return will copy everything");
@@ -203,6 +200,11 @@ impl Control for LaneControl {
             }
             Ok(())
         })
+    }
+
+    fn confirm(&self, image: &ImageLocation) -> Option<LaneFuture<Result<(), ControlFault>>> {
+        let (custody, place) = (self.custody.clone(), image.place.clone());
+        Some(self.run(image, "confirm", move || Ok(custody.confirm_filled(&place)?)))
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {

@@ -19,7 +19,7 @@ use futures_util::future::{Either, select};
 use migration::journal::{ImageLocation, MigrationState, Outcome, Promotion};
 use migration::message::{ToSource, ToTarget};
 use migration::source::Moves;
-use migration::target::{TargetAction, TargetEvent, Wrote};
+use migration::target::{FlushResult, TargetAction, TargetEvent, Wrote};
 use migration::{MigrationId, Target, VolumeIndex};
 use tracing::warn;
 
@@ -197,6 +197,7 @@ impl TargetDriver {
                     self.failing = Some((detail, gone.collect()));
                     self.order_all(TargetOrder::CloseAndCount);
                 }
+                Some(Heard::Confirmed(volume, order)) => self.order(volume, order),
                 Some(Heard::Changes(volume, changes)) => self.changes_counted(now, volume, changes),
                 None => self.target.handle_timeout(now),
             }
@@ -220,11 +221,13 @@ impl TargetDriver {
         match action {
             TargetAction::Flush { volume, attempt } => {
                 self.is_trying = true;
-                self.order(volume, TargetOrder::Flush(attempt));
+                let fault = TargetEvent::Flushed { volume, attempt, result: FlushResult::Failed };
+                self.order_confirmed(volume, TargetOrder::Flush(attempt), move |_| fault);
             }
             TargetAction::FlushHollow { volume, attempt, manifest } => {
                 self.is_trying = true;
-                self.order(volume, TargetOrder::FlushHollow(attempt, manifest));
+                let fault = TargetEvent::Flushed { volume, attempt, result: FlushResult::Failed };
+                self.order_confirmed(volume, TargetOrder::FlushHollow(attempt, manifest), move |_| fault);
             }
             TargetAction::Commit { commit, records } => {
                 let committed = self.control.commit(records);
@@ -254,7 +257,29 @@ impl TargetDriver {
         if self.participants.get(volume.as_usize()).is_some_and(TargetParticipant::is_gone) {
             let _ = self.sender.unbounded_send(gone(volume));
         }
-        self.order(volume, order);
+        self.order_confirmed(volume, order, move |detail| TargetEvent::StartFailed { volume, detail });
+    }
+
+    /// Has an order carried out if the name of the volume's image leads to what was filled. `fault`: what it comes to otherwise.
+    fn order_confirmed(
+        &self,
+        volume: VolumeIndex,
+        order: TargetOrder,
+        fault: impl FnOnce(String) -> TargetEvent + 'static,
+    ) {
+        let image = self.images.get(volume.as_usize());
+        let Some(confirmed) = image.and_then(|image| self.control.confirm(image)) else {
+            return self.order(volume, order);
+        };
+        self.spawn(async move {
+            match confirmed.await {
+                Ok(()) => Heard::Confirmed(volume, order),
+                Err(error) => {
+                    warn!(%error, "a target is neither promised nor used");
+                    Heard::Target(fault(error.to_string()))
+                }
+            }
+        });
     }
 
     /// Lets the VM run. If it does not run, finds out whether it has written anything.

@@ -50,6 +50,8 @@ pub(crate) enum TargetOrder {
 #[derive(Clone, Debug)]
 pub(crate) enum Heard {
     Target(TargetEvent),
+    /// The name of a volume's image leads to what was filled: the order may be carried out.
+    Confirmed(VolumeIndex, TargetOrder),
     VmDoesNotRun(String),
     Changes(VolumeIndex, u64),
 }

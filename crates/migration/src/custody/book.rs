@@ -1,9 +1,12 @@
 //! The book of all claims; it decides whether a step may be taken.
 
+use std::collections::BTreeMap;
 use std::fmt;
 
 use super::claim::{Claim, Kind};
+use super::lasting::{KnownImage, Lasting, Purpose, Verdict, judge};
 use super::rules;
+use super::stack::Stack;
 use super::step::{Owner, Step};
 use crate::identity::{MigrationId, VolumeId};
 use crate::journal::{ImageLocation, MigrationState, Place, ReservedContent, Side, State};
@@ -43,12 +46,18 @@ pub struct Object {
     pub place: Place,
     /// The image under that name. For a file: the identity of the open descriptor.
     pub found: Found,
+    /// What that is beyond a restart; `None`: nobody can tell.
+    pub lasting: Option<Lasting>,
 }
 
 /// All claims that are known at this host.
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     claims: Vec<Claim>,
+    /// Which image the journal means by a name.
+    images: BTreeMap<Place, KnownImage>,
+    /// What is above and below images. One that is not here is only itself.
+    stacks: BTreeMap<Identity, Stack>,
 }
 
 /// The permission to take one step on one image. Only [`Book::ask`] returns one.
@@ -71,7 +80,7 @@ pub struct Refused {
 impl Book {
     /// Returns the claims that follow from the journal. [`Book::identify`] adds the identities.
     pub fn of_journal(state: &State) -> Self {
-        let mut book = Self::default();
+        let mut book = Self { images: state.images.clone(), ..Self::default() };
         for known in state.volumes.values() {
             let record = &known.record;
             book.claim(&record.image, Kind::Served { volume: record.volume, name: record.name.clone() });
@@ -135,6 +144,11 @@ impl Book {
         });
     }
 
+    /// What somebody holds open is what they mean by its name.
+    pub fn mean(&mut self, place: &Place, lasting: Lasting) {
+        self.images.insert(place.clone(), KnownImage { lasting, purpose: Purpose::Passing });
+    }
+
     /// Adds a claim that the journal does not know.
     pub fn add(&mut self, claim: Claim) {
         self.claims.push(claim);
@@ -154,7 +168,45 @@ impl Book {
 
     /// Returns the claims on an object, regardless of the step.
     pub fn claims_on<'a>(&'a self, object: &'a Object) -> impl Iterator<Item = &'a Claim> {
-        self.claims.iter().filter(move |claim| claim.is_on(object))
+        self.claims.iter().filter(move |claim| self.is_on(claim, object))
+    }
+
+    /// Notes what is above and below an image.
+    pub fn stand(&mut self, identity: Identity, stack: Stack) {
+        self.stacks.insert(identity, stack);
+    }
+
+    /// Tells whether a claim is on an object: by name, or because they have bytes in common.
+    fn is_on(&self, claim: &Claim, object: &Object) -> bool {
+        // What is not known may be about anything.
+        if let Kind::Unknown { .. } = claim.kind {
+            return true;
+        }
+        let has_common_bytes = match (&claim.found, &object.found) {
+            (Found::There(one), Found::There(other)) => one == other || self.overlap(one, other),
+            _ => false,
+        };
+        claim.place == object.place || has_common_bytes && !broken(Bug::ClaimsByNameAlone)
+    }
+
+    fn overlap(&self, one: &Identity, other: &Identity) -> bool {
+        match (self.stacks.get(one), self.stacks.get(other)) {
+            (Some(one), Some(other)) => one.overlaps(other),
+            _ => false,
+        }
+    }
+
+    /// What keeps a file from being the image that the journal means by its name.
+    fn doubt(&self, object: &Object) -> Option<Kind> {
+        // What a server exports is known to the server.
+        if !matches!(object.found, Found::There(_)) || matches!(object.place, Place::Nbd(_)) {
+            return None;
+        }
+        match judge(self.images.get(&object.place), object.lasting.as_ref()) {
+            Verdict::Confirmed => None,
+            Verdict::Unrecorded => Some(Kind::Unrecorded),
+            Verdict::Exchanged => Some(Kind::Exchanged),
+        }
     }
 
     /// Decides whether `owner` may take `step`.
@@ -191,25 +243,13 @@ impl Book {
                 claims.push(claim.kind.clone());
             }
         }
+        if let Some(kind) = self.doubt(object).filter(|kind| rules::refuses(kind, step, owner)) {
+            claims.push(kind);
+        }
         if let (Found::Unknown(why), false) = (&object.found, *owner == Owner::Maker) {
             claims.push(Kind::Unknown { why: why.clone() });
         }
         if claims.is_empty() { Ok(permit()) } else { Err(Refused { step, claims }) }
-    }
-}
-
-impl Claim {
-    /// Returns whether the claim is on an object: by name, or by identity.
-    pub fn is_on(&self, object: &Object) -> bool {
-        // An unknown claim may be about any image.
-        if let Kind::Unknown { .. } = self.kind {
-            return true;
-        }
-        let by_identity = match (&self.found, &object.found) {
-            (Found::There(one), Found::There(other)) => one == other,
-            _ => false,
-        };
-        self.place == object.place || by_identity && !broken(Bug::ClaimsByNameAlone)
     }
 }
 

@@ -89,6 +89,10 @@ pub enum Kind {
         /// The program that holds it.
         holder: String,
     },
+    /// Its name is one that the journal knows, and it is not the image that the journal means by it.
+    Exchanged,
+    /// The journal does not say of it that it is the image which Sterna gave this name.
+    Unrecorded,
     /// A lookup failed, so the users of the image are not known.
     Unknown {
         /// The lookup that failed, and the reason.
@@ -130,6 +134,15 @@ impl fmt::Display for Kind {
                 "volume \"{name}\" of the restored journal waits for it (sterna volume show {name})"
             ),
             Self::Foreign { holder } => write!(f, "{holder} uses it"),
+            Self::Exchanged => write!(
+                f,
+                "another file or device has its name than the one that Sterna used; put that back, or, if this one is to be the volume's \
+                 (a backup that was put back): sterna volume promote NAME --exchanged"
+            ),
+            Self::Unrecorded => write!(
+                f,
+                "the journal does not say that it is the file which Sterna gave this name; look what it is, and delete it by hand"
+            ),
             Self::Unknown { why } => write!(f, "its users are unknown: {why}"),
         }
     }

@@ -10,6 +10,7 @@
 
 use super::book::{Book, Found, Object, Refused};
 use super::claim::{Claim, Kind};
+use super::lasting::Lasting;
 use super::step::{Owner, Step};
 use crate::journal::Place;
 use crate::planted::{Bug, broken};
@@ -50,8 +51,8 @@ pub enum Todo {
 /// The result of the caller's last action.
 #[derive(Debug)]
 pub enum Event {
-    /// The image to which the name led, by the open descriptor.
-    Opened(Found),
+    /// What the name led to, by the open descriptor, and what that is beyond a restart.
+    Opened(Found, Option<Lasting>),
     /// The image is locked, or a part of Sterna that counts as a claim holds it.
     Locked,
     /// A program other than this daemon holds it.
@@ -78,7 +79,7 @@ pub enum Ending {
 impl Handling {
     /// Begins a step on the image at `place`.
     pub fn new(step: Step, owner: Owner, place: Place) -> Self {
-        let object = Object { place, found: Found::Gone };
+        let object = Object { place, found: Found::Gone, lasting: None };
         Self { step, owner, object, holder: None, at: At::Doing(Todo::Open) }
     }
 
@@ -97,8 +98,8 @@ impl Handling {
     pub fn handle_event(&mut self, event: Event) {
         let At::Doing(todo) = self.at else { return };
         self.at = match (todo, event) {
-            (Todo::Open, Event::Opened(found)) => {
-                self.object.found = found;
+            (Todo::Open, Event::Opened(found, lasting)) => {
+                (self.object.found, self.object.lasting) = (found, lasting);
                 match &self.object.found {
                     Found::Gone => At::Doing(Todo::Sync),
                     Found::Unknown(why) => At::Ended(Err(self.refused(Kind::Unknown { why: why.clone() }))),
@@ -126,7 +127,7 @@ impl Handling {
 
     fn decide(&self, mut book: Book) -> At {
         if let Some(holder) = self.holder.clone() {
-            let Object { place, found } = self.object.clone();
+            let Object { place, found, .. } = self.object.clone();
             book.add(Claim { kind: Kind::Foreign { holder }, place, found });
         }
         match book.ask(self.step, &self.owner, &self.object) {

@@ -22,6 +22,8 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
         Kind::Kept { .. } => against_kept(step, owner),
         Kind::Stale { .. } => is_service(step) && *owner != Owner::Administrator(Word::Insists),
         Kind::HalfMade => against_half_made(step, owner),
+        Kind::Exchanged => against_exchanged(step, owner) && !broken(Bug::ExchangedTaken),
+        Kind::Unrecorded => *owner == Owner::Housekeeping && !broken(Bug::UnrecordedClearedAway),
         Kind::Restored { volume, .. } => !is_of_volume(owner, *volume) || !matches!(step, Step::Restore),
     }
 }
@@ -95,6 +97,17 @@ fn against_half_made(step: Step, owner: &Owner) -> bool {
         // A volume that is being filled is served from it. The restoration checks marks by itself.
         Owner::Volume(_) => matches!(step, Step::GiveBack),
         _ => is_service(step),
+    }
+}
+
+/// What has the name is not what is meant. An administrator who serves it by that name means what is there.
+fn against_exchanged(step: Step, owner: &Owner) -> bool {
+    match owner {
+        Owner::Maker => false,
+        Owner::Administrator(word) => step == Step::Discard && *word == Word::Plain,
+        // Of a journal that was put back the file is examined first, and recorded then.
+        Owner::Volume(_) => step != Step::Restore,
+        Owner::Migration(_) | Owner::Housekeeping => true,
     }
 }
 

@@ -17,7 +17,22 @@ fn file(inode: u64) -> Found {
 }
 
 fn object(path: &str, inode: u64) -> Object {
-    Object { place: Place::File(path.to_owned()), found: file(inode) }
+    Object { place: Place::File(path.to_owned()), found: file(inode), lasting: Some(lasting(inode)) }
+}
+
+fn lasting(inode: u64) -> Lasting {
+    Lasting::File { inode, born: Some((5, 0)) }
+}
+
+/// That the file has the name by Sterna.
+fn recorded(path: &str, inode: u64) -> Record {
+    let known = KnownImage { lasting: lasting(inode), purpose: Purpose::Use };
+    Record::ImageKnown { place: Place::File(path.to_owned()), known }
+}
+
+/// The book of a journal that knows two files, and nobody that uses them.
+fn nobodys() -> Book {
+    Book::of_journal(&state(vec![recorded("/a", 1), recorded("/b", 2)]))
 }
 
 fn volume(id: VolumeId, path: &str) -> Record {
@@ -51,7 +66,7 @@ fn book(state: &State, files: &[(&str, u64)]) -> Book {
 }
 
 fn claimed(kind: Kind) -> Book {
-    let mut book = Book::default();
+    let mut book = nobodys();
     book.add(Claim { kind, place: Place::File("/a".into()), found: file(1) });
     book
 }
@@ -86,12 +101,13 @@ fn all_owners() -> [Owner; 7] {
 #[test]
 fn unknown_refuses_every_step_of_every_owner() {
     let unknown = claimed(Kind::Unknown { why: "the store is not mounted".into() });
-    let nobody = Book::default();
+    let nobody = nobodys();
     for step in Step::ALL {
         for owner in all_owners() {
             // An unknown claim counts against every object.
             assert!(unknown.ask(step, &owner, &object("/other", 7)).is_err(), "{step:?} {owner:?}");
-            let dark = Object { place: Place::File("/a".into()), found: Found::Unknown("EIO".into()) };
+            let found = Found::Unknown("EIO".into());
+            let dark = Object { place: Place::File("/a".into()), found, lasting: None };
             assert!(nobody.ask(step, &owner, &dark).is_err(), "{step:?} {owner:?}");
             assert!(nobody.ask(step, &owner, &object("/a", 1)).is_ok(), "{step:?} {owner:?}");
         }
@@ -123,7 +139,7 @@ fn what_is_served_or_stood_on_or_read_elsewhere_is_never_lost_by_anybodys_step()
 
 #[test]
 fn claims_hold_by_name_and_by_identity() {
-    let known = state(vec![volume(V, "/a")]);
+    let known = state(vec![volume(V, "/a"), recorded("/b", 2)]);
     let book = book(&known, &[("/a", 1)]);
     for (path, inode) in [("/a", 1), ("/link", 1), ("/a", 2)] {
         let refused = book.ask(Step::Discard, &Owner::Housekeeping, &object(path, inode)).unwrap_err();
@@ -227,9 +243,9 @@ fn a_step_is_taken_on_what_was_opened_locked_and_asked_about() {
     let begin = || Handling::new(Step::Discard, Owner::Housekeeping, place());
     let mut handling = begin();
     for (todo, event) in [
-        (Todo::Open, Event::Opened(file(1))),
+        (Todo::Open, Event::Opened(file(1), Some(lasting(1)))),
         (Todo::Lock, Event::Locked),
-        (Todo::Claims, Event::Gathered(Book::default())),
+        (Todo::Claims, Event::Gathered(nobodys())),
         (Todo::Compare, Event::Compared(file(1))),
         (Todo::Act, Event::Acted),
         (Todo::Sync, Event::Synced),
@@ -241,22 +257,22 @@ fn a_step_is_taken_on_what_was_opened_locked_and_asked_about() {
 
     // Another file has taken the name.
     let mut exchanged = begin();
-    exchanged.handle_event(Event::Opened(file(1)));
+    exchanged.handle_event(Event::Opened(file(1), Some(lasting(1))));
     exchanged.handle_event(Event::Locked);
-    exchanged.handle_event(Event::Gathered(Book::default()));
+    exchanged.handle_event(Event::Gathered(nobodys()));
     exchanged.handle_event(Event::Compared(file(2)));
     assert!(exchanged.next().unwrap_err().is_err());
 
     // A foreign program holds it.
     let mut held = begin();
-    held.handle_event(Event::Opened(file(1)));
+    held.handle_event(Event::Opened(file(1), Some(lasting(1))));
     held.handle_event(Event::Held("qemu-img (process 7)".into()));
-    held.handle_event(Event::Gathered(Book::default()));
+    held.handle_event(Event::Gathered(nobodys()));
     let refused = held.next().unwrap_err().unwrap_err();
     assert!(refused.to_string().contains("qemu-img (process 7) uses it"), "{refused}");
 
     let mut gone = begin();
-    gone.handle_event(Event::Opened(Found::Gone));
+    gone.handle_event(Event::Opened(Found::Gone, None));
     gone.handle_event(Event::Synced);
     assert_eq!(gone.next().unwrap_err(), Ok(Ending::Gone));
 }
@@ -319,7 +335,7 @@ fn an_image_that_its_volume_has_left_gets_another_name_also_if_some_chain_cannot
     for kind in [kept, dark.clone()] {
         known.add(Claim { kind, place: place.clone(), found: found.clone() });
     }
-    let (own, image) = (Owner::Migration(MigrationId(0)), Object { place, found });
+    let (own, image) = (Owner::Migration(MigrationId(0)), Object { place, found, lasting: None });
     known.ask(Step::Fence, &own, &image).unwrap();
     assert_eq!(known.ask(Step::Discard, &own, &image).unwrap_err().claims, [dark]);
     known.ask(Step::Fence, &Owner::Migration(MigrationId(5)), &image).unwrap_err();
@@ -338,4 +354,56 @@ fn what_an_export_is_stood_on_by_is_not_taken_away() {
             assert!(book.ask(step, &owner, &object("/a", 1)).is_ok(), "{owner:?} {step:?}");
         }
     }
+}
+
+#[test]
+fn a_file_that_came_to_the_name_of_an_image_is_nobodys_to_change_but_an_administrators() {
+    let book = nobodys();
+    let exchanged = object("/a", 7);
+    let changing: Vec<Step> = Step::ALL.into_iter().filter(|step| *step != Step::Restore).collect();
+    for step in changing {
+        for owner in [Owner::Volume(V), Owner::Migration(MigrationId(0)), Owner::Housekeeping] {
+            let refused = book.ask(step, &owner, &exchanged).unwrap_err();
+            assert_eq!(refused.claims, [Kind::Exchanged], "{step:?} {owner:?}");
+            assert!(refused.to_string().contains("sterna volume promote NAME --exchanged"), "{refused}");
+            book.ask(step, &owner, &object("/a", 1)).unwrap();
+        }
+    }
+    let by_name = Owner::Administrator(Word::Plain);
+    book.ask(Step::Discard, &by_name, &exchanged).unwrap_err();
+    book.ask(Step::ServeReadWrite, &by_name, &exchanged).unwrap();
+    // What nothing is recorded of, the daemon does not clear away by itself.
+    let unrecorded = object("/c", 3);
+    let refused = book.ask(Step::Discard, &Owner::Housekeeping, &unrecorded).unwrap_err();
+    assert_eq!(refused.claims, [Kind::Unrecorded]);
+    book.ask(Step::Discard, &by_name, &unrecorded).unwrap();
+    // An image of which nothing can be said any more is not taken for the one that was.
+    let dark = Object { lasting: None, ..object("/a", 1) };
+    assert_eq!(book.ask(Step::Discard, &Owner::Volume(V), &dark).unwrap_err().claims, [Kind::Exchanged]);
+}
+
+#[test]
+fn a_name_is_known_for_as_long_as_somebody_uses_it() {
+    let place = |path: &str| Place::File(path.to_owned());
+    let kept = KnownImage { lasting: lasting(3), purpose: Purpose::Kept(MigrationId(0)) };
+    let passing = KnownImage { lasting: lasting(4), purpose: Purpose::Passing };
+    let mut journal = state(vec![
+        volume(V, "/a"),
+        recorded("/a", 1),
+        recorded("/b", 2),
+        outgoing(""),
+        Record::ImageKnown { place: place("/kept"), known: kept },
+        Record::ImageKnown { place: place("/new"), known: passing },
+    ]);
+    // A restart knows the same.
+    let entry = Entry { at_unix_ms: 0, records: journal.snapshot() };
+    let mut again = State::default();
+    again.apply(&entry).unwrap();
+    assert_eq!(again, journal);
+    journal.apply(&Entry { at_unix_ms: 0, records: vec![Record::VolumeRemoved { volume: V }] }).unwrap();
+    let names: Vec<&str> = journal.images.keys().map(Place::name).collect();
+    assert_eq!(names, ["/a", "/kept", "/new"], "the migration that leaves it has not ended");
+    let forgotten = Record::ImageForgotten { place: place("/new") };
+    journal.apply(&Entry { at_unix_ms: 0, records: vec![forgotten] }).unwrap();
+    assert!(!journal.images.contains_key(&place("/new")));
 }

@@ -9,6 +9,7 @@ use super::image::{ImageLocation, Place};
 use super::origin::Origin;
 use super::restored::{Restored, RestoredMore};
 use super::side::{Promotion, Side};
+use crate::custody::KnownImage;
 use crate::identity::{Attempt, MigrationId, VolumeId};
 
 /// One commit: records that become durable together, with the time.
@@ -202,6 +203,18 @@ pub enum Record {
         volume: VolumeId,
         /// The size in bytes.
         size_bytes: u64,
+    },
+    /// What image has a name: nothing else under that name is taken for it, also after a restart. Also behind a snapshot.
+    ImageKnown {
+        /// The name.
+        place: Place,
+        /// What image, and what for.
+        known: KnownImage,
+    },
+    /// Nothing that Sterna knows has this name.
+    ImageForgotten {
+        /// The name.
+        place: Place,
     },
 }
 

@@ -215,6 +215,8 @@ impl State {
         known.record.generation = generation;
         known.stay = StayId::Arrived(stay.0);
         self.reservations.remove(&known.record.image.place);
+        // Since the backup it may have come to another file of that name: the one that was examined is its image.
+        self.images.remove(&known.record.image.place);
         self.moved.remove(&volume);
         self.volumes.insert(volume, known);
         self.next_migration = self.next_migration.max(stay.0 + 1);
@@ -224,6 +226,7 @@ impl State {
     pub(super) fn forget_restored(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {
         self.take_restored(volume)?;
         self.forget_origins();
+        self.forget_images();
         Ok(())
     }
 

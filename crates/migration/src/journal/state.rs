@@ -13,6 +13,7 @@ use super::restored::Restored;
 use super::side::{Branch, Moved, Promotion, Side};
 use super::stage::Stage;
 use crate::authority::is_needed;
+use crate::custody::KnownImage;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 use crate::planted::{Bug, broken};
 
@@ -43,6 +44,9 @@ pub struct State {
     /// The open questions since this journal was restored from a backup; `None` if it never was. In records behind the snapshot.
     #[serde(skip)]
     pub restored: Option<Restored>,
+    /// Which image has which name. As above.
+    #[serde(skip)]
+    pub images: BTreeMap<Place, KnownImage>,
 }
 
 /// A volume that this host serves.
@@ -167,6 +171,7 @@ impl State {
                     resizing_to: None,
                 };
                 self.reservations.remove(&record.image.place);
+                self.use_images([&record.image.place]);
                 self.moved.remove(&record.volume);
                 let origin = if record.image.is_adopted() { Origin::Given } else { Origin::Made };
                 self.volumes.insert(record.volume, volume);
@@ -178,6 +183,7 @@ impl State {
                 // former host.
                 self.fillings.retain(|known, filling| known != volume || filling.is_given_up);
                 self.forget_origins();
+                self.forget_images();
             }
             Record::MigrationStarted { migration, volumes, keep_source, side } => {
                 self.start(at_unix_ms, *migration, volumes, *keep_source, side);
@@ -242,6 +248,7 @@ impl State {
                 state.is_cancelled = false;
                 self.forget_hollows();
                 self.forget_origins();
+                self.forget_images();
             }
             Record::MovedForgotten { volume } => {
                 self.forget_moved(*volume)?;
@@ -271,6 +278,12 @@ impl State {
                 self.migration(*migration)?.is_cancelled = true;
             }
             Record::GrewElsewhere { volume, size_bytes } => self.grew_elsewhere(*volume, *size_bytes),
+            Record::ImageKnown { place, known } => {
+                self.images.insert(place.clone(), known.clone());
+            }
+            Record::ImageForgotten { place } => {
+                self.images.remove(place);
+            }
         }
         Ok(())
     }
@@ -308,6 +321,7 @@ impl State {
         };
         // From here on the place may hold a partial copy, and its earlier content is gone.
         self.reserve_targets(migration, &state, ReservedContent::HalfMade);
+        self.use_images(volumes.iter().map(|moving| &moving.target.place));
         self.migrations.insert(migration, state);
         self.next_migration = self.next_migration.max(migration.0 + 1);
         self.forget_ended();

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use migration::VolumeId;
-use migration::custody::{Found, Identity};
+use migration::custody::{DeviceName, Found, Identity, Lasting};
 use migration::journal::Place;
 use migration::stay::Look;
 
@@ -49,6 +49,10 @@ pub(super) struct Files {
     strangers: Vec<Stranger>,
     /// Files of others, which must stay untouched.
     precious: BTreeSet<ObjectId>,
+    /// Files that somebody has put under the names of images, and that nobody has said to be theirs.
+    owned_by_others: BTreeSet<ObjectId>,
+    /// Numbers of files that got those of others.
+    inodes: BTreeMap<ObjectId, u64>,
     pub(super) marks: BTreeSet<String>,
     pub(super) locked: Option<ObjectId>,
     made: ObjectId,
@@ -62,6 +66,8 @@ impl Files {
             objects: BTreeMap::new(),
             strangers: Vec::new(),
             precious: BTreeSet::new(),
+            owned_by_others: BTreeSet::new(),
+            inodes: BTreeMap::new(),
             marks: BTreeSet::new(),
             locked: None,
             made: 0,
@@ -112,6 +118,52 @@ impl Files {
     pub(super) fn identity(&self, object: ObjectId) -> Identity {
         let is_device = self.at(DEVICES[0]) == Some(object);
         if is_device { Identity::Device(object) } else { Identity::File { device: 1, inode: object } }
+    }
+
+    /// What is there beyond a restart. A file that was made anew may have the number of one that is gone.
+    pub(super) fn lasting(&self, name: &str) -> Option<Lasting> {
+        let object = self.at(name)?;
+        if DEVICES.contains(&name) {
+            let name = DeviceName::Own("one".to_owned());
+            return Some(Lasting::Device { name, seen: None });
+        }
+        let inode = self.inodes.get(&object).copied().unwrap_or(object);
+        Some(Lasting::File { inode, born: Some((i64::try_from(object).ok()?, 0)) })
+    }
+
+    /// Somebody copies another file to the name of one, which moves away; the copy may get the number of a file that is gone. Returns
+    /// what is there then.
+    pub(super) fn swap(&mut self, name: &str) -> Option<ObjectId> {
+        let object = self.names.remove(name)?;
+        let other = self.make(name, None);
+        if self.random.percent(50) {
+            self.inodes.insert(other, self.inodes.get(&object).copied().unwrap_or(object));
+        } else {
+            self.names.insert(format!("/t/away-{other}"), object);
+        }
+        self.owned_by_others.insert(other);
+        Some(other)
+    }
+
+    /// Somebody makes a file of their own.
+    pub(super) fn put_of_others(&mut self, name: &str) {
+        let object = self.make(name, None);
+        self.owned_by_others.insert(object);
+    }
+
+    /// Files that somebody else has put under the names of images.
+    pub(super) fn is_of_others(&self, object: ObjectId) -> bool {
+        self.owned_by_others.contains(&object)
+    }
+
+    /// Nobody remembers whose files are.
+    pub(super) fn forget_others(&mut self) {
+        self.owned_by_others.clear();
+    }
+
+    /// Somebody has said that a file is the image.
+    pub(super) fn accept(&mut self, object: ObjectId) {
+        self.owned_by_others.remove(&object);
     }
 
     pub(super) fn appearance(&self, name: &str) -> Option<Look> {
@@ -177,7 +229,8 @@ impl Files {
     pub(super) fn wronged(&self) -> Vec<String> {
         let is_linked = |object: &ObjectId| self.names.values().any(|other| other == object);
         let lost = self.precious.iter().filter(|object| !is_linked(object));
-        let lost = lost.map(|object| format!("file {object} of somebody else is gone"));
+        let swapped = self.owned_by_others.iter().filter(|object| !is_linked(object));
+        let lost = lost.chain(swapped).map(|object| format!("file {object} of somebody else is gone"));
         let strangers = self.strangers.iter().filter(|stranger| {
             !is_linked(&stranger.object) || self.content(stranger.object) != Some(stranger.sees)
         });

@@ -2,7 +2,8 @@
 
 use chronicle::Generation;
 use migration::custody::{
-    Book, Claim, Ending, Event, Found, Handling, Kind, Object, Owner, Step, Todo, Word, completed_by,
+    Book, Claim, Ending, Event, Found, Handling, Kind, KnownImage, Object, Owner, Purpose, Step, Todo, Word,
+    completed_by,
 };
 use migration::filling::Manifest;
 use migration::journal::{
@@ -18,7 +19,7 @@ use super::{Reservoir, Serving, World};
 const PEER: HostId = HostId([9; 32]);
 const ATTEMPT: Attempt = Attempt(1);
 
-enum Act<'a> {
+pub(super) enum Act<'a> {
     Unlink,
     Rename(&'a str),
 }
@@ -38,26 +39,30 @@ impl World {
             85..=87 => self.a_stranger_opens(),
             88..=89 => self.files.close_strangers(),
             90..=92 => self.files.change_light(),
-            93..=96 => self.release(),
+            93..=95 => self.release(),
+            96 => self.exchange_target(),
             _ => self.restart(),
         }
     }
 
     /// Takes a step on a file as the daemon's custody does; returns whether it was permitted.
-    fn carry_out(&mut self, step: Step, owner: &Owner, name: &str, act: &Act<'_>) -> bool {
+    pub(super) fn carry_out(&mut self, step: Step, owner: &Owner, name: &str, act: &Act<'_>) -> bool {
         let place = place_of(name);
         let mut handling = Handling::new(step, owner.clone(), place.clone());
         let opened = self.files.at(name);
         let end = loop {
             let event = match handling.next() {
-                Ok(Todo::Open) => Event::Opened(self.files.look(&place)),
+                Ok(Todo::Open) => Event::Opened(self.files.look(&place), self.files.lasting(name)),
                 Ok(Todo::Lock) => self.lock(opened),
                 Ok(Todo::Claims) => Event::Gathered(self.book(step, owner, name, opened)),
                 Ok(Todo::Compare) => Event::Compared(self.files.look(&place)),
                 Ok(Todo::Act) => {
                     match act {
                         Act::Unlink => self.files.unlink(name),
-                        Act::Rename(to) => self.files.rename(name, to),
+                        Act::Rename(to) => {
+                            self.note_name(name, to, step);
+                            self.files.rename(name, to);
+                        }
                     }
                     Event::Acted
                 }
@@ -79,9 +84,33 @@ impl World {
         self.check();
         self.files.forget_precious();
         self.say(|| format!("{step:?} of {name} for {owner:?}: {end:?}"));
+        if end.is_ok() && self.state.images.get(&place).is_some_and(|known| known.purpose != Purpose::Use) {
+            self.commit(vec![Record::ImageForgotten { place }]);
+        }
         self.taken += u64::from(end == Ok(Ending::Taken));
         self.refused += u64::from(end.is_err());
         end == Ok(Ending::Taken)
+    }
+
+    /// Notes which name a file is about to have.
+    fn note_name(&mut self, from: &str, to: &str, step: Step) {
+        let Some(lasting) = self.files.lasting(from) else { return };
+        let migration = self
+            .state
+            .unfinished()
+            .find(|(_, known)| known.volumes.iter().any(|moving| moving.source.place.name() == from));
+        let purpose = match (step, migration) {
+            (Step::Fence, Some((migration, _))) => Purpose::Kept(migration),
+            _ => self.state.purpose_of(&place_of(to)),
+        };
+        let known = KnownImage { lasting, purpose };
+        self.commit(vec![Record::ImageKnown { place: place_of(to), known }]);
+    }
+
+    /// What the journal is to know of an image that is made or added.
+    pub(super) fn known(&self, path: &str) -> Option<Record> {
+        let known = KnownImage { lasting: self.files.lasting(path)?, purpose: Purpose::Use };
+        Some(Record::ImageKnown { place: place_of(path), known })
     }
 
     fn lock(&mut self, opened: Option<ObjectId>) -> Event {
@@ -142,7 +171,8 @@ impl World {
         let object = self.files.at(name);
         let book = self.book(step, owner, name, object);
         let found = self.files.look(&place_of(name));
-        let answer = book.ask(step, owner, &Object { place: place_of(name), found });
+        let lasting = self.files.lasting(name);
+        let answer = book.ask(step, owner, &Object { place: place_of(name), found, lasting });
         self.refused += u64::from(answer.is_err());
         answer.is_ok()
     }
@@ -185,7 +215,11 @@ impl World {
         };
         let format = if base.is_some() { ImageFormat::Qcow2 } else { ImageFormat::Raw };
         let image = ImageLocation { store: store.to_owned(), place: place_of(path), format };
-        self.commit(vec![Record::VolumeAdded(record(volume, image))]);
+        // N.B. whoever serves it by name means what is there.
+        self.files.accept(object);
+        let added = Record::VolumeAdded(record(volume, image));
+        let known = self.known(path);
+        self.commit([added].into_iter().chain(known).collect());
         self.serving.insert(volume, Serving { path: path.to_owned(), object, is_written, base });
         self.say(|| format!("{volume} is served from {path}"));
     }
@@ -289,7 +323,9 @@ impl World {
         };
         let source = ImageLocation::raw_file("b", "");
         let volumes = vec![MigratingVolume { volume, source, target: image }];
-        self.commit(vec![Record::MigrationStarted { migration, volumes, keep_source: false, side }]);
+        let started = Record::MigrationStarted { migration, volumes, keep_source: false, side };
+        let known = self.known(&path);
+        self.commit([started].into_iter().chain(known).collect());
         self.coming.insert(migration, (volume, path.clone()));
         if let Some((kept, content)) = self.kept.remove(&volume)
             && self.files.at(&kept).and_then(|object| self.files.content(object)) == Some(content)
@@ -310,7 +346,7 @@ impl World {
             return;
         };
         let summary = Summary::default();
-        if self.random.percent(30) {
+        if self.random.percent(30) || !self.is_as_filled(migration, &path) {
             let outcome = Outcome::Failed { code: FailureCode::Internal, detail: String::new() };
             self.commit(vec![Record::Discarding { migration, outcome: outcome.clone() }]);
             if self.carry_out(Step::Discard, &Owner::Migration(migration), &path, &Act::Unlink) {
@@ -380,7 +416,10 @@ impl World {
         let aside = format!("{path}.removed");
         if self.carry_out(Step::Rename, &owner, &path, &Act::Rename(&aside)) {
             self.commit(vec![Record::VolumeRemoved { volume }]);
-            self.carry_out(Step::Discard, &owner, &aside, &Act::Unlink);
+            // It may be killed before that.
+            if self.random.percent(70) {
+                self.carry_out(Step::Discard, &owner, &aside, &Act::Unlink);
+            }
         } else if let Some(object) = self.files.at(&path).filter(|object| self.is_lockable(*object)) {
             self.serving.insert(volume, Serving { path, object, is_written: true, base: None });
         }
@@ -447,6 +486,7 @@ impl World {
 
     /// Restarts the daemon. Meanwhile another program may have changed a reservoir.
     fn restart(&mut self) {
+        self.start_again();
         let touched = self.random.percent(30).then(|| self.reservoirs.values().next().cloned()).flatten();
         if let Some(touched) = touched
             && !self.files.is_held(touched.object)
@@ -463,6 +503,7 @@ impl World {
 
     /// Loses the data folder. Images marked as half-made are dropped by name.
     pub(super) fn lose_data_folder(&mut self) {
+        self.files.forget_others();
         self.state = migration::journal::State::default();
         let current: Vec<ObjectId> = self.serving.values().map(|serving| serving.object).collect();
         self.serving.clear();
@@ -482,12 +523,12 @@ impl World {
         self.one_of(&served)
     }
 
-    fn one_of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
+    pub(super) fn one_of<T: Clone>(&mut self, all: &[T]) -> Option<T> {
         if all.is_empty() { None } else { Some(all[self.random.index(all.len())].clone()) }
     }
 }
 
-fn place_of(name: &str) -> Place {
+pub(super) fn place_of(name: &str) -> Place {
     if DEVICES.contains(&name) { Place::Device(name.to_owned()) } else { Place::File(name.to_owned()) }
 }
 

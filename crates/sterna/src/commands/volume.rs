@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::{
     Client, ClientError, ImageFate, KeptBecause, NewVolume, PromoteVolume, RemoveVolume, ResizeVolume,
-    Volume, VolumeSource,
+    Volume, VolumeSource, VolumeState,
 };
 
 use crate::args::{PromoteArguments, RemoveArguments, VolumeCommand};
@@ -77,8 +77,13 @@ pub(super) async fn run(
             warn_of_overcommitment(client, &resized, format).await;
         }
         VolumeCommand::Promote(order) => {
-            let PromoteArguments { name, ticket, force, without_missing, restored, size: size_bytes } = order;
-            let request = PromoteVolume { ticket, force, without_missing, restored, size_bytes };
+            let PromoteArguments { name, store, ticket, force, without_missing, restored, exchanged, size } =
+                order;
+            let size_bytes = size;
+            let request = PromoteVolume { ticket, force, without_missing, restored, exchanged, size_bytes };
+            let Some(name) = name else {
+                return promote_store(client, &store.unwrap_or_default(), &request, format).await;
+            };
             let promoted = client.promote_volume(&name, &request).await?;
             output::print(format, &promoted, |promoted| match &promoted.filling {
                 Some(filling) => format!("{}: {}\n", promoted.name, output::filling(filling)),
@@ -162,4 +167,33 @@ async fn show_creation(client: &Client, name: &str) {
         let done = format!("copying the image: {} of {}", percent(fraction), bytes(creation.bytes_total));
         output::say_in_place(&done);
     }
+}
+
+/// Serves all volumes of a store from what has the names of their images by now.
+async fn promote_store(
+    client: &Client,
+    store: &str,
+    request: &PromoteVolume,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    let volumes = client.volumes().await?;
+    let waiting = volumes
+        .iter()
+        .filter(|volume| volume.store.as_deref() == Some(store) && volume.state == VolumeState::Failed);
+    let (mut promoted, mut exit) = (Vec::new(), Exit::Success);
+    for volume in waiting {
+        match client.promote_volume(&volume.name, request).await {
+            Ok(volume) => promoted.push(volume),
+            Err(error) => {
+                output::say(&format!("{}: {error}", volume.name));
+                exit = Exit::Refused;
+            }
+        }
+    }
+    output::print(format, &promoted, |promoted| {
+        let lines = promoted.iter().map(|volume| format!("{}: served at {}\n", volume.name, volume.uri));
+        let lines: String = lines.collect();
+        if lines.is_empty() { format!("no volume of store {store} waits for that\n") } else { lines }
+    })?;
+    Ok(exit)
 }

@@ -14,6 +14,7 @@ mod devices;
 mod errors;
 mod full;
 mod hosts;
+mod identity;
 mod journal;
 mod life;
 mod log;

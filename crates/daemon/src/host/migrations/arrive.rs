@@ -211,7 +211,7 @@ impl Host {
             let former = self.journal.read(|state| {
                 let moved = state.moved.get(&offered.volume)?;
                 let image = moved.volume.record.image.place.file()?;
-                Some(images::fenced_path(Path::new(image), moved.migration))
+                Some(images::kept_path(state, Path::new(image), moved.migration))
             });
             let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
             if let Some(former) = former {
@@ -374,8 +374,9 @@ impl Host {
             }
         };
         let (image, size, allocation) = (reserved.location.clone(), record.size_bytes, reserved.allocation);
-        let target =
-            blocking(move || opening::make_target(&image, file.as_ref(), size, allocation, None)).await?;
+        let custody = self.custody.clone();
+        let make = move || opening::make_target(&custody, &image, file.as_ref(), size, allocation, None);
+        let target = blocking(make).await?;
         Ok((self.stores.impair(&reserved.location, target.store), target.content, None))
     }
 
@@ -402,7 +403,7 @@ impl Host {
             let Some(facts) = replicas::take(&data_dir, &volume, size, &path, take).map_err(failed)? else {
                 return Ok(None);
             };
-            let opened = opening::open(&record, None, &ByName, opening::at_once)?;
+            let opened = opening::open(&custody, &record, None, &ByName, opening::at_once)?;
             Ok(Some((opened, (MigrationId(facts.departure), Generation(facts.generation)))))
         })
         .await

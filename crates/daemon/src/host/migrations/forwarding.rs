@@ -316,7 +316,8 @@ impl Host {
         let image = record.image.clone();
         let patience =
             move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
-        let opened = blocking(move || opening::open(&record, None, &finder, patience)).await?;
+        let custody = self.custody.clone();
+        let opened = blocking(move || opening::open(&custody, &record, None, &finder, patience)).await?;
         Ok(self.stores.impair(&image, opened))
     }
 

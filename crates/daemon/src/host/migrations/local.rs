@@ -174,7 +174,9 @@ impl LocalMigration {
         };
         let (image, allocation) = (reserved.location.clone(), reserved.allocation);
         let (size, chain) = (self.record.size_bytes, reserved.chain.clone());
-        let make = move || opening::make_target(&image, file.as_ref(), size, allocation, chain.as_ref());
+        let custody = self.task.host.custody.clone();
+        let make =
+            move || opening::make_target(&custody, &image, file.as_ref(), size, allocation, chain.as_ref());
         let mut target = blocking(make).await?;
         target.store = self.task.host.stores.impair(&reserved.location, target.store);
         self.target = Some(target);

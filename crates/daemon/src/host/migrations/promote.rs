@@ -33,6 +33,10 @@ const SERVED_MAX: Duration = Duration::from_secs(10);
 /// How long a lane that waits for a volume may take to end.
 const GIVEN_BACK_MAX: Duration = Duration::from_secs(10);
 const GIVEN_BACK_POLL: Duration = Duration::from_millis(50);
+/// How long it may take until a volume is served from what has the name of its image: it is tried again every few seconds.
+const TAKEN_MAX: Duration = Duration::from_secs(15);
+/// How often it is looked meanwhile.
+const TAKEN_POLL: Duration = Duration::from_millis(50);
 
 impl Host {
     /// Promotes this host's copy of a volume. Errors: [`RequestError::NotPrepared`], [`RequestError::NotPromotable`],
@@ -44,6 +48,9 @@ impl Host {
     ) -> Result<api::Volume, RequestError> {
         if order.restored {
             return self.take_restored(name, &order).await;
+        }
+        if order.exchanged {
+            return self.take_exchanged(name).await;
         }
         if order.without_missing {
             return self.give_up_missing(name, &order).await;
@@ -70,6 +77,32 @@ impl Host {
             None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
         }
         self.volumes.lane(&name).await?;
+        self.describe_volume(&name).await
+    }
+
+    /// Serves a volume from what has the name of its image by now.
+    async fn take_exchanged(self: Arc<Self>, name: String) -> Result<api::Volume, RequestError> {
+        let record = self.record_named(&name)?;
+        if let Some(Service::Serving(_)) = self.volumes.service(&name) {
+            let text = format!(
+                "\"{name}\" is served from the image that it was opened with: nothing has to be taken in its place"
+            );
+            return Err(RequestError::Invalid(text));
+        }
+        let (custody, place) = (self.custody.clone(), record.image.place.clone());
+        if !blocking(move || Ok(custody.accept(record.volume, &place)?)).await? {
+            let text =
+                format!("the image of \"{name}\" is the one that it was; see: sterna volume show {name}");
+            return Err(RequestError::Invalid(text));
+        }
+        tracing::warn!(volume = %name, image = %record.image.place, "what has the name of a volume's image is its image from now on, by order");
+        let deadline = tokio::time::Instant::now() + TAKEN_MAX;
+        while !matches!(self.volumes.service(&name), Some(Service::Serving(_)))
+            && tokio::time::Instant::now() < deadline
+        {
+            // It is tried again by itself.
+            tokio::time::sleep(TAKEN_POLL).await;
+        }
         self.describe_volume(&name).await
     }
 

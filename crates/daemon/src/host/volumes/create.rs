@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 
 use api::{NewVolume, VolumeSource};
 use block::held;
-use block::store::{Access, ImageError};
+use block::store::{Access, ImageError, Opened};
 use chronicle::{BlockSize, Generation};
 use lane::TargetContent;
 use migration::custody::{Owner, Step as CustodyStep, Word};
@@ -82,7 +82,10 @@ impl Host {
         let record = record(&name, staged.size_bytes, staged.image.clone(), export);
         let file = staged.image.place.file().map(PathBuf::from);
         let new = file.as_deref().map(new_path);
-        if let Err(fault) = self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await {
+        // N.B. together: nothing else is taken for its image, ever.
+        let added =
+            vec![Record::VolumeAdded(record.clone())].into_iter().chain(staged.known.clone()).collect();
+        if let Err(fault) = self.journal.commit(added).await {
             if let (CommitFault::NotWritten, Some(new)) = (fault, &new) {
                 self.forget_staged(new);
             }
@@ -115,16 +118,17 @@ impl Host {
             store.require_space(given.allocated_bytes)?;
             creation.bytes_total.store(given.size_bytes, Ordering::Relaxed);
         }
-        let staged = |image| Staged { image, size_bytes, _claim: claim };
+        let staged = |image, known| Staged { image, size_bytes, known, _claim: claim };
         let Some(path) = image.place.file().map(Path::new) else {
             // The content does not say who needs it: the configuration and the claims do.
             self.custody.check(CustodyStep::Zero, &Owner::Maker, &image)?;
             let target = opening::open_whole(&image, Access::ReadWrite, at_once)?;
+            let known = self.known(&image.place, &target)?;
             let target = opening::narrow(target, &image.place, size_bytes)?;
             let target = self.stores.impair(&image, target);
             let source = given.map(|given| given.opened);
             copying::fill(source, target, TargetContent::Unknown, &creation.bytes_done)?;
-            return Ok(staged(image));
+            return Ok(staged(image, known));
         };
         if path.symlink_metadata().is_ok() {
             return Err(RequestError::TargetExists { path: path.to_owned() });
@@ -133,10 +137,47 @@ impl Host {
         // The name is claimed and the store is ours, so this file is left over from a failed attempt.
         self.custody.delete(&new, &Owner::Housekeeping)?;
         fail_point::before(Step::CreateImage);
-        stage_file(&new, image.format, size_bytes, given, creation)
-            .inspect_err(|_| self.forget_staged(&new))?;
+        let made = self.stage_file(&new, &image, size_bytes, given, creation);
+        let known = made.inspect_err(|_| self.forget_staged(&new))?;
         fail_point::after(Step::CreateImage);
-        Ok(staged(image))
+        Ok(staged(image, known))
+    }
+
+    /// Makes a file under its unfinished name, and fills it; says what it is.
+    fn stage_file(
+        &self,
+        new: &Path,
+        image: &ImageLocation,
+        size_bytes: u64,
+        given: Option<GivenImage>,
+        creation: &Arc<Creation>,
+    ) -> Result<Option<Record>, RequestError> {
+        // The lock on the new image is kept while it is filled, and taken again by the lane.
+        let made = opening::create_file(new, image.format, size_bytes)?;
+        if let Some(held) = made.held() {
+            self.custody.note_made(new, held)?;
+        }
+        let known = self.known(&image.place, &made)?;
+        match given {
+            None => {}
+            Some(given) if (given.format, image.format) == (ImageFormat::Raw, ImageFormat::Raw) => {
+                let source = given.opened.held();
+                let source = source.ok_or_else(|| RequestError::Internal("a file is none".to_owned()))?;
+                // N.B. what is locked, whatever has its name by now.
+                images::copy_into(source, new, &creation.bytes_done)?;
+            }
+            Some(given) => {
+                copying::fill(Some(given.opened), made, TargetContent::Zero, &creation.bytes_done)?;
+            }
+        }
+        Ok(known)
+    }
+
+    /// What an image is that is open, for the journal.
+    pub(super) fn known(&self, place: &Place, opened: &Opened) -> Result<Option<Record>, RequestError> {
+        let Some(held) = opened.held() else { return Ok(None) };
+        let known = self.custody.record_of(place, held);
+        known.map_err(|error| RequestError::storage("look at", Path::new(place.name()), &error))
     }
 
     /// Deletes a file under its unfinished name. If that fails, the next start deletes it.
@@ -165,8 +206,8 @@ impl Host {
         })
         .await?;
         self.check_free(&image.place, fences)?;
-        let (custody, opened, finder) = (self.custody.clone(), image.clone(), self.finder_of(name));
-        let size_bytes = blocking(move || {
+        let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finder_of(name));
+        let (size_bytes, known) = blocking(move || {
             let path = opened.place.file().map(Path::new);
             if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
                 let detail =
@@ -176,18 +217,19 @@ impl Host {
                     detail: detail.to_owned(),
                 });
             }
-            custody.check(service_step(access), &Owner::Administrator(word(fences)), &opened)?;
+            host.custody.check(service_step(access), &Owner::Administrator(word(fences)), &opened)?;
             if access == Access::ReadWrite {
                 check_written_whole(&opened)?;
             }
             // Tries the lock, so that an image in use is refused. The lane takes the lock again.
             let store = opening::open_found(&opened, access, &finder, at_once)?;
             check_size(&opened, store.size())?;
-            Ok(store.size())
+            Ok((store.size(), host.known(&opened.place, &store)?))
         })
         .await?;
         let record = record(name, size_bytes, image, export);
-        self.journal.commit(vec![Record::VolumeAdded(record.clone())]).await?;
+        let added = vec![Record::VolumeAdded(record.clone())].into_iter().chain(known).collect();
+        self.journal.commit(added).await?;
         claim.created(record.volume);
         Ok(())
     }
@@ -286,31 +328,9 @@ fn service_step(access: Access) -> CustodyStep {
 struct Staged {
     image: ImageLocation,
     size_bytes: u64,
+    /// What it is, for the journal.
+    known: Option<Record>,
     _claim: StoreClaim,
-}
-
-/// Makes a file under its unfinished name, and fills it.
-fn stage_file(
-    new: &Path,
-    format: ImageFormat,
-    size_bytes: u64,
-    given: Option<GivenImage>,
-    creation: &Arc<Creation>,
-) -> Result<(), RequestError> {
-    // The new image stays locked while it is filled. The lane takes the lock again.
-    let made = opening::create_file(new, format, size_bytes)?;
-    match given {
-        None => Ok(()),
-        Some(given) if (given.format, format) == (ImageFormat::Raw, ImageFormat::Raw) => {
-            let source = given.opened.held();
-            let source = source.ok_or_else(|| RequestError::Internal("a file is none".to_owned()))?;
-            // N.B. copies the locked file, whichever file has its name by now.
-            Ok(images::copy_into(source, new, &creation.bytes_done)?)
-        }
-        Some(given) => {
-            Ok(copying::fill(Some(given.opened), made, TargetContent::Zero, &creation.bytes_done)?)
-        }
-    }
 }
 
 fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, RequestError> {

@@ -54,7 +54,9 @@ impl Host {
         let after = image.place.clone();
         let record = record(name, size_bytes, image, export);
         let origin = Record::OriginKnown { volume: record.volume, origin: Origin::Given };
-        let committed = self.journal.commit(vec![Record::VolumeAdded(record.clone()), origin]).await;
+        let known = self.known(&record.image.place, &opened)?;
+        let added = vec![Record::VolumeAdded(record.clone()), origin].into_iter().chain(known).collect();
+        let committed = self.journal.commit(added).await;
         let host = Arc::clone(self);
         blocking(move || {
             if let (Err(CommitFault::NotWritten), Some(after)) = (&committed, after.file().map(Path::new)) {

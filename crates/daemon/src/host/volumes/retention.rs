@@ -86,10 +86,14 @@ impl Host {
                     migration: kept.migration,
                     store: kept.image.store.clone(),
                     allocated_bytes: kept.allocated_bytes.unwrap_or(0),
-                    necessity: necessity(&state, &found, kept, |kept| {
-                        inventory::file_of(kept)
-                            .is_some_and(|path| replicas::is_untouched(&host.config.data_dir, &path))
-                    }),
+                    necessity: match host.custody.is_kept(&kept.image.place, kept.migration) {
+                        true => necessity(&state, &found, kept, |kept| {
+                            inventory::file_of(kept)
+                                .is_some_and(|path| replicas::is_untouched(&host.config.data_dir, &path))
+                        }),
+                        // N.B. a journal of another life gave the same numbers.
+                        false => Necessity::Needed,
+                    },
                 })
                 .collect();
             Ok(surplus(&images, &limits).into_iter().map(|at| found[at].clone()).collect::<Vec<_>>())

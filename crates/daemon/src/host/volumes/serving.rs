@@ -352,7 +352,7 @@ impl Host {
         let (name, place) = (&record.name, &record.image.place);
         let mut said = None;
         let finder = self.finder_of(name);
-        let opened = opening::open(record, grows_to, &finder, |holder| {
+        let opened = opening::open(&self.custody, record, grows_to, &finder, |holder| {
             if attempt.load(Ordering::SeqCst) {
                 return Patience::GiveUp;
             }

@@ -139,7 +139,9 @@ impl LocalMigration {
         host.note_copy_in_use(migration, &image).await;
         let (allocation, size) = (self.order.allocation, self.record.size_bytes);
         let opened = image.clone();
-        let mut target = blocking(move || opening::open_target_again(&opened, size, allocation)).await?;
+        let custody = host.custody.clone();
+        let open = move || opening::open_target_again(&custody, &opened, size, allocation);
+        let mut target = blocking(open).await?;
         target.store = host.stores.impair(&image, target.store);
         self.order = metadata.order.clone().unwrap_or_else(|| self.order.clone());
         let begun = recorded.started_unix_ms;

@@ -16,8 +16,14 @@ use crate::{Config, Daemon, Folders, read_journal};
 const VOLUME: VolumeId = VolumeId([5; 16]);
 const MIGRATION: MigrationId = MigrationId(1);
 const ATTEMPT: Attempt = Attempt(1);
-const FORCE: PromoteVolume =
-    PromoteVolume { ticket: None, force: true, without_missing: false, restored: false, size_bytes: None };
+const FORCE: PromoteVolume = PromoteVolume {
+    ticket: None,
+    force: true,
+    without_missing: false,
+    restored: false,
+    exchanged: false,
+    size_bytes: None,
+};
 
 /// A host with a journal and an image, and without a list of hosts.
 struct Stranded {

@@ -1,0 +1,296 @@
+//! What images are beyond a restart: read from the system, and noted in the journal.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::path::Path;
+
+use block::held::Held;
+use migration::custody::{
+    DeviceName, Kind, KnownImage, Lasting, Opening, Owner, Purpose, Refused, Step, Verdict, judge,
+    may_promise, opening,
+};
+use migration::journal::{Place, Record};
+use migration::{MigrationId, VolumeId};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
+
+use super::{Custody, CustodyError};
+
+/// Where the system says of devices what they are.
+const SYS: &str = "/sys";
+/// Changes with each start of the machine.
+const START: &str = "/proc/sys/kernel/random/boot_id";
+
+impl Custody {
+    /// Checks that what was opened by a name is what the journal means by it. What it knows nothing of is noted, durably.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: it is another file or device, or that cannot be noted. It is not to be served or filled.
+    pub(crate) fn confirm(&self, place: &Place, image: &Held) -> Result<(), CustodyError> {
+        let failed = |error| CustodyError::io("look at", Path::new(place.name()), error);
+        let found = lasting_of(image).map_err(failed)?;
+        match opening(self.read(|state| state.images.get(place).cloned()).as_ref(), found) {
+            Opening::Use => Ok(()),
+            Opening::Note(known) => self.note(place, known),
+            Opening::Refuse => Err(exchanged(place, Step::ServeReadWrite)),
+        }
+    }
+
+    /// Checks that a name leads to the image that was filled under it, so that it may be promised.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: what was written may be in a file that no name leads to.
+    pub(crate) fn confirm_filled(&self, place: &Place) -> Result<(), CustodyError> {
+        let found =
+            lasting_at(place).map_err(|error| CustodyError::io("find", Path::new(place.name()), error))?;
+        let known = self.read(|state| state.images.get(place).cloned());
+        if may_promise(place, known.as_ref(), found.as_ref()) {
+            Ok(())
+        } else {
+            Err(exchanged(place, Step::ServeReadWrite))
+        }
+    }
+
+    /// Tells whether a name leads to the image that this migration, of this journal, left and kept.
+    pub(crate) fn is_kept(&self, place: &Place, migration: MigrationId) -> bool {
+        let Ok(found) = lasting_at(place) else { return false };
+        let known = self.read(|state| state.images.get(place).cloned());
+        let known = known.filter(|known| known.purpose == Purpose::Kept(migration));
+        judge(known.as_ref(), found.as_ref()) == Verdict::Confirmed
+    }
+
+    /// Takes what has the name of a volume's image now for the volume's, durably: somebody has said so.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: others use it, or it cannot be noted. `Ok(false)`: it is the image that it was.
+    pub(crate) fn accept(&self, volume: VolumeId, place: &Place) -> Result<bool, CustodyError> {
+        let failed = |error| CustodyError::io("find", Path::new(place.name()), error);
+        let held = block::held::find(Path::new(place.name())).map_err(failed)?;
+        let Some(lasting) = lasting_of(&held).map_err(failed)? else {
+            return Err(failed(io::Error::other("it is neither a file nor a device")));
+        };
+        let known = KnownImage { lasting: lasting.clone(), purpose: Purpose::Use };
+        if self.read(|state| judge(state.images.get(place), Some(&lasting)) == Verdict::Confirmed) {
+            return Ok(false);
+        }
+        let (mut book, object) = self.book_for(place);
+        book.mean(place, lasting);
+        match book.ask(Step::ServeReadWrite, &Owner::Volume(volume), &object) {
+            Ok(_) => self.note(place, known).map(|()| true),
+            Err(refused) => Err(CustodyError::Refused { path: place.name().into(), refused }),
+        }
+    }
+
+    /// The record that says what image has the name, to be committed with what it is used for; `None`: nothing can be said of it.
+    ///
+    /// # Errors
+    /// The system's.
+    pub(crate) fn record_of(&self, place: &Place, image: impl AsFd) -> io::Result<Option<Record>> {
+        let known = lasting_of(image)?.map(|lasting| KnownImage { lasting, purpose: Purpose::Use });
+        Ok(known.map(|known| Record::ImageKnown { place: place.clone(), known }))
+    }
+
+    /// Notes durably what image has a name, if the journal does not say so already.
+    pub(super) fn note(&self, place: &Place, known: KnownImage) -> Result<(), CustodyError> {
+        if self.read(|state| state.images.get(place) == Some(&known)) {
+            return Ok(());
+        }
+        self.commit(place, Record::ImageKnown { place: place.clone(), known })
+    }
+
+    /// Notes durably that a new file has a name, which is not used yet.
+    pub(super) fn note_new(&self, path: &Path, file: impl AsFd) -> Result<(), CustodyError> {
+        let found = lasting_of(file).map_err(|error| CustodyError::io("look at", path, error))?;
+        let place = place_of(path);
+        match found {
+            Some(lasting) => self.note(&place, KnownImage { lasting, purpose: Purpose::Passing }),
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets a name that was given for a while, or to what was kept. That a volume or a migration has a use for a name ends in the
+    /// journal by itself.
+    pub(super) fn forget(&self, path: &Path) -> Result<(), CustodyError> {
+        let place = place_of(path);
+        let is_known =
+            self.read(|state| state.images.get(&place).is_some_and(|known| known.purpose != Purpose::Use));
+        if is_known { self.commit(&place, Record::ImageForgotten { place: place.clone() }) } else { Ok(()) }
+    }
+
+    fn commit(&self, place: &Place, record: Record) -> Result<(), CustodyError> {
+        let committed = self.commit_now(vec![record]);
+        let failed =
+            |fault| CustodyError::io("note what image is", Path::new(place.name()), io::Error::other(fault));
+        committed.map_err(failed)
+    }
+}
+
+/// Says that it is another image.
+pub(super) fn exchanged(place: &Place, step: Step) -> CustodyError {
+    CustodyError::Refused {
+        path: place.name().into(),
+        refused: Refused { step, claims: vec![Kind::Exchanged] },
+    }
+}
+
+/// The place of a file.
+pub(super) fn place_of(path: &Path) -> Place {
+    Place::File(path.to_str().map(str::to_owned).unwrap_or_default())
+}
+
+/// What is at a place, beyond a restart; `None`: nothing is, or nothing can be said of it. The last component of a file's path is not
+/// followed: its name leads to it.
+pub(super) fn lasting_at(place: &Place) -> io::Result<Option<Lasting>> {
+    let (path, flags) = match place {
+        Place::File(path) => (path, AtFlags::SYMLINK_NOFOLLOW),
+        Place::Device(path) => (path, AtFlags::empty()),
+        Place::Nbd(_) => return Ok(None),
+    };
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    Ok(lasting(&rustix::fs::statx(rustix::fs::CWD, path.as_str(), flags, wanted)?))
+}
+
+/// What is open, beyond a restart; `None`: nothing can be said of it.
+///
+/// # Errors
+/// The system's.
+pub(super) fn lasting_of(image: impl AsFd) -> io::Result<Option<Lasting>> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    Ok(lasting(&rustix::fs::statx(image, "", AtFlags::EMPTY_PATH, wanted)?))
+}
+
+fn lasting(found: &Statx) -> Option<Lasting> {
+    match FileType::from_raw_mode(found.stx_mode.into()) {
+        FileType::RegularFile | FileType::Symlink => {
+            let is_said = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
+            let born = is_said.then_some((found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
+            Some(Lasting::File { inode: found.stx_ino, born })
+        }
+        FileType::BlockDevice => device(Path::new(SYS), (found.stx_rdev_major, found.stx_rdev_minor)),
+        _ => None,
+    }
+}
+
+/// What a device is, by what is said below `sys`.
+fn device(sys: &Path, (major, minor): (u32, u32)) -> Option<Lasting> {
+    let folder = sys.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
+    let is_part = folder.join("partition").exists();
+    let whole = if is_part { folder.parent()?.to_owned() } else { folder.clone() };
+    let name = match (name_of(sys, &whole), read(&folder.join("partition"))) {
+        (name, None) => name,
+        (DeviceName::Own(name), Some(part)) => DeviceName::Own(format!("{name}, partition {part}")),
+        (DeviceName::Position(name), Some(part)) => DeviceName::Position(format!("{name}, partition {part}")),
+    };
+    let number = read(&whole.join("diskseq")).and_then(|number| number.parse().ok());
+    Some(Lasting::Device { name, seen: read(Path::new(START)).zip(number) })
+}
+
+/// By what a whole device is known that has this folder.
+fn name_of(sys: &Path, folder: &Path) -> DeviceName {
+    if let Some(file) = read(&folder.join("loop/backing_file")) {
+        return loop_over(&file, &read(&folder.join("loop/offset")).unwrap_or_default());
+    }
+    let numbers = ["dm/uuid", "md/uuid", "wwid", "device/wwid", "serial", "device/serial"];
+    if let Some((kind, number)) = numbers.iter().find_map(|name| Some((name, read(&folder.join(name))?))) {
+        return DeviceName::Own(format!("{kind} {number}"));
+    }
+    // The kernel's own name of it is in the order in which it was found; what it is connected to is not.
+    let position = folder.strip_prefix(sys.join("devices")).unwrap_or(folder);
+    let is_virtual = position.starts_with("virtual");
+    let connected = position.ancestors().find(|above| above.ends_with("block")).and_then(Path::parent);
+    let position = if is_virtual { Some(position) } else { connected };
+    DeviceName::Position(position.unwrap_or(folder).display().to_string())
+}
+
+/// A loop device is its file.
+fn loop_over(file: &str, offset: &str) -> DeviceName {
+    match lasting_at(&Place::File(file.to_owned())) {
+        Ok(Some(Lasting::File { inode, born })) => {
+            DeviceName::Own(format!("loop over file {inode} of {born:?}, from {offset}"))
+        }
+        _ => DeviceName::Position(format!("loop over {file}, from {offset}")),
+    }
+}
+
+/// One line of what the system says; `None`: nothing.
+fn read(path: &Path) -> Option<String> {
+    let text = std::fs::read_to_string(path).ok()?;
+    let text = text.trim_end_matches(['\n', '\0', ' ']);
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder as `/sys`: devices at their places, with files in them.
+    fn sys(devices: &[(&str, &str, &[(&str, &str)])]) -> tempfile::TempDir {
+        let sys = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(sys.path().join("dev/block")).unwrap();
+        for (number, path, files) in devices {
+            let folder = sys.path().join("devices").join(path);
+            for (name, content) in *files {
+                std::fs::create_dir_all(folder.join(name).parent().unwrap()).unwrap();
+                std::fs::write(folder.join(name), format!("{content}\n")).unwrap();
+            }
+            std::os::unix::fs::symlink(&folder, sys.path().join("dev/block").join(number)).unwrap();
+        }
+        sys
+    }
+
+    fn named(sys: &tempfile::TempDir, minor: u32) -> DeviceName {
+        let sys = sys.path().canonicalize().unwrap();
+        match device(&sys, (8, minor)) {
+            Some(Lasting::Device { name, .. }) => name,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_device_is_known_by_its_own_number_or_by_where_it_is_connected() {
+        let sys = sys(&[
+            ("8:0", "pci0/host0/0:0:0:0/block/sda", &[("device/wwid", "naa.5"), ("diskseq", "9")]),
+            ("8:1", "pci0/host0/0:0:0:0/block/sda/sda1", &[("partition", "1")]),
+            ("8:2", "virtual/block/dm-0", &[("dm/uuid", "LVM-abc")]),
+            ("8:3", "pci0/0000:00:05.0/virtio2/block/vdb", &[("diskseq", "10"), ("serial", "")]),
+            ("8:4", "virtual/block/ram0", &[("diskseq", "11")]),
+        ]);
+        assert_eq!(named(&sys, 0), DeviceName::Own("device/wwid naa.5".into()));
+        assert_eq!(named(&sys, 1), DeviceName::Own("device/wwid naa.5, partition 1".into()));
+        assert_eq!(named(&sys, 2), DeviceName::Own("dm/uuid LVM-abc".into()));
+        assert_eq!(named(&sys, 3), DeviceName::Position("pci0/0000:00:05.0/virtio2".into()));
+        assert_eq!(named(&sys, 4), DeviceName::Position("virtual/block/ram0".into()));
+        assert_eq!(device(sys.path(), (8, 5)), None);
+    }
+
+    #[test]
+    fn a_loop_device_is_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("disk");
+        std::fs::write(&file, b"a").unwrap();
+        let text = file.display().to_string();
+        let loops = |minor: u32, path: &'static str| {
+            let sys = sys(&[("8:0", path, &[("loop/backing_file", &text), ("loop/offset", "0")])]);
+            named(&sys, minor)
+        };
+        let before = loops(0, "virtual/block/loop3");
+        assert_eq!(before, loops(0, "virtual/block/loop4"));
+        std::fs::rename(&file, folder.path().join("away")).unwrap();
+        std::fs::write(&file, b"a").unwrap();
+        assert_ne!(before, loops(0, "virtual/block/loop3"));
+    }
+
+    #[test]
+    fn a_file_is_another_one_when_its_name_was_given_to_another() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("v.img");
+        std::fs::write(&path, b"a").unwrap();
+        let place = place_of(&path);
+        let open = std::fs::File::open(&path).unwrap();
+        let known = lasting_of(&open).unwrap().unwrap();
+        assert_eq!(lasting_at(&place).unwrap().as_ref(), Some(&known));
+        std::fs::rename(&path, folder.path().join("away")).unwrap();
+        lasting_at(&place).unwrap_err();
+        std::fs::write(&path, b"a").unwrap();
+        assert_ne!(lasting_at(&place).unwrap(), Some(known));
+    }
+}

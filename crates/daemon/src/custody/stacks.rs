@@ -1,0 +1,217 @@
+//! What devices, files and exports have in common: read from the system.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
+use std::path::{Path, PathBuf};
+
+use migration::custody::{Identity, Stack};
+use nbd_protocol::{NbdUri, Server};
+
+/// Devices that one stands on, one below the other.
+const DEPTH_MAX: usize = 32;
+/// Where the system says of devices what they stand on.
+const SYS: &str = "/sys";
+
+/// What images are above and below, as far as it was looked.
+pub(super) struct Stacks {
+    sys: PathBuf,
+    known: BTreeMap<u64, Stack>,
+}
+
+impl Stacks {
+    pub(super) fn new() -> Self {
+        Self { sys: SYS.into(), known: BTreeMap::new() }
+    }
+
+    /// What an image is above and below.
+    ///
+    /// # Errors
+    /// It cannot be looked at: it may have bytes in common with any other.
+    pub(super) fn of(&mut self, identity: &Identity) -> io::Result<Stack> {
+        match identity {
+            Identity::Device(number) => self.of_device(*number, DEPTH_MAX),
+            Identity::File { device, inode } => self.of_file(*device, *inode, DEPTH_MAX),
+            Identity::Export(uri) => of_export(uri),
+        }
+    }
+
+    fn of_file(&mut self, device: u64, inode: u64, depth: usize) -> io::Result<Stack> {
+        let mut stack = Stack::of(Identity::File { device, inode });
+        // A file system without a device of its own says so by a number without one.
+        if rustix::fs::major(device) != 0 {
+            stack.lies_in(self.of_device(device, depth)?);
+        }
+        Ok(stack)
+    }
+
+    fn of_device(&mut self, number: u64, depth: usize) -> io::Result<Stack> {
+        if let Some(known) = self.known.get(&number) {
+            return Ok(known.clone());
+        }
+        let mut stack = Stack::of(Identity::Device(number));
+        let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
+        let folder = match self.sys.join(format!("dev/block/{major}:{minor}")).canonicalize() {
+            Ok(folder) => folder,
+            // It has been taken away: it has no bytes.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(stack),
+            Err(error) => return Err(error),
+        };
+        let Some(depth) = depth.checked_sub(1) else {
+            return Err(io::Error::other("devices stand on each other too deeply"));
+        };
+        if folder.join("partition").exists() {
+            let disk = number_in(&folder.join("../dev"))?;
+            stack.lies_in(self.of_device(disk, depth)?);
+        }
+        if folder.join("loop/backing_file").exists() {
+            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let behind = block::store::file_behind(&format!("/dev/{name}"));
+            // A user who may not open the device may look at its file.
+            let (device, inode) = behind.or_else(|_| {
+                let path = std::fs::read_to_string(folder.join("loop/backing_file"))?;
+                let found = rustix::fs::stat(path.trim_end_matches('\n'))?;
+                io::Result::Ok((found.st_dev, found.st_ino))
+            })?;
+            stack.is(self.of_file(device, inode, depth)?);
+        }
+        let uuid = std::fs::read_to_string(folder.join("dm/uuid")).unwrap_or_default();
+        // Parts of a group or a disk by their makers' word; another mapping may be all of what it maps.
+        let is_part = uuid.starts_with("LVM-") || uuid.starts_with("part");
+        for below in folders_in(&folder.join("slaves"))? {
+            let below = self.of_device(number_in(&below.join("dev"))?, depth)?;
+            if is_part { stack.lies_in(below) } else { stack.is(below) }
+        }
+        self.known.insert(number, stack.clone());
+        Ok(stack)
+    }
+}
+
+fn folders_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    match std::fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        entries => entries?.map(|entry| entry.map(|entry| entry.path())).collect(),
+    }
+}
+
+/// The number of a device, as the system writes it: `8:1`.
+fn number_in(path: &Path) -> io::Result<u64> {
+    let text = std::fs::read_to_string(path)?;
+    let number = text
+        .trim_end()
+        .split_once(':')
+        .and_then(|(major, minor)| Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)));
+    number.ok_or_else(|| io::Error::other(format!("{} has no number of a device", path.display())))
+}
+
+/// An export: of each place where its server may be, by its name there. Which one is the default, its server alone knows: it may be
+/// any of them.
+fn of_export(uri: &str) -> io::Result<Stack> {
+    let parsed: NbdUri = uri.parse().map_err(io::Error::other)?;
+    // Some servers read the slash as a part of the name, and others do not.
+    let export = parsed.export.trim_start_matches('/');
+    let mut stack = Stack::of(Identity::Export(uri.to_owned()));
+    for end in ends_of(&parsed.server)? {
+        let server = Identity::Export(end.clone());
+        match export {
+            "" => stack.whole.insert(server),
+            export => {
+                stack.whole.insert(Identity::Export(format!("{end} {export}")));
+                stack.below.insert(server)
+            }
+        };
+    }
+    Ok(stack)
+}
+
+/// Where a server may be.
+fn ends_of(server: &Server) -> io::Result<Vec<String>> {
+    match server {
+        Server::Unix(path) => Ok(vec![match rustix::fs::stat(path) {
+            Ok(found) => format!("socket {}:{}", found.st_dev, found.st_ino),
+            // Nobody listens there; whoever will is known by that name.
+            Err(_) => format!("socket {}", path.display()),
+        }]),
+        Server::Tcp { host, port } => {
+            let found = (host.as_str(), *port)
+                .to_socket_addrs()
+                .map_err(|error| io::Error::other(format!("where {host} is cannot be found out: {error}")))?;
+            Ok(found.map(|address| end_at(address.ip(), *port)).collect())
+        }
+    }
+}
+
+/// All addresses of this host are one place.
+fn end_at(address: IpAddr, port: u16) -> String {
+    let address = address.to_canonical();
+    let is_here = address.is_loopback() || address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok();
+    if is_here { format!("here {port}") } else { format!("{address} {port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_spellings_of_an_export_overlap_and_two_exports_do_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, link) = (folder.path().join("nbd.sock"), folder.path().join("link"));
+        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+        std::os::unix::fs::symlink(&socket, &link).unwrap();
+        let unix = |path: &Path, export: &str| NbdUri::unix(path, export).to_string();
+        let same = [
+            ("nbd://127.0.0.1:10809/x".to_owned(), "nbd://127.0.0.1/x".to_owned()),
+            ("nbd://localhost/x".to_owned(), "nbd://127.0.0.1/x".to_owned()),
+            ("nbd://[::1]/x".to_owned(), "nbd://127.0.0.1/x".to_owned()),
+            ("nbd://127.0.0.1/x".to_owned(), "nbd://127.0.0.1//x".to_owned()),
+            ("nbd://127.0.0.1/x".to_owned(), "nbd://127.0.0.1/".to_owned()),
+            (unix(&socket, "x"), unix(&link, "x")),
+        ];
+        for (one, other) in same {
+            assert!(of_export(&one).unwrap().overlaps(&of_export(&other).unwrap()), "{one} {other}");
+        }
+        let apart = [
+            ("nbd://127.0.0.1/x".to_owned(), "nbd://127.0.0.1/y".to_owned()),
+            ("nbd://127.0.0.1/x".to_owned(), "nbd://127.0.0.1:10810/x".to_owned()),
+            ("nbd://192.0.2.1/x".to_owned(), "nbd://192.0.2.2/x".to_owned()),
+            (unix(&socket, "x"), unix(&socket, "y")),
+        ];
+        for (one, other) in apart {
+            assert!(!of_export(&one).unwrap().overlaps(&of_export(&other).unwrap()), "{one} {other}");
+        }
+    }
+
+    /// Devices by number: where they are, and what is said of them.
+    #[test]
+    fn a_partition_lies_in_its_disk_and_a_mapping_is_what_it_maps() {
+        let folder = tempfile::tempdir().unwrap();
+        let sys = folder.path().canonicalize().unwrap();
+        std::fs::create_dir_all(sys.join("dev/block")).unwrap();
+        let add = |number: &str, path: &str, files: &[(&str, &str)]| {
+            let device = sys.join("devices").join(path);
+            for (name, content) in [&[("dev", number)], files].concat() {
+                std::fs::create_dir_all(device.join(name).parent().unwrap()).unwrap();
+                std::fs::write(device.join(name), content).unwrap();
+            }
+            std::os::unix::fs::symlink(&device, sys.join("dev/block").join(number)).unwrap();
+        };
+        add("8:0", "sda", &[]);
+        add("8:1", "sda/sda1", &[("partition", "1")]);
+        add("8:2", "sda/sda2", &[("partition", "2")]);
+        add("252:0", "dm-0", &[("dm/uuid", "CRYPT-a"), ("slaves/sda1/dev", "8:1")]);
+        add("252:1", "dm-1", &[("dm/uuid", "LVM-a"), ("slaves/sda2/dev", "8:2")]);
+        add("252:2", "dm-2", &[("dm/uuid", "LVM-b"), ("slaves/sda2/dev", "8:2")]);
+        let mut stacks = Stacks { sys, known: BTreeMap::new() };
+        let mut of = |major, minor| stacks.of(&Identity::Device(rustix::fs::makedev(major, minor))).unwrap();
+        let (disk, one, two) = (of(8, 0), of(8, 1), of(8, 2));
+        let (crypt, first, second) = (of(252, 0), of(252, 1), of(252, 2));
+        for (upper, lower) in
+            [(&one, &disk), (&crypt, &one), (&crypt, &disk), (&first, &two), (&first, &disk)]
+        {
+            assert!(upper.overlaps(lower), "{upper:?} {lower:?}");
+        }
+        for (upper, lower) in [(&one, &two), (&crypt, &two), (&first, &second), (&crypt, &first)] {
+            assert!(!upper.overlaps(lower), "{upper:?} {lower:?}");
+        }
+    }
+}
