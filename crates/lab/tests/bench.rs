@@ -1,6 +1,8 @@
 //! Tests of short benchmarks: the shape of their output, the errors for missing programs, and that nothing is left behind. They
 //! need fio and qemu-storage-daemon. The benchmark of links needs root, and is left out without it.
 
+#![expect(clippy::unwrap_used, clippy::panic, reason = "the whole file is tests and their support")]
+
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -388,7 +388,7 @@ impl Chronicler {
                 match forgotten.await {
                     Ok(()) => self.stay.borrow_mut().forgotten(forgetting),
                     Err(error) => {
-                        warn!(%volume, %error, "the record of the volume's copies cannot be deleted")
+                        warn!(%volume, %error, "the record of the volume's copies cannot be deleted");
                     }
                 }
             }

@@ -112,8 +112,8 @@ impl Headers {
 impl Stamp {
     fn of(stat: &Stat) -> Self {
         Self {
-            written: (stat.st_mtime, stat.st_mtime_nsec as u64),
-            changed: (stat.st_ctime, stat.st_ctime_nsec as u64),
+            written: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
             size: stat.st_size,
         }
     }

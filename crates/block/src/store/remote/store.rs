@@ -225,7 +225,7 @@ impl RemoteStore {
             };
             // Each extent covers something, so this ends.
             for nbd_protocol::reply::Extent { length, state } in told {
-                let length = u64::from(length).min(rest.length);
+                let length = length.min(rest.length);
                 push_extent(&mut extents, ByteRange::new(rest.offset, length), kind_of(state));
                 rest = ByteRange::new(rest.offset + length, rest.length - length);
             }
