@@ -33,7 +33,7 @@ const END_WAIT_MAX: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug)]
 pub(crate) struct Audit {
     queue: SyncSender<Message>,
-    state: Arc<State>,
+    state: Arc<LogCounters>,
 }
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ enum Message {
 
 /// The counters of the log.
 #[derive(Debug, Default)]
-pub(crate) struct State {
+pub(crate) struct LogCounters {
     written: AtomicU64,
     lost: AtomicU64,
     /// Whether the latest line was lost, so that the loss is logged once.
@@ -148,7 +148,7 @@ impl Audit {
     }
 }
 
-impl State {
+impl LogCounters {
     fn write(&self, lines: u64) {
         self.written.fetch_add(lines, Ordering::Relaxed);
         if self.is_losing.swap(false, Ordering::Relaxed) {

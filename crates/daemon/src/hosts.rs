@@ -45,10 +45,10 @@ pub(crate) struct Hosts {
     receiver: Arc<dyn Receiver>,
     /// `Err` holds why the list could not be loaded.
     known: Result<Arc<Known>, String>,
-    state: Mutex<State>,
+    state: Mutex<EndpointState>,
 }
 
-enum State {
+enum EndpointState {
     NoIdentity,
     Running(Arc<Endpoint>, Identity),
     /// The identity exists but cannot be used.
@@ -96,7 +96,7 @@ impl Hosts {
             config: config.hosts.clone(),
             receiver,
             known: known.map_err(|error| crate::error::with_causes(&error)),
-            state: Mutex::new(State::NoIdentity),
+            state: Mutex::new(EndpointState::NoIdentity),
         };
         match Identity::load(&hosts.identity_folder) {
             Ok(identity) => hosts.run(identity),
@@ -217,13 +217,13 @@ impl Hosts {
     /// Returns this host's identity; `None`: it has none.
     pub(crate) fn own(&self) -> Option<migration::HostId> {
         match &*self.lock() {
-            State::Running(_, identity) => Some(migration::HostId(identity.id().0)),
+            EndpointState::Running(_, identity) => Some(migration::HostId(identity.id().0)),
             _ => None,
         }
     }
 
     pub(crate) fn is_own_name(&self, name: &str) -> bool {
-        matches!(&*self.lock(), State::Running(_, identity) if identity.name() == name)
+        matches!(&*self.lock(), EndpointState::Running(_, identity) if identity.name() == name)
     }
 
     /// Returns the names of all other hosts, for messages.
@@ -241,8 +241,8 @@ impl Hosts {
 
     /// Ends all sessions. May block for a second or two.
     pub(crate) fn stop(&self) {
-        let before = std::mem::replace(&mut *self.lock(), State::Stopped);
-        if let State::Running(endpoint, _) = before {
+        let before = std::mem::replace(&mut *self.lock(), EndpointState::Stopped);
+        if let EndpointState::Running(endpoint, _) = before {
             endpoint.stop();
         }
     }
@@ -252,7 +252,7 @@ impl Hosts {
             Ok(known) => Arc::clone(known),
             Err(problem) => {
                 let problem = problem.clone();
-                *self.lock() = State::Failed { identity: Some(identity), problem };
+                *self.lock() = EndpointState::Failed { identity: Some(identity), problem };
                 return;
             }
         };
@@ -265,7 +265,7 @@ impl Hosts {
             Ok(endpoint) => {
                 // Connects before connections are needed, so that `host list` shows whether it is possible.
                 peers.iter().for_each(|peer| drop(endpoint.session(peer)));
-                *self.lock() = State::Running(Arc::new(endpoint), identity);
+                *self.lock() = EndpointState::Running(Arc::new(endpoint), identity);
             }
             Err(error) => self.fail(Some(identity), &error),
         }
@@ -274,7 +274,7 @@ impl Hosts {
     fn fail(&self, identity: Option<Identity>, error: &dyn std::error::Error) {
         let problem = crate::error::with_causes(error);
         tracing::warn!(%problem, "other hosts cannot be reached");
-        *self.lock() = State::Failed { identity, problem };
+        *self.lock() = EndpointState::Failed { identity, problem };
     }
 
     fn known(&self) -> Result<&Arc<Known>, HostsError> {
@@ -284,14 +284,14 @@ impl Hosts {
     /// Returns the endpoint, for use without the lock: it may wait for its receiver, which asks for this host's identity.
     fn endpoint(&self) -> Result<Arc<Endpoint>, HostsError> {
         match &*self.lock() {
-            State::Running(endpoint, _) => Ok(Arc::clone(endpoint)),
-            State::NoIdentity => Err(HostsError::NoIdentity),
-            State::Failed { problem, .. } => Err(HostsError::Unusable(problem.clone())),
-            State::Stopped => Err(HostsError::Unusable("the daemon is shutting down".to_owned())),
+            EndpointState::Running(endpoint, _) => Ok(Arc::clone(endpoint)),
+            EndpointState::NoIdentity => Err(HostsError::NoIdentity),
+            EndpointState::Failed { problem, .. } => Err(HostsError::Unusable(problem.clone())),
+            EndpointState::Stopped => Err(HostsError::Unusable("the daemon is shutting down".to_owned())),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, EndpointState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

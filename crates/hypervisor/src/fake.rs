@@ -32,11 +32,11 @@ const LOADED: u8 = b'L';
 #[derive(Debug)]
 pub struct FakeVm {
     socket: PathBuf,
-    state: Arc<watch::Sender<State>>,
+    state: Arc<watch::Sender<FakeState>>,
 }
 
 #[derive(Clone, Debug)]
-struct State {
+struct FakeState {
     run: RunState,
     migration: MigrationStatus,
     blockers: Vec<String>,
@@ -57,7 +57,7 @@ impl FakeVm {
     }
 
     fn new(socket: PathBuf, run: RunState) -> Self {
-        let state = State {
+        let state = FakeState {
             run,
             migration: MigrationStatus::None,
             blockers: Vec::new(),
@@ -82,7 +82,7 @@ impl FakeVm {
         self.state.send_modify(|state| state.has_ended = true);
     }
 
-    fn look<T: Send + 'static>(&self, look: impl FnOnce(&State) -> T) -> HypervisorFuture<'_, T> {
+    fn look<T: Send + 'static>(&self, look: impl FnOnce(&FakeState) -> T) -> HypervisorFuture<'_, T> {
         let state = self.state.borrow();
         let found = if state.has_ended { Err(gone()) } else { Ok(look(&state)) };
         Box::pin(std::future::ready(found))
@@ -90,7 +90,7 @@ impl FakeVm {
 
     fn change(
         &self,
-        change: impl FnOnce(&mut State) -> Result<(), HypervisorError>,
+        change: impl FnOnce(&mut FakeState) -> Result<(), HypervisorError>,
     ) -> HypervisorFuture<'_, ()> {
         let mut changed = Err(gone());
         self.state.send_modify(|state| {
@@ -105,7 +105,7 @@ impl FakeVm {
         &self,
         what: &str,
         deadline: Duration,
-        mut found: impl FnMut(&State) -> Option<Result<T, HypervisorError>>,
+        mut found: impl FnMut(&FakeState) -> Option<Result<T, HypervisorError>>,
     ) -> Result<T, HypervisorError> {
         let mut states = self.state.subscribe();
         let waits = async {
@@ -131,7 +131,7 @@ impl FakeVm {
 }
 
 async fn send(
-    state: &watch::Sender<State>,
+    state: &watch::Sender<FakeState>,
     stream: &Path,
     switched: oneshot::Receiver<()>,
 ) -> std::io::Result<()> {
@@ -146,7 +146,7 @@ async fn send(
     Ok(())
 }
 
-async fn receive(state: &watch::Sender<State>, listener: UnixListener) -> std::io::Result<()> {
+async fn receive(state: &watch::Sender<FakeState>, listener: UnixListener) -> std::io::Result<()> {
     let (mut stream, _) = listener.accept().await?;
     let mut all = [0; MEMORY.len() + DEVICES.len()];
     stream.read_exact(&mut all).await?;
@@ -155,7 +155,7 @@ async fn receive(state: &watch::Sender<State>, listener: UnixListener) -> std::i
     Ok(())
 }
 
-fn set(state: &watch::Sender<State>, run: RunState, migration: MigrationStatus) {
+fn set(state: &watch::Sender<FakeState>, run: RunState, migration: MigrationStatus) {
     state.send_modify(|state| (state.run, state.migration) = (run, migration));
 }
 
@@ -350,7 +350,7 @@ impl RecoverMemory for FakeVm {
 }
 
 struct FakeRunChanges {
-    states: watch::Receiver<State>,
+    states: watch::Receiver<FakeState>,
     runs: bool,
 }
 
@@ -358,7 +358,7 @@ impl RunChanges for FakeRunChanges {
     fn next(&mut self) -> Pin<Box<dyn Future<Output = Option<RunChange>> + Send + '_>> {
         Box::pin(async {
             let before = self.runs;
-            let changed = |state: &State| state.has_ended || (state.run == RunState::Running) != before;
+            let changed = |state: &FakeState| state.has_ended || (state.run == RunState::Running) != before;
             let state = self.states.wait_for(changed).await.ok()?;
             if state.has_ended {
                 return None;

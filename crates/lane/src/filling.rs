@@ -53,7 +53,7 @@ pub struct FillingStore {
     key: StayKey,
     store: Rc<FlushDebt>,
     reservoir: Missing,
-    state: RefCell<State>,
+    state: RefCell<FillingState>,
     settings: FillingSettings,
     /// The longest wait of a read for a reservoir that does not answer; `None`: no limit.
     wait_max: Cell<Option<Duration>>,
@@ -71,7 +71,7 @@ pub struct Missing {
     background: PeerStore,
 }
 
-enum State {
+enum FillingState {
     /// Another host still owns the volume.
     Waiting(Box<Told>),
     /// Remains after the last block has arrived: requests may be in flight.
@@ -135,7 +135,7 @@ impl FillingStore {
             key,
             store,
             reservoir,
-            state: RefCell::new(State::Waiting(Box::new(told))),
+            state: RefCell::new(FillingState::Waiting(Box::new(told))),
             settings,
             wait_max: Cell::default(),
             next_request: Cell::new(0),
@@ -157,10 +157,10 @@ impl FillingStore {
     /// [`IoError`]: the update is not valid.
     pub async fn tell(&self, is_base: bool, is_last: bool, runs: &[u8]) -> Result<(), IoError> {
         let complete = match &mut *self.state.borrow_mut() {
-            State::Waiting(told) => {
+            FillingState::Waiting(told) => {
                 told.take(is_base, is_last, runs).map_err(|NoPiece| IoError::Unsupported)?
             }
-            State::Filling(_) | State::Left => return Err(IoError::Closed),
+            FillingState::Filling(_) | FillingState::Left => return Err(IoError::Closed),
         };
         let Some(mut complete) = complete else { return Ok(()) };
         for (entry, is_first) in std::mem::take(&mut complete.entries) {
@@ -171,24 +171,24 @@ impl FillingStore {
             }
         }
         match &mut *self.state.borrow_mut() {
-            State::Waiting(told) => told.kept(&complete),
-            State::Filling(_) | State::Left => return Err(IoError::Closed),
+            FillingState::Waiting(told) => told.kept(&complete),
+            FillingState::Filling(_) | FillingState::Left => return Err(IoError::Closed),
         }
         Ok(())
     }
 
     /// Returns whether the durable missing set is exactly this one.
     pub fn knows(&self, manifest: Manifest) -> bool {
-        matches!(&*self.state.borrow(), State::Waiting(told) if told.manifest() == Some(manifest))
+        matches!(&*self.state.borrow(), FillingState::Waiting(told) if told.manifest() == Some(manifest))
     }
 
     /// Begins to fill: this host owns the volume.
     pub fn begin(&self) {
         let mut state = self.state.borrow_mut();
-        let State::Waiting(told) = &mut *state else { return };
+        let FillingState::Waiting(told) = &mut *state else { return };
         info!(volume = %self.key.volume, units = told.units_missing(), "fetching missing blocks");
         let filling = told.begin(self.settings.clone());
-        *state = State::Filling(Box::new(filling));
+        *state = FillingState::Filling(Box::new(filling));
         drop(state);
         self.event(FillingEvent::WaitsLimited { to: self.wait_max.get() });
     }
@@ -220,22 +220,22 @@ impl FillingStore {
         block_size: BlockSize,
     ) -> Option<LayeredBitmap> {
         match &*self.state.borrow() {
-            State::Filling(machine) => Some(machine.lacking_there(written, block_size)),
-            State::Waiting(_) | State::Left => written,
+            FillingState::Filling(machine) => Some(machine.lacking_there(written, block_size)),
+            FillingState::Waiting(_) | FillingState::Left => written,
         }
     }
 
     /// Returns the first runs of missing blocks; empty before this host owns the volume.
     pub fn first_missing(&self, runs_max: usize) -> Vec<ByteRange> {
         match &*self.state.borrow() {
-            State::Waiting(_) | State::Left => Vec::new(),
-            State::Filling(machine) => machine.first_missing(runs_max),
+            FillingState::Waiting(_) | FillingState::Left => Vec::new(),
+            FillingState::Filling(machine) => machine.first_missing(runs_max),
         }
     }
 
     /// Stops fetching: this host does not own the volume, and its image is deleted.
     pub fn leave(&self) {
-        self.state.replace(State::Left);
+        self.state.replace(FillingState::Left);
         let waiting: Vec<_> = self.tickets.borrow().keys().copied().collect();
         waiting.into_iter().for_each(|request| self.answer(request, Word::Left));
     }
@@ -243,18 +243,18 @@ impl FillingStore {
     /// Returns the progress; `None` before this host owns the volume.
     pub fn progress(&self) -> Option<FillingProgress> {
         match &*self.state.borrow() {
-            State::Waiting(_) | State::Left => None,
-            State::Filling(machine) => Some(machine.progress()),
+            FillingState::Waiting(_) | FillingState::Left => None,
+            FillingState::Filling(machine) => Some(machine.progress()),
         }
     }
 
     /// Returns whether this host owns the volume and blocks are missing.
     pub fn lacks_blocks(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Filling(machine) if machine.progress().units_missing > 0)
+        matches!(&*self.state.borrow(), FillingState::Filling(machine) if machine.progress().units_missing > 0)
     }
 
     fn is_whole(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Filling(machine) if machine.is_whole())
+        matches!(&*self.state.borrow(), FillingState::Filling(machine) if machine.is_whole())
     }
 
     fn keep(&self, entry: LogEntry, is_first: bool) -> impl Future<Output = Result<(), NotDurable>> + use<> {
@@ -278,13 +278,13 @@ impl FillingStore {
     }
 
     fn with_machine(&self, act: impl FnOnce(&mut Filling, Duration)) {
-        if let State::Filling(machine) = &mut *self.state.borrow_mut() {
+        if let FillingState::Filling(machine) = &mut *self.state.borrow_mut() {
             act(machine, self.handle.now());
         }
         loop {
             // Borrowed for the poll only: carrying an action out may bring the next event.
             let action = match &mut *self.state.borrow_mut() {
-                State::Filling(machine) => machine.poll_action(),
+                FillingState::Filling(machine) => machine.poll_action(),
                 _ => None,
             };
             let Some(action) = action else { break };
@@ -428,7 +428,7 @@ impl FillingStore {
 
     fn arm_timer(&self) {
         let deadline = match &*self.state.borrow() {
-            State::Filling(machine) => machine.poll_timeout(),
+            FillingState::Filling(machine) => machine.poll_timeout(),
             _ => None,
         };
         let Some((deadline, _)) = deadline else { return };

@@ -39,14 +39,14 @@ pub(crate) fn play(seed: u64) -> Option<Violation> {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Vm {
-    does: State,
+    does: StandingState,
     disks: Vec<u64>,
     has_job: bool,
     file: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
+enum StandingState {
     Runs,
     Paused,
     ShutDown,
@@ -65,7 +65,7 @@ enum Moved {
 
 impl Vm {
     fn new(random: &mut Random) -> Self {
-        let does = if random.percent(20) { State::Paused } else { State::Runs };
+        let does = if random.percent(20) { StandingState::Paused } else { StandingState::Runs };
         Self { does, disks: vec![1, 2], has_job: random.percent(10), file: 0 }
     }
 
@@ -86,10 +86,10 @@ impl Vm {
 
     fn says(&self) -> Does {
         Does::of(match self.does {
-            State::Runs => "running",
-            State::Paused => "paused",
-            State::ShutDown => "shutdown",
-            State::Stands => "finish-migrate",
+            StandingState::Runs => "running",
+            StandingState::Paused => "paused",
+            StandingState::ShutDown => "shutdown",
+            StandingState::Stands => "finish-migrate",
         })
     }
 }
@@ -98,7 +98,7 @@ struct Play {
     random: Random,
     vm: Vm,
     /// The last state that others have ordered.
-    wanted: State,
+    wanted: StandingState,
     note: Option<Note>,
     now: Duration,
 }
@@ -146,8 +146,8 @@ impl Play {
             }
         }
         let had = self.vm.clone();
-        if self.vm.does != State::ShutDown {
-            self.vm.does = State::Stands;
+        if self.vm.does != StandingState::ShutDown {
+            self.vm.does = StandingState::Stands;
         }
         leaves.changed(&self.vm.says());
         let last = leaves.stopped(&self.vm.differences(), self.vm.file);
@@ -160,7 +160,7 @@ impl Play {
         }
         // It must be as it was when it stopped.
         self.vm.does = had.does;
-        let does = if then == Then::Runs { State::Runs } else { State::Paused };
+        let does = if then == Then::Runs { StandingState::Runs } else { StandingState::Paused };
         Moved::There(Vm { does, disks: vec![1, 2], has_job: false, file: *sent })
     }
 
@@ -172,15 +172,15 @@ impl Play {
         }
         let before = self.vm.does;
         match self.random.below(7) {
-            0 => self.vm.does = State::Paused,
-            1 if self.vm.does == State::Paused => self.vm.does = State::Runs,
-            2 if self.vm.does == State::Runs => self.vm.does = State::ShutDown,
+            0 => self.vm.does = StandingState::Paused,
+            1 if self.vm.does == StandingState::Paused => self.vm.does = StandingState::Runs,
+            2 if self.vm.does == StandingState::Runs => self.vm.does = StandingState::ShutDown,
             3 => self.vm.disks = vec![1, 3],
             4 => self.vm.disks = vec![1, 2],
             5 => self.vm.has_job = !self.vm.has_job,
             _ => self.vm.file += 1,
         }
-        if before == State::ShutDown {
+        if before == StandingState::ShutDown {
             self.vm.does = before;
         }
         self.wanted = self.vm.does;
@@ -196,10 +196,10 @@ impl Play {
             let event = match hold.poll_action() {
                 Some(Action::Look) => {
                     let running = match self.vm.does {
-                        State::Runs => Running::Yes,
-                        State::Paused => Running::Paused,
-                        State::ShutDown => Running::Ended,
-                        State::Stands => Running::No,
+                        StandingState::Runs => Running::Yes,
+                        StandingState::Paused => Running::Paused,
+                        StandingState::ShutDown => Running::Ended,
+                        StandingState::Stands => Running::No,
                     };
                     Event::Seen(Seen { running, memory, is_over_nothing: false })
                 }
@@ -208,7 +208,7 @@ impl Play {
                     Event::Done
                 }
                 Some(Action::Continue) => {
-                    self.vm.does = State::Runs;
+                    self.vm.does = StandingState::Runs;
                     Event::Done
                 }
                 Some(Action::Forget) => Event::Forgotten,
@@ -225,8 +225,8 @@ impl Play {
             hold.handle_event(self.now, event);
         }
         // A VM stopped by the move is resumed only if it ran before: otherwise it stays stopped, which equals paused.
-        if self.vm.does == State::Stands && !note.is_to_run {
-            self.vm.does = State::Paused;
+        if self.vm.does == StandingState::Stands && !note.is_to_run {
+            self.vm.does = StandingState::Paused;
         }
         self.note = None;
         Moved::Stays

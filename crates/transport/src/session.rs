@@ -115,7 +115,7 @@ pub(crate) struct Shared {
     pub(crate) peer: HostId,
     receiver: Arc<dyn crate::Receiver>,
     gate: RwLock<()>,
-    state: Mutex<State>,
+    state: Mutex<SessionState>,
     pub(crate) work: Notify,
     /// Wakes diallers that wait for a change of connections.
     pub(crate) changed: Notify,
@@ -123,7 +123,7 @@ pub(crate) struct Shared {
     report_wanted: Arc<Notify>,
 }
 
-pub(crate) struct State {
+pub(crate) struct SessionState {
     pairing: Pairing,
     /// Counts pairs: credit of an earlier one is worthless.
     generation: u64,
@@ -153,7 +153,7 @@ struct Entry {
     is_suspected: bool,
 }
 
-impl State {
+impl SessionState {
     fn may_carry(&self, connection: ConnectionId) -> bool {
         match self.connections.get(&connection) {
             None => false,
@@ -165,7 +165,7 @@ impl State {
 impl Shared {
     pub(crate) fn new(context: &Arc<Context>, peer: HostId) -> Arc<Self> {
         let limits = &context.settings.limits;
-        let state = State {
+        let state = SessionState {
             pairing: Pairing::new(context.fresh_incarnation()),
             generation: 0,
             outgoing: Outgoing::new(limits.low_water_bytes),
@@ -425,7 +425,7 @@ impl Shared {
         connections.into_iter().for_each(|connection| self.detach_behind_gate(&gate, connection, reason));
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn lock(&self) -> MutexGuard<'_, SessionState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

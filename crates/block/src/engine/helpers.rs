@@ -23,12 +23,12 @@ pub(super) struct Helpers {
 }
 
 struct Shared {
-    state: Mutex<State>,
+    state: Mutex<HelperPool>,
     work_arrived: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct HelperPool {
     waiting: VecDeque<Work>,
     threads: usize,
     idle: usize,
@@ -37,7 +37,7 @@ struct State {
 
 impl Helpers {
     pub(super) fn new(name: &'static str, threads_max: usize) -> Self {
-        let shared = Shared { state: Mutex::new(State::default()), work_arrived: Condvar::new() };
+        let shared = Shared { state: Mutex::new(HelperPool::default()), work_arrived: Condvar::new() };
         Self { shared: Arc::new(shared), name, threads_max }
     }
 
@@ -97,7 +97,7 @@ impl Drop for Helpers {
 }
 
 impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, HelperPool> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -173,7 +173,7 @@ struct RingEngine {
 
 impl RingEngine {
     fn run(&self, request: Request) -> Pending {
-        Pending { queue: Rc::clone(&self.queue), state: State::Unsubmitted(request) }
+        Pending { queue: Rc::clone(&self.queue), state: Submission::Unsubmitted(request) }
     }
 
     fn run_unless(&self, interrupt: &Interrupt, request: Request) -> Interruptible {
@@ -277,7 +277,7 @@ impl Engine for RingEngine {
                 return Ok(());
             }
             let request = Request::send_rest(socket, pieces, sent);
-            done(Pending { queue, state: State::Unsubmitted(request) }.await)
+            done(Pending { queue, state: Submission::Unsubmitted(request) }.await)
         })
     }
 
@@ -292,10 +292,10 @@ impl Engine for RingEngine {
 
 struct Pending {
     queue: Rc<RefCell<Queue>>,
-    state: State,
+    state: Submission,
 }
 
-enum State {
+enum Submission {
     Unsubmitted(Request),
     Submitted(usize),
     Over,
@@ -306,20 +306,20 @@ impl Future for Pending {
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let this = &mut *self;
-        let polled = match std::mem::replace(&mut this.state, State::Over) {
-            State::Unsubmitted(request) => {
+        let polled = match std::mem::replace(&mut this.state, Submission::Over) {
+            Submission::Unsubmitted(request) => {
                 match this.queue.borrow_mut().start(request, context.waker().clone()) {
                     Ok(key) => Err(key),
                     Err(error) => Ok(Err(error)),
                 }
             }
-            State::Submitted(key) => this.queue.borrow_mut().take(key, context.waker()).ok_or(key),
-            State::Over => Ok(Err(IoError::Closed)),
+            Submission::Submitted(key) => this.queue.borrow_mut().take(key, context.waker()).ok_or(key),
+            Submission::Over => Ok(Err(IoError::Closed)),
         };
         match polled {
             Ok(result) => Poll::Ready(result),
             Err(key) => {
-                this.state = State::Submitted(key);
+                this.state = Submission::Submitted(key);
                 Poll::Pending
             }
         }
@@ -328,7 +328,7 @@ impl Future for Pending {
 
 impl Drop for Pending {
     fn drop(&mut self) {
-        if let State::Submitted(key) = self.state {
+        if let Submission::Submitted(key) = self.state {
             self.queue.borrow_mut().abandon(key);
         }
     }
@@ -355,15 +355,15 @@ impl Future for Interruptible {
             && std::mem::replace(&mut self.state, Waits::Cancelled) == Waits::Untouched
         {
             match &self.pending.state {
-                State::Submitted(key) => self.pending.queue.borrow_mut().cancel(*key),
-                State::Unsubmitted(_) => {
-                    if let State::Unsubmitted(request) =
-                        std::mem::replace(&mut self.pending.state, State::Over)
+                Submission::Submitted(key) => self.pending.queue.borrow_mut().cancel(*key),
+                Submission::Unsubmitted(_) => {
+                    if let Submission::Unsubmitted(request) =
+                        std::mem::replace(&mut self.pending.state, Submission::Over)
                     {
                         return Poll::Ready(Ok(request.cancelled()));
                     }
                 }
-                State::Over => {}
+                Submission::Over => {}
             }
         }
         Pin::new(&mut self.pending).poll(context)

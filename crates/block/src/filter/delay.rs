@@ -31,10 +31,10 @@ pub struct Delay {
 /// sleep do so to their end.
 #[derive(Clone)]
 pub struct DelaySwitch {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<DelayState>>,
 }
 
-struct State {
+struct DelayState {
     /// The added latency, by [`Operation`] as a number.
     latency: [Duration; Operation::COUNT],
     rate: Option<Rate>,
@@ -109,7 +109,7 @@ impl Default for DelaySwitch {
 impl DelaySwitch {
     /// Makes a switch that delays no request.
     pub fn new() -> Self {
-        Self { state: Arc::new(Mutex::new(State::new())) }
+        Self { state: Arc::new(Mutex::new(DelayState::new())) }
     }
 
     /// Adds at least `latency` to requests of these kinds, and none to others; replaces earlier latencies.
@@ -164,7 +164,7 @@ impl DelaySwitch {
         woken.into_iter().for_each(Waker::wake);
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, DelayState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -219,7 +219,7 @@ impl BlockDevice for Delay {
     }
 }
 
-impl State {
+impl DelayState {
     fn new() -> Self {
         Self {
             latency: [Duration::ZERO; Operation::COUNT],
@@ -303,7 +303,7 @@ mod tests {
 
     #[test]
     fn requests_share_the_rate_and_latencies_overlap() {
-        let mut state = State::new();
+        let mut state = DelayState::new();
         state.set_latency(Operations::ALL, Duration::from_millis(10));
         let at = Duration::from_secs(5);
         let after = |milliseconds| at + Duration::from_millis(milliseconds);
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn requests_are_counted_whatever_their_length_and_each_kind_has_its_latency() {
-        let mut state = State::new();
+        let mut state = DelayState::new();
         state.set_latency(Operations::of(&[Operation::Flush]), Duration::from_millis(30));
         state.set_latency(Operations::of(&[Operation::Read]), Duration::from_millis(2));
         let requests_per_second = NonZeroU64::new(100).unwrap();

@@ -25,7 +25,7 @@ pub struct Fault {
 /// The rules of a [`Fault`], which can be changed while it works, from any thread; clones share them.
 #[derive(Clone)]
 pub struct FaultSwitch {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<FaultState>>,
 }
 
 /// Which requests fail, and how.
@@ -58,7 +58,7 @@ pub enum Effect {
     Whole,
 }
 
-struct State {
+struct FaultState {
     rules: Vec<FaultRule>,
     random: Random,
     failed: u64,
@@ -97,7 +97,7 @@ impl Fault {
 impl FaultSwitch {
     /// Makes a switch without rules; `seed` determines the requests that rules with a probability hit.
     pub fn new(seed: u64) -> Self {
-        let state = State { rules: Vec::new(), random: Random::new(seed), failed: 0 };
+        let state = FaultState { rules: Vec::new(), random: Random::new(seed), failed: 0 };
         Self { state: Arc::new(Mutex::new(state)) }
     }
 
@@ -116,7 +116,7 @@ impl FaultSwitch {
         self.lock().failed
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, FaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -175,7 +175,7 @@ impl BlockDevice for Fault {
     }
 }
 
-impl State {
+impl FaultState {
     fn verdict(&mut self, operation: Operation, range: Option<ByteRange>) -> Option<(IoError, Effect)> {
         let random = &mut self.random;
         let rule = self.rules.iter_mut().find_map(|rule| {

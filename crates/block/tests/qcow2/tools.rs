@@ -105,6 +105,7 @@ fn run_when_free(program: &str, arguments: &[&str]) -> Output {
         if output.status.success() || !told.contains("Is another process using the image") {
             break;
         }
+        // Nothing reports when the program of another test releases the lock.
         std::thread::sleep(LOCK_POLL);
         output = try_run(program, arguments);
     }

@@ -10,7 +10,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, SyncSender};
 
-use super::{Message, State};
+use super::{LogCounters, Message};
 
 /// The size at which a new file is begun: some ten thousand orders.
 pub(super) const FILE_BYTES_MAX: u64 = 8 << 20;
@@ -21,7 +21,7 @@ const BATCH_MAX: usize = 256;
 const MODE: u32 = 0o600;
 
 /// Writes messages until all senders are gone.
-pub(super) fn run(path: &Path, messages: &Receiver<Message>, state: &State) {
+pub(super) fn run(path: &Path, messages: &Receiver<Message>, state: &LogCounters) {
     while let Ok(first) = messages.recv() {
         let (mut lines, mut bytes, mut flushed) = (0, Vec::new(), Vec::<SyncSender<()>>::new());
         for message in std::iter::once(first).chain(messages.try_iter().take(BATCH_MAX)) {

@@ -34,6 +34,7 @@ struct Taken {
 }
 
 /// One step on one file.
+#[derive(Clone, Copy)]
 struct Order<'a> {
     step: Step,
     owner: &'a Owner,

@@ -6,18 +6,24 @@ use lane::ByHost;
 use migration::HostId;
 use transport::ConnectionStatus;
 
-use super::{Acquaintance, Hosts, HostsError, State};
+use super::{Acquaintance, EndpointState, Hosts, HostsError};
 
 impl Hosts {
     pub(crate) fn describe_identity(&self) -> Result<api::Identity, HostsError> {
         let (identity, endpoint, mut problem) = match &*self.lock() {
-            State::Running(endpoint, identity) => (identity.clone(), Some(Arc::clone(endpoint)), None),
-            State::Failed { identity: Some(identity), problem } => {
+            EndpointState::Running(endpoint, identity) => {
+                (identity.clone(), Some(Arc::clone(endpoint)), None)
+            }
+            EndpointState::Failed { identity: Some(identity), problem } => {
                 (identity.clone(), None, Some(problem.clone()))
             }
-            State::Failed { identity: None, problem } => return Err(HostsError::Unusable(problem.clone())),
-            State::NoIdentity => return Err(HostsError::NoIdentity),
-            State::Stopped => return Err(HostsError::Unusable("the daemon is shutting down".to_owned())),
+            EndpointState::Failed { identity: None, problem } => {
+                return Err(HostsError::Unusable(problem.clone()));
+            }
+            EndpointState::NoIdentity => return Err(HostsError::NoIdentity),
+            EndpointState::Stopped => {
+                return Err(HostsError::Unusable("the daemon is shutting down".to_owned()));
+            }
         };
         let (mut listening, mut refused) = (Vec::new(), Vec::new());
         if let Some(endpoint) = endpoint {

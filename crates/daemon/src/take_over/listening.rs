@@ -24,11 +24,11 @@ use crate::service_manager;
 /// The listening sockets, and the clients that wait.
 pub(crate) struct Listening {
     manager: ServiceManager,
-    state: Mutex<State>,
+    state: Mutex<PassedSockets>,
 }
 
 #[derive(Default)]
-struct State {
+struct PassedSockets {
     paths: BTreeMap<String, Socket>,
     ports: BTreeMap<String, Socket>,
     /// Clients of an earlier daemon whose volumes have no lane.
@@ -52,7 +52,7 @@ enum Origin {
 impl Listening {
     /// Begins with the restart state of an earlier daemon.
     pub(crate) fn new(manager: ServiceManager, left: Estate) -> Self {
-        let mut state = State::default();
+        let mut state = PassedSockets::default();
         for PassedListener { volume, place, socket } in left.listeners {
             let kind = state.kind(place);
             kind.insert(volume, Socket { socket, place, origin: Origin::Left });
@@ -176,12 +176,12 @@ impl Listening {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PassedSockets> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl PassedSockets {
     fn kind(&mut self, place: ListenerPlace) -> &mut BTreeMap<String, Socket> {
         match place {
             ListenerPlace::Path { .. } => &mut self.paths,

@@ -14,7 +14,7 @@ use chronicle::BlockSize;
 use migration::filling::{FillingEvent, Refusal, RequestId, StoreFault};
 use rustix::io::Errno;
 
-use super::{FillingStore, State};
+use super::{FillingState, FillingStore};
 
 #[derive(Default)]
 pub(super) struct TicketState {
@@ -41,7 +41,7 @@ struct Ticket<'a> {
 impl FillingStore {
     /// Announces a request; `None` if there is no machine, before the handover or after the end.
     fn announce(&self, event: impl FnOnce(RequestId) -> FillingEvent) -> Option<Ticket<'_>> {
-        if !matches!(&*self.state.borrow(), State::Filling(_)) {
+        if !matches!(&*self.state.borrow(), FillingState::Filling(_)) {
             return None;
         }
         let id = RequestId(self.next_request.get());
@@ -54,14 +54,14 @@ impl FillingStore {
     }
 
     fn is_waiting(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Waiting(_))
+        matches!(&*self.state.borrow(), FillingState::Waiting(_))
     }
 
     /// Fails if the volume has gone back: its missing blocks are not available here, and the gate asks the present owner.
     fn check_still_here(&self) -> Result<(), IoError> {
         match &*self.state.borrow() {
-            State::Left => Err(IoError::Closed),
-            State::Waiting(_) | State::Filling(_) => Ok(()),
+            FillingState::Left => Err(IoError::Closed),
+            FillingState::Waiting(_) | FillingState::Filling(_) => Ok(()),
         }
     }
 
@@ -109,7 +109,7 @@ impl FillingStore {
         }
         result?;
         let unrecorded = match &*self.state.borrow() {
-            State::Filling(machine) => machine.is_unrecorded(range),
+            FillingState::Filling(machine) => machine.is_unrecorded(range),
             _ => false,
         };
         if durability == Durability::Durable && unrecorded {
@@ -147,7 +147,7 @@ impl FillingStore {
         self.check_still_here()?;
         // N.B. before the store is queried: blocks that arrive meanwhile are data either way.
         let missing = match &*self.state.borrow() {
-            State::Filling(machine) => machine.missing_in(range),
+            FillingState::Filling(machine) => machine.missing_in(range),
             _ => Vec::new(),
         };
         let here = self.store.allocation(range).await?;

@@ -20,11 +20,11 @@ const PIECE_BYTES_MIN: u64 = 16 << 10;
 
 #[derive(Default)]
 pub(super) struct Window {
-    state: Rc<State>,
+    state: Rc<WindowState>,
 }
 
 #[derive(Default)]
-struct State {
+struct WindowState {
     used: Cell<u64>,
     next: Cell<u64>,
     /// Numbers of the waiting pieces, in their order of arrival.
@@ -34,12 +34,12 @@ struct State {
 
 /// A share of the window; dropping it gives it back.
 pub(crate) struct Permit {
-    state: Rc<State>,
+    state: Rc<WindowState>,
     bytes: u64,
 }
 
 struct Place<'a> {
-    state: &'a State,
+    state: &'a WindowState,
     number: u64,
 }
 
@@ -57,7 +57,7 @@ impl Window {
 }
 
 impl<'a> Place<'a> {
-    fn last(state: &'a State) -> Self {
+    fn last(state: &'a WindowState) -> Self {
         let number = state.next.get();
         state.next.set(number + 1);
         state.waiting.borrow_mut().insert(number);

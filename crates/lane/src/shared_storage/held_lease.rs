@@ -50,7 +50,7 @@ pub struct HeldLease {
     address: Address,
     shared: SharedImage,
     geometry: Geometry,
-    state: RefCell<State>,
+    state: RefCell<LeaseState>,
     changed: Signal,
     told: Cell<Option<DataPath>>,
     tell: Box<dyn Fn(DataPath)>,
@@ -58,7 +58,7 @@ pub struct HeldLease {
     lost: RefCell<Option<Box<dyn Fn()>>>,
 }
 
-enum State {
+enum LeaseState {
     Away,
     Asking,
     Here(Rc<dyn BlockDevice>),
@@ -94,7 +94,7 @@ impl HeldLease {
             address,
             shared,
             geometry,
-            state: RefCell::new(State::Away),
+            state: RefCell::new(LeaseState::Away),
             changed: Signal::default(),
             told: Cell::new(None),
             tell,
@@ -116,12 +116,12 @@ impl HeldLease {
         if flushed.is_err() {
             self.say_lost();
         }
-        self.enter(State::Away);
+        self.enter(LeaseState::Away);
         flushed
     }
 
     pub(crate) fn close(&self) {
-        self.enter(State::Closed);
+        self.enter(LeaseState::Closed);
         self.lost.replace(None);
     }
 
@@ -132,12 +132,12 @@ impl HeldLease {
                 self.ask();
             }
             let decided = || match &*self.state.borrow() {
-                State::Here(device) => Some(Some(Ok(Some(Rc::clone(device))))),
-                State::Link => Some(Some(Ok(None))),
-                State::Closed => Some(Some(Err(IoError::Closed))),
+                LeaseState::Here(device) => Some(Some(Ok(Some(Rc::clone(device))))),
+                LeaseState::Link => Some(Some(Ok(None))),
+                LeaseState::Closed => Some(Some(Err(IoError::Closed))),
                 // It was given back before this check.
-                State::Away => Some(None),
-                State::Asking => None,
+                LeaseState::Away => Some(None),
+                LeaseState::Asking => None,
             };
             if let Some(decided) = self.changed.wait_for(decided).await {
                 return decided;
@@ -148,11 +148,11 @@ impl HeldLease {
     /// Asks for the lease, in a task of its own: the request that needs it may be dropped meanwhile.
     fn ask(&self) {
         let Some(lease) = self.me.upgrade() else { return };
-        self.state.replace(State::Asking);
+        self.state.replace(LeaseState::Asking);
         self.handle.spawn(async move {
             let next = loop {
                 match lease.ask_for_lease().await {
-                    Ok(device) => break State::Here(device),
+                    Ok(device) => break LeaseState::Here(device),
                     Err(Unproved::Interrupted) if lease.is_asking() => {
                         lease.handle.sleep(ASK_AGAIN).await;
                     }
@@ -161,7 +161,7 @@ impl HeldLease {
                         let image = lease.shared.path.display();
                         tracing::info!(%image, reason, "blocks go over the link");
                         lease.say_lost();
-                        break State::Link;
+                        break LeaseState::Link;
                     }
                 }
             };
@@ -236,24 +236,24 @@ impl HeldLease {
         {
             tracing::warn!(image = %self.shared.path.display(), %error, "cannot use a shared image; requesting it again");
             self.say_lost();
-            self.enter(State::Away);
+            self.enter(LeaseState::Away);
         }
         result
     }
 
     fn here(&self) -> Option<Rc<dyn BlockDevice>> {
         match &*self.state.borrow() {
-            State::Here(device) => Some(Rc::clone(device)),
+            LeaseState::Here(device) => Some(Rc::clone(device)),
             _ => None,
         }
     }
 
     fn is_away(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Away)
+        matches!(&*self.state.borrow(), LeaseState::Away)
     }
 
     fn is_asking(&self) -> bool {
-        matches!(&*self.state.borrow(), State::Asking)
+        matches!(&*self.state.borrow(), LeaseState::Asking)
     }
 
     fn say_lost(&self) {
@@ -262,11 +262,11 @@ impl HeldLease {
         }
     }
 
-    fn enter(&self, state: State) {
+    fn enter(&self, state: LeaseState) {
         let way = match &state {
-            State::Here(_) => Some(DataPath::Shared),
-            State::Link => Some(DataPath::Link),
-            State::Away | State::Asking | State::Closed => None,
+            LeaseState::Here(_) => Some(DataPath::Shared),
+            LeaseState::Link => Some(DataPath::Link),
+            LeaseState::Away | LeaseState::Asking | LeaseState::Closed => None,
         };
         // The former state may hold the last reference to the image.
         drop(self.state.replace(state));

@@ -67,11 +67,11 @@ pub struct LeasedImage {
     engine: Rc<dyn Engine>,
     shared: SharedImage,
     geometry: Geometry,
-    state: RefCell<State>,
+    state: RefCell<ImageState>,
     promise: Cell<Promise>,
 }
 
-enum State {
+enum ImageState {
     Here(Rc<dyn BlockDevice>),
     /// The description for reads while it is leased, opened at the first one, without a lock.
     Leased(Option<Arc<OwnedFd>>),
@@ -100,8 +100,8 @@ impl LeasedImage {
         let alignment = block::device::ALIGNMENT;
         let geometry = Geometry { size: size_bytes, alignment, read_only: false, discards: true };
         let state = match image {
-            Some(image) => State::Here(Rc::new(FileStore::new(image, Rc::clone(engine)))),
-            None => State::Leased(None),
+            Some(image) => ImageState::Here(Rc::new(FileStore::new(image, Rc::clone(engine)))),
+            None => ImageState::Leased(None),
         };
         Rc::new(Self {
             handle: handle.clone(),
@@ -137,7 +137,7 @@ impl LeasedImage {
             return Err(IoError::Unsupported);
         }
         // Requests in flight hold it a little longer.
-        self.state.replace(State::Leased(None));
+        self.state.replace(ImageState::Leased(None));
         // N.B. the other host's lock proves something only if no lock of this host is in its way.
         self.open_while(|| true).await.map(drop)
     }
@@ -180,7 +180,7 @@ impl LeasedImage {
         let image = opened?;
         let mut state = self.state.borrow_mut();
         let device: Rc<dyn BlockDevice> = Rc::new(FileStore::new(image, Rc::clone(&self.engine)));
-        *state = State::Here(Rc::clone(&device));
+        *state = ImageState::Here(Rc::clone(&device));
         Ok(device)
     }
 
@@ -207,14 +207,14 @@ impl LeasedImage {
     }
 
     async fn reading(&self) -> Result<Arc<OwnedFd>, IoError> {
-        if let State::Leased(Some(file)) = &*self.state.borrow() {
+        if let ImageState::Leased(Some(file)) = &*self.state.borrow() {
             return Ok(Arc::clone(file));
         }
         let path = self.shared.path.clone();
         let file = run_blocking(&self.engine, move || open_for_reading(&path)).await?;
         let file = file.map_err(|error| IoError::from_std("read the image", &error))?;
         let file = Arc::new(OwnedFd::from(file));
-        if let State::Leased(reading) = &mut *self.state.borrow_mut() {
+        if let ImageState::Leased(reading) = &mut *self.state.borrow_mut() {
             *reading = Some(Arc::clone(&file));
         }
         Ok(file)
@@ -222,8 +222,8 @@ impl LeasedImage {
 
     pub(crate) fn here(&self) -> Option<Rc<dyn BlockDevice>> {
         match &*self.state.borrow() {
-            State::Here(device) => Some(Rc::clone(device)),
-            State::Leased(_) => None,
+            ImageState::Here(device) => Some(Rc::clone(device)),
+            ImageState::Leased(_) => None,
         }
     }
 }

@@ -32,14 +32,14 @@ pub(super) struct Stream {
     incoming: Box<[u8]>,
     /// The part of `incoming` that has arrived and is not decoded yet.
     arrived: std::ops::Range<usize>,
-    state: State,
+    state: ParserState,
     idle: bool,
     wait_max: Duration,
 }
 
 /// The decoder's state: the meaning of the next byte.
 #[derive(Clone, Copy, Debug)]
-enum State {
+enum ParserState {
     Head,
     /// Bytes of a read, from an offset of the export on; without one they are for people, who are not here.
     Payload {
@@ -61,7 +61,7 @@ impl Stream {
             bytes_sent: 0,
             incoming: vec![0; RECEIVE_BYTES].into_boxed_slice(),
             arrived: 0..0,
-            state: State::Head,
+            state: ParserState::Head,
             idle: false,
             wait_max,
         })
@@ -143,7 +143,7 @@ impl Stream {
     fn receive(&mut self, in_flight: &mut InFlight) -> Result<bool, ClientError> {
         let received = match self.state {
             // The rest of a large read is received directly into its buffer.
-            State::Payload { cookie, offset: Some(offset), bytes_left, is_last }
+            ParserState::Payload { cookie, offset: Some(offset), bytes_left, is_last }
                 if self.arrived.is_empty() && bytes_left >= RECEIVE_BYTES / 2 =>
             {
                 let waiting = in_flight.get_mut(cookie).ok_or(ClientError::Protocol(NOT_IN_FLIGHT))?;
@@ -152,7 +152,7 @@ impl Stream {
                 if let Ok(bytes) = received {
                     waiting.receive(offset, bytes).map_err(ClientError::Protocol)?;
                     let (offset, bytes_left) = (Some(offset + bytes as u64), bytes_left - bytes);
-                    self.state = State::Payload { cookie, offset, bytes_left, is_last };
+                    self.state = ParserState::Payload { cookie, offset, bytes_left, is_last };
                 }
                 received
             }
@@ -186,7 +186,7 @@ impl Stream {
     ) -> Result<(), ClientError> {
         loop {
             match self.state {
-                State::Head => {
+                ParserState::Head => {
                     let arrived = &self.incoming[self.arrived.clone()];
                     let decoded = ReplyHead::decode(arrived, ReplyStyle::Structured);
                     let Some((head, bytes)) = decoded.map_err(ClientError::Protocol)? else {
@@ -195,15 +195,15 @@ impl Stream {
                     self.arrived.start += bytes;
                     let (offset, bytes_left) = note(in_flight, &head).map_err(ClientError::Protocol)?;
                     let ReplyHead { cookie, is_last, .. } = head;
-                    self.state = State::Payload { cookie, offset, bytes_left, is_last };
+                    self.state = ParserState::Payload { cookie, offset, bytes_left, is_last };
                 }
-                State::Payload { cookie, bytes_left: 0, is_last, .. } => {
+                ParserState::Payload { cookie, bytes_left: 0, is_last, .. } => {
                     if is_last {
                         completions.push(in_flight.finish(cookie, now).map_err(ClientError::Protocol)?);
                     }
-                    self.state = State::Head;
+                    self.state = ParserState::Head;
                 }
-                State::Payload { cookie, offset, bytes_left, is_last } => {
+                ParserState::Payload { cookie, offset, bytes_left, is_last } => {
                     let bytes = bytes_left.min(self.arrived.len());
                     if bytes == 0 {
                         return Ok(());
@@ -217,7 +217,7 @@ impl Stream {
                     self.arrived.start += bytes;
                     let (offset, bytes_left) =
                         (offset.map(|offset| offset + bytes as u64), bytes_left - bytes);
-                    self.state = State::Payload { cookie, offset, bytes_left, is_last };
+                    self.state = ParserState::Payload { cookie, offset, bytes_left, is_last };
                 }
             }
         }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tokio::sync::Notify;
 
-use super::{Counters, Entry, Fault, Session, Shared, State};
+use super::{Counters, Entry, Fault, Session, SessionState, Shared};
 use crate::frame::{Acknowledgement, Hello, Welcome};
 use crate::incoming::Incoming;
 use crate::outgoing::ConnectionId;
@@ -66,7 +66,7 @@ impl Shared {
         joining: Joining,
     ) -> Result<bool, Fault> {
         let offered = Incarnation(welcome.incarnation);
-        let agree = |state: &mut State| state.pairing.accept(snapshot, offered);
+        let agree = |state: &mut SessionState| state.pairing.accept(snapshot, offered);
         // The called side's acknowledgement belongs to the pair that it offers.
         self.join(agree, &hello.fenced, &welcome.fenced, Some(&welcome.acknowledgement), joining)
     }
@@ -74,7 +74,7 @@ impl Shared {
     /// Called side: joins the connection to the session, once the dialler is ready. Returns and fails like [`Shared::accept`].
     pub(crate) fn settle(self: &Arc<Self>, offer: &Offer, joining: Joining) -> Result<bool, Fault> {
         let dialler = Incarnation(offer.hello.incarnation);
-        let agree = |state: &mut State| state.pairing.settle(offer.at_hello, offer.offered, dialler);
+        let agree = |state: &mut SessionState| state.pairing.settle(offer.at_hello, offer.offered, dialler);
         // The dialler's acknowledgement belongs to the pair that it knew then: this one, or none yet.
         let is_of_pair = offer.hello.expected.is_none_or(|expected| expected == offer.offered.0);
         let acknowledgement = is_of_pair.then_some(&offer.hello.acknowledgement);
@@ -83,7 +83,7 @@ impl Shared {
 
     fn join(
         self: &Arc<Self>,
-        agree: impl FnOnce(&mut State) -> Outcome,
+        agree: impl FnOnce(&mut SessionState) -> Outcome,
         told: &[ConnectionId],
         fenced: &[ConnectionId],
         acknowledgement: Option<&Acknowledgement>,
@@ -134,7 +134,7 @@ impl Shared {
 }
 
 /// Drops all that belongs to the earlier life of the peer, its connections too.
-fn begin_anew(state: &mut State) {
+fn begin_anew(state: &mut SessionState) {
     state.generation += 1;
     state.outgoing.reset();
     state.incoming = Incoming::new(state.window_bytes);

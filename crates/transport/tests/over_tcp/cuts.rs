@@ -91,6 +91,7 @@ fn a_hundred_thousand_messages_are_delivered_once_through_random_cuts() {
         }
         let begun = Instant::now();
         while counting.total.load(Ordering::Relaxed) < MESSAGES && begun.elapsed() < PATIENCE {
+            // An interval of looks at the counter.
             std::thread::sleep(Duration::from_millis(5));
         }
         is_over.store(true, Ordering::Relaxed);
@@ -114,6 +115,7 @@ fn cut_at_random(proxies: &[Proxy], is_over: &AtomicBool) {
             _ => Fate::Close,
         };
         proxies[number % proxies.len()].hit(number / 7, fate);
+        // The time between two cuts: connections live for some of it.
         std::thread::sleep(Duration::from_millis(5 + (number % 64) as u64));
     }
 }

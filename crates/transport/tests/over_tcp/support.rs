@@ -19,6 +19,7 @@ pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
     let begun = Instant::now();
     while !is_so() {
         assert!(begun.elapsed() < PATIENCE, "waited in vain: {what}");
+        // An interval of looks at the condition.
         std::thread::sleep(Duration::from_millis(5));
     }
 }

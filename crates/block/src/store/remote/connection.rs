@@ -45,12 +45,12 @@ pub(super) struct Connection {
     socket: Arc<OwnedFd>,
     terms: Terms,
     link: Weak<Link>,
-    state: RefCell<State>,
+    state: RefCell<ConnectionState>,
     changed: Signal,
 }
 
 #[derive(Default)]
-struct State {
+struct ConnectionState {
     in_flight: InFlight,
     queue: VecDeque<Outgoing>,
     phase: Phase,

@@ -53,7 +53,7 @@ pub(super) struct Link {
     handle: Handle,
     own: Weak<Self>,
     zeroes: Buffer,
-    state: RefCell<State>,
+    state: RefCell<LinkState>,
     ledger: RefCell<Ledger>,
     flushes_failed: Cell<u64>,
     connected_at: Cell<Duration>,
@@ -62,7 +62,7 @@ pub(super) struct Link {
     changed: Signal,
 }
 
-enum State {
+enum LinkState {
     Connected(Vec<Rc<Connection>>),
     Broken,
     Closed,
@@ -90,7 +90,7 @@ impl Link {
             handle: handle.clone(),
             own: Weak::clone(own),
             zeroes: Buffer::zeroed(ZERO_PAYLOAD_MAX as usize),
-            state: RefCell::new(State::Broken),
+            state: RefCell::new(LinkState::Broken),
             ledger: RefCell::default(),
             flushes_failed: Cell::new(0),
             connected_at: Cell::new(handle.now()),
@@ -99,7 +99,7 @@ impl Link {
             changed: Signal::default(),
         });
         let connections = link.connections(lines);
-        link.state.replace(State::Connected(connections));
+        link.state.replace(LinkState::Connected(connections));
         link
     }
 
@@ -162,7 +162,7 @@ impl Link {
 
     pub(super) async fn room(&self) -> Result<(), IoError> {
         let look = || match &*self.state.borrow() {
-            State::Closed => Some(Err(IoError::Closed)),
+            LinkState::Closed => Some(Err(IoError::Closed)),
             _ => self.ledger.borrow().has_room().then_some(Ok(())),
         };
         self.changed.wait_for(look).await
@@ -198,7 +198,7 @@ impl Link {
     }
 
     pub(super) fn close(&self) {
-        if let State::Connected(connections) = self.state.replace(State::Closed) {
+        if let LinkState::Connected(connections) = self.state.replace(LinkState::Closed) {
             for connection in connections {
                 connection.close(&self.handle);
             }
@@ -209,20 +209,20 @@ impl Link {
     /// Lets requests wait for other connections than the present ones.
     fn give_up_connections(&self) -> Option<Vec<Rc<Connection>>> {
         let mut state = self.state.borrow_mut();
-        let State::Connected(connections) = &mut *state else { return None };
+        let LinkState::Connected(connections) = &mut *state else { return None };
         let former = std::mem::take(connections);
-        *state = State::Broken;
+        *state = LinkState::Broken;
         Some(former)
     }
 
     fn least_loaded(&self) -> Option<Result<Rc<Connection>, IoError>> {
         match &*self.state.borrow() {
-            State::Connected(connections) => {
+            LinkState::Connected(connections) => {
                 let open = connections.iter().filter_map(|connection| Some((connection.load()?, connection)));
                 open.min_by_key(|(load, _)| *load).map(|(_, connection)| Ok(Rc::clone(connection)))
             }
-            State::Broken => None,
-            State::Closed => Some(Err(IoError::Closed)),
+            LinkState::Broken => None,
+            LinkState::Closed => Some(Err(IoError::Closed)),
         }
     }
 
@@ -237,7 +237,7 @@ impl Link {
         let connections = self.connections(lines);
         let Some(first) = connections.first() else { return Err("it takes no connection") };
         let repeated = self.repeat_changes(first).await;
-        let is_open = !matches!(*self.state.borrow(), State::Closed);
+        let is_open = !matches!(*self.state.borrow(), LinkState::Closed);
         if repeated.is_err() || !is_open {
             for connection in connections {
                 connection.close(&self.handle);
@@ -246,7 +246,7 @@ impl Link {
         }
         // N.B. from here on requests in flight are sent again: the server has all changes before them.
         let is_whole = connections.iter().all(|connection| connection.load().is_some());
-        self.state.replace(State::Connected(connections));
+        self.state.replace(LinkState::Connected(connections));
         self.connected_at.set(self.handle.now());
         if !is_whole {
             // A connection broke before the link was connected.
@@ -390,7 +390,7 @@ async fn reconnect(own: Weak<Link>, others: Vec<Rc<Connection>>) {
 
 impl Link {
     fn is_closed(&self) -> bool {
-        matches!(*self.state.borrow(), State::Closed)
+        matches!(*self.state.borrow(), LinkState::Closed)
     }
 }
 

@@ -17,12 +17,12 @@ use crate::buffer::Buffer;
 const DIRECT_LENGTH_MIN: usize = 32 << 10;
 
 pub(super) struct Receiver {
-    state: State,
+    state: ReceiverState,
     structured: bool,
 }
 
 #[derive(Clone, Copy)]
-enum State {
+enum ReceiverState {
     Head,
     Payload { cookie: u64, sink: Sink, left: usize, is_last: bool },
 }
@@ -46,7 +46,7 @@ pub(super) struct Loan {
 
 impl Receiver {
     pub(super) fn new(structured: bool) -> Self {
-        Self { state: State::Head, structured }
+        Self { state: ReceiverState::Head, structured }
     }
 
     /// Takes all of `bytes` but the start of an incomplete head; returns how many were taken. Fails with [`Violation`]: the
@@ -60,20 +60,20 @@ impl Receiver {
         let mut taken = 0;
         loop {
             match self.state {
-                State::Head => {
+                ReceiverState::Head => {
                     let Some((head, length)) = Head::decode(&bytes[taken..], ReplyStyle::Structured)? else {
                         return Ok(taken);
                     };
                     taken += length;
                     self.state = self.enter(&head, in_flight)?;
                 }
-                State::Payload { cookie, left: 0, is_last, .. } => {
+                ReceiverState::Payload { cookie, left: 0, is_last, .. } => {
                     if is_last {
                         completed.push(in_flight.finish(cookie)?);
                     }
-                    self.state = State::Head;
+                    self.state = ReceiverState::Head;
                 }
-                State::Payload { cookie, sink, left, is_last } => {
+                ReceiverState::Payload { cookie, sink, left, is_last } => {
                     let arrived = &bytes[taken..];
                     let arrived = &arrived[..arrived.len().min(left)];
                     if arrived.is_empty() {
@@ -88,7 +88,7 @@ impl Receiver {
                     }
                     taken += arrived.len();
                     let sink = sink.behind(arrived.len());
-                    self.state = State::Payload { cookie, sink, left: left - arrived.len(), is_last };
+                    self.state = ReceiverState::Payload { cookie, sink, left: left - arrived.len(), is_last };
                 }
             }
         }
@@ -97,7 +97,7 @@ impl Receiver {
     /// Lends the memory for the next bytes of the stream, if they are many.
     pub(super) fn lend(&self, in_flight: &mut InFlight) -> Option<Loan> {
         match self.state {
-            State::Payload { cookie, sink: Sink::Data { position }, left, .. }
+            ReceiverState::Payload { cookie, sink: Sink::Data { position }, left, .. }
                 if left >= DIRECT_LENGTH_MIN =>
             {
                 let mut buffer = in_flight.lend(cookie)?;
@@ -112,12 +112,13 @@ impl Receiver {
     pub(super) fn give_back(&mut self, mut loan: Loan, length: usize, in_flight: &mut InFlight) {
         loan.buffer.move_window(loan.whole.0, loan.whole.1);
         in_flight.give_back(loan.cookie, loan.buffer);
-        if let State::Payload { cookie, sink, left, is_last } = self.state {
-            self.state = State::Payload { cookie, sink: sink.behind(length), left: left - length, is_last };
+        if let ReceiverState::Payload { cookie, sink, left, is_last } = self.state {
+            self.state =
+                ReceiverState::Payload { cookie, sink: sink.behind(length), left: left - length, is_last };
         }
     }
 
-    fn enter(&self, head: &Head, in_flight: &mut InFlight) -> Result<State, Violation> {
+    fn enter(&self, head: &Head, in_flight: &mut InFlight) -> Result<ReceiverState, Violation> {
         let Head { cookie, body, is_last } = *head;
         if !self.structured && !matches!(body, Body::Simple { .. }) {
             return Err("a chunk comes though none were agreed on");
@@ -153,7 +154,7 @@ impl Receiver {
                 (Sink::Nobody, rest as usize)
             }
         };
-        Ok(State::Payload { cookie, sink, left, is_last })
+        Ok(ReceiverState::Payload { cookie, sink, left, is_last })
     }
 }
 

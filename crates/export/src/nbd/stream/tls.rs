@@ -44,10 +44,10 @@ pub(in crate::nbd) enum TlsFailure {
 pub(in crate::nbd) struct Session {
     engine: Rc<dyn Engine>,
     socket: Arc<OwnedFd>,
-    state: RefCell<State>,
+    state: RefCell<TlsState>,
 }
 
-struct State {
+struct TlsState {
     connection: ServerConnection,
     /// The last received bytes; `None` before the first receive, and during one.
     ciphertext: Option<Buffer>,
@@ -64,7 +64,7 @@ impl Session {
     ) -> Self {
         // The steps limit what is encrypted at a time; a shortened write would only complicate that.
         connection.set_buffer_limit(None);
-        let state = State { connection, ciphertext: None, start: 0, end: 0 };
+        let state = TlsState { connection, ciphertext: None, start: 0, end: 0 };
         Self { engine, socket, state: RefCell::new(state) }
     }
 
@@ -158,7 +158,7 @@ impl Session {
     }
 }
 
-impl State {
+impl TlsState {
     /// Uses ciphertext until the handshake is over, or more is needed. Later bytes are left.
     fn advance_handshake(&mut self) -> Result<(), rustls::Error> {
         while self.start < self.end && self.connection.is_handshaking() {

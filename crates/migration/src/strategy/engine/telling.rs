@@ -23,7 +23,7 @@ const UNTOLD_MAX: u64 = 4096;
 
 #[derive(Debug)]
 pub(super) struct Tellings {
-    state: State,
+    state: UpdateState,
     /// All blocks sent since the last complete set.
     told: LayeredBitmap,
     /// The blocks that have become missing since the latest update began.
@@ -32,7 +32,7 @@ pub(super) struct Tellings {
 }
 
 #[derive(Debug)]
-enum State {
+enum UpdateState {
     Untold,
     /// `is_void`: the update does not count, but may still be under way.
     Telling {
@@ -48,7 +48,7 @@ enum State {
 impl Tellings {
     pub(super) fn new(blocks: chronicle::BlockCount) -> Self {
         Self {
-            state: State::Untold,
+            state: UpdateState::Untold,
             told: LayeredBitmap::new(blocks),
             untold: LayeredBitmap::new(blocks),
             next: 0,
@@ -67,9 +67,9 @@ impl Tellings {
     /// of a source that has given the attempt up.
     pub(super) fn forget(&mut self) {
         match &mut self.state {
-            State::Untold => return,
-            State::Telling { is_void, .. } => *is_void = true,
-            State::Told => self.state = State::Untold,
+            UpdateState::Untold => return,
+            UpdateState::Telling { is_void, .. } => *is_void = true,
+            UpdateState::Told => self.state = UpdateState::Untold,
         }
         self.told.clear();
         self.untold.clear();
@@ -78,13 +78,13 @@ impl Tellings {
     /// Returns since when the target has owed an answer to an update.
     pub(super) fn telling_since(&self) -> Option<Duration> {
         match &self.state {
-            State::Telling { since, .. } => Some(*since),
-            State::Untold | State::Told => None,
+            UpdateState::Telling { since, .. } => Some(*since),
+            UpdateState::Untold | UpdateState::Told => None,
         }
     }
 
     pub(super) fn missing(&mut self, blocks: BlockRange) {
-        if !matches!(self.state, State::Untold) {
+        if !matches!(self.state, UpdateState::Untold) {
             self.untold.insert(blocks);
         }
     }
@@ -93,7 +93,7 @@ impl Tellings {
 impl Engine {
     /// Returns whether the target knows the missing set as of the last update.
     pub(in crate::strategy) fn is_told(&self) -> bool {
-        matches!(self.tellings.state, State::Told)
+        matches!(self.tellings.state, UpdateState::Told)
     }
 
     /// Returns whether the target knows its missing set exactly.
@@ -118,11 +118,11 @@ impl Engine {
             return;
         }
         let is_base = match self.tellings.state {
-            State::Untold => true,
-            State::Telling { .. } => return,
-            State::Told if self.gate.is_open() && self.tellings.untold.count() < UNTOLD_MAX => return,
-            State::Told if self.is_all_told() => return,
-            State::Told => false,
+            UpdateState::Untold => true,
+            UpdateState::Telling { .. } => return,
+            UpdateState::Told if self.gate.is_open() && self.tellings.untold.count() < UNTOLD_MAX => return,
+            UpdateState::Told if self.is_all_told() => return,
+            UpdateState::Told => false,
         };
         let blocks = match is_base {
             true => self.replica.lacking(),
@@ -131,14 +131,14 @@ impl Engine {
         self.tellings.untold.clear();
         self.tellings.next += 1;
         let id = TellingId(self.tellings.next);
-        self.tellings.state = State::Telling { id, is_base, blocks, is_void: false, since: now };
+        self.tellings.state = UpdateState::Telling { id, is_base, blocks, is_void: false, since: now };
         self.actions.push_back(VolumeAction::TellMissing { telling: id });
     }
 
     /// Returns the content of an update under way, and whether it is a complete set.
     pub(in crate::strategy) fn telling(&self, telling: TellingId) -> Option<(&LayeredBitmap, bool)> {
         match &self.tellings.state {
-            State::Telling { id, is_base, blocks, is_void: false, .. } if *id == telling => {
+            UpdateState::Telling { id, is_base, blocks, is_void: false, .. } if *id == telling => {
                 Some((blocks, *is_base))
             }
             _ => None,
@@ -151,14 +151,14 @@ impl Engine {
         telling: TellingId,
         result: Result<(), TargetFault>,
     ) {
-        if !matches!(self.tellings.state, State::Telling { id, .. } if id == telling) {
+        if !matches!(self.tellings.state, UpdateState::Telling { id, .. } if id == telling) {
             return;
         }
-        let said = std::mem::replace(&mut self.tellings.state, State::Untold);
-        let State::Telling { blocks, is_base, is_void: false, .. } = said else { return };
+        let said = std::mem::replace(&mut self.tellings.state, UpdateState::Untold);
+        let UpdateState::Telling { blocks, is_base, is_void: false, .. } = said else { return };
         match result {
             Ok(()) => {
-                self.tellings.state = State::Told;
+                self.tellings.state = UpdateState::Told;
                 if is_base {
                     self.tellings.told.clear();
                 }

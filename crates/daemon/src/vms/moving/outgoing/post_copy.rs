@@ -61,13 +61,13 @@ pub(crate) enum PostCopyState {
 /// The transfer of the rest of a VM's memory.
 #[derive(Default)]
 pub(super) struct PostCopy {
-    state: Mutex<State>,
+    state: Mutex<PostCopyTasks>,
     /// Whether the volumes are durably the target's.
     is_released: AtomicBool,
 }
 
 #[derive(Default)]
-struct State {
+struct PostCopyTasks {
     /// The task that carries the stream, while there is one.
     carrying: Option<Carrying>,
     /// The task that waits until the volumes are the target's.
@@ -88,7 +88,7 @@ impl PostCopy {
     }
 
     /// The state stays consistent after a panic of another holder.
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, PostCopyTasks> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
