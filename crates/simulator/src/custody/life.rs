@@ -177,7 +177,7 @@ impl World {
         answer.is_ok()
     }
 
-    fn is_lockable(&self, object: ObjectId) -> bool {
+    pub(super) fn is_lockable(&self, object: ObjectId) -> bool {
         let is_served = |serving: &Serving| {
             serving.object == object || serving.base.as_ref().is_some_and(|(_, base, _)| *base == object)
         };
@@ -408,12 +408,16 @@ impl World {
             return;
         }
         let (path, owner) = (known.record.image.place.name().to_owned(), Owner::Volume(volume));
+        // A name that is not free is given to nothing.
+        let aside = format!("{path}.removed");
+        if self.files.at(&aside).is_some() {
+            return;
+        }
         self.serving.remove(&volume);
         if known.record.image.is_adopted() || known.record.image.place.file().is_none() {
             self.commit(vec![Record::VolumeRemoved { volume }]);
             return;
         }
-        let aside = format!("{path}.removed");
         if self.carry_out(Step::Rename, &owner, &path, &Act::Rename(&aside)) {
             self.commit(vec![Record::VolumeRemoved { volume }]);
             // It may be killed before that.

@@ -82,6 +82,9 @@ impl World {
     /// Somebody says that what has the name is the image: it is a backup that was put back.
     fn accept(&mut self, volume: VolumeId, path: &str) {
         let Some(object) = self.files.at(path).filter(|_| self.random.percent(40)) else { return };
+        if !self.is_lockable(object) {
+            return;
+        }
         let known = self.known(path);
         self.commit(known.into_iter().collect());
         self.files.accept(object);
