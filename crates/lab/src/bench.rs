@@ -8,17 +8,17 @@
 //!   return ──► load, round ──► there, home ──► compare ──► statistics
 //!   mirror ──► round ──► idle, load ──► Sterna │ cp │ qemu-img │ qemu-storage-daemon ──► compare ──► statistics
 //!
-//!   environment   what was measured on        tools     the programs, their versions and packages
+//!   environment   the measured machine        tools     the programs, their versions and packages
 //!   folder        a temporary folder          image     random data, holes, comparing, dropping caches
-//!   server, qmp   a server that is measured   process   what a process has used
-//!   guest         fio, with a log of requests     two_hosts a volume, and a host to go to
-//!   migration     one that is measured: its course, and whether the copy is equal
+//!   server, qmp   a measured server           process   CPU time and bytes of a process
+//!   guest         fio, with a request log     two_hosts a volume, and a host to move to
+//!   migration     a measured migration: its times, and whether the copy is equal
 //!   show          figures as text             page, chart   figures as a page of HTML
 //! ```
 //!
-//! Whatever is compared is measured in one run, one after the other, again and again: the VM's moods then meet
-//! everybody alike, and a ratio is taken between neighbours. This module measures, and makes tables and pages; the program
-//! prints and writes them. What the figures mean is in `docs/performance.md`.
+//! All contenders are measured in one run, in turns, round after round: changes in the VM's speed then affect all alike, and a
+//! ratio is taken between neighbours. This module measures, and makes tables and pages; the program prints and writes them.
+//! `docs/performance.md` says what the figures mean.
 
 mod chart;
 mod environment;
@@ -53,20 +53,20 @@ use std::path::PathBuf;
 use self::folder::BenchFolder;
 use crate::demo::{Progress, Signals};
 
-/// What all benchmarks are told.
+/// The options that all benchmarks share.
 #[derive(Clone, Debug)]
 pub struct BenchOptions {
-    /// The program whose `serve` is measured: normally the one that runs now.
+    /// The program whose `serve` is measured: normally the running one.
     pub program: PathBuf,
-    /// Where the temporary folder is made, on the disk that is measured; `None`: where the demo makes its own.
+    /// Where the temporary folder is made, on the disk that is measured; `None`: in the demo's usual place.
     pub parent: Option<PathBuf>,
     /// Size of an image in bytes.
     pub size_bytes: u64,
-    /// How often everything is measured.
+    /// Number of rounds, each of which measures everything.
     pub rounds: u32,
 }
 
-/// Does `work` in a folder that has gone when this returns; a signal ends it early.
+/// Does `work` in a temporary folder, which is removed before this returns; a signal ends it early.
 async fn in_folder<T>(
     folder: BenchFolder,
     progress: &mut Progress,

@@ -9,7 +9,7 @@ use report::escape;
 use super::guest::Moment;
 use super::statistics::Summary;
 
-/// Width of every chart; the page scales it.
+/// The page scales charts from this width.
 const WIDTH: f64 = 720.0;
 /// Where the names end and the bars begin.
 const LEFT: f64 = 210.0;
@@ -17,10 +17,9 @@ const LEFT: f64 = 210.0;
 const RIGHT: f64 = 620.0;
 /// Height of a bar with the space around it.
 const ROW: f64 = 30.0;
-/// Height of a course, axis and all.
+/// Height of a course, with its axis.
 const COURSE_HEIGHT: f64 = 190.0;
 
-/// A bar of a chart.
 #[derive(Debug)]
 pub(super) struct Bar<'a> {
     pub(super) name: &'a str,
@@ -42,7 +41,6 @@ pub(super) fn bars(title: &str, bars: &[Bar<'_>], show: impl Fn(f64) -> String) 
         let name = escape(name);
         let value = escape(&show(summary.median));
         let (least, most) = (x(summary.min), x(summary.max));
-        // Writing to a string cannot fail.
         let _ = write!(
             svg,
             "<g class=\"{class}\"><text class=\"name\" x=\"{:.1}\" y=\"{:.1}\">{name}</text>\
@@ -72,7 +70,7 @@ pub(super) fn bars(title: &str, bars: &[Bar<'_>], show: impl Fn(f64) -> String) 
     svg + "</svg>\n"
 }
 
-/// What the courses of several contenders have in common, so that they can be laid beside each other.
+/// The axes that several courses share, so that they can be compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CourseScale {
     /// Seconds at the left edge, before the migration begins at 0.
@@ -84,7 +82,7 @@ pub(super) struct CourseScale {
 }
 
 impl CourseScale {
-    /// The scale that all of these fit into.
+    /// Returns the scale that all courses fit into.
     pub(super) fn of<'a>(courses: impl Iterator<Item = &'a [Moment]> + Clone) -> Self {
         let moments = courses.flatten();
         let seconds = moments.clone().map(|moment| moment.seconds);
@@ -138,7 +136,7 @@ pub(super) fn course(title: &str, name: &str, moments: &[Moment], ended: f64, sc
     svg + "\n"
 }
 
-/// Round seconds between two, at most about ten.
+/// Returns at most about ten round numbers of seconds between two.
 fn ticks(from: f64, to: f64) -> Vec<f64> {
     let span = (to - from).max(0.1);
     let step = [0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0].into_iter().find(|step| span / step <= 10.0);
@@ -153,7 +151,6 @@ fn begin(title: &str, height: f64) -> String {
     format!("<svg role=\"img\" aria-label=\"{title}\" viewBox=\"0 0 {WIDTH} {height}\">")
 }
 
-/// The colour of a contender.
 fn class_of(name: &str) -> &'static str {
     match name {
         name if name.starts_with("sterna") => "sterna",
@@ -196,7 +193,7 @@ mod tests {
         let moments = [moment(-1.0, 100.0), moment(0.0, 50.0), moment(1.0, 50.0), moment(3.0, 100.0)];
         let scale = CourseScale::of([&moments[..]].into_iter());
         let svg = course("life", "sterna", &moments, 2.0, scale);
-        // A quarter of the axis before, half of it during.
+        // A quarter of the axis is before the migration, half of it during.
         assert!(svg.contains("<rect class=\"migration\" x=\"222.5\" y=\"10\" width=\"325.0\""), "{svg}");
         assert_eq!(svg.split("points=\"").nth(1).unwrap().split(' ').count(), 4);
         let nothing = course("life", "sterna", &[], 0.0, CourseScale::of(std::iter::empty::<&[Moment]>()));

@@ -1,4 +1,4 @@
-//! What was measured on, so that figures can be judged later.
+//! The machine and the programs of a measurement, so that figures can be judged later.
 
 use std::path::Path;
 
@@ -6,31 +6,28 @@ use serde::Serialize;
 
 use super::image::{Forgotten, drop_caches};
 
-/// The machine and the programs.
+/// The machine and the programs that were measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Environment {
-    /// The processor, as it calls itself.
+    /// The processor's own name, for example "AMD EPYC".
     pub processor: String,
-    /// How many CPUs this process may use.
+    /// Number of CPUs that this process may use.
     pub cpus: usize,
-    /// Release of the kernel.
+    /// Release of the kernel, as `uname` says it.
     pub kernel: String,
     /// The file system that the images are on.
     pub file_system: String,
-    /// What of the page cache was dropped before each measurement: `all`, or the pages of the `images` without root.
+    /// The page cache that was dropped before each measurement: `all`, or the pages of the `images` without root.
     pub dropped_caches: &'static str,
-    /// Versions of the programs.
+    /// Versions of the programs, by name.
     pub versions: Versions,
 }
 
-/// Versions of the programs that were measured, by name.
+/// Versions of measured programs, by name.
 pub type Versions = std::collections::BTreeMap<String, String>;
 
 impl Environment {
-    /// Describes this machine, for images in `folder`.
-    ///
-    /// # Errors
-    /// If the page cache cannot be asked to forget.
+    /// Describes this machine, for images in `folder`. Fails if the page cache cannot be dropped.
     pub(super) async fn of(folder: &Path, versions: Versions) -> anyhow::Result<Self> {
         let read = |path| std::fs::read_to_string(path).unwrap_or_default();
         let dropped_caches = match drop_caches(&[]).await? {
@@ -47,7 +44,7 @@ impl Environment {
         })
     }
 
-    /// Two lines for people: the machine, and the programs.
+    /// Returns two lines: the machine, and the programs.
     pub fn lines(&self) -> [String; 2] {
         let Self { processor, cpus, kernel, file_system, versions, .. } = self;
         let versions: Vec<String> =
@@ -62,7 +59,7 @@ fn processor_in(cpuinfo: &str) -> String {
     name.unwrap_or(std::env::consts::ARCH).to_owned()
 }
 
-/// The type of the file system that is mounted deepest above `folder`.
+/// Returns the type of the file system that is mounted deepest above `folder`.
 fn file_system_in(mountinfo: &str, folder: &Path) -> String {
     let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
     let mounts = mountinfo.lines().filter_map(|line| {
@@ -70,7 +67,7 @@ fn file_system_in(mountinfo: &str, folder: &Path) -> String {
         Some((place.split(' ').nth(4)?, system.split(' ').next()?))
     });
     let above = mounts.filter(|(place, _)| folder.starts_with(place));
-    // Of several mounts in one place the last one is seen.
+    // Of several mounts in one place, the last is visible.
     let deepest = above.max_by_key(|(place, _)| place.len());
     deepest.map_or_else(|| "a file system of unknown type".to_owned(), |(_, system)| system.to_owned())
 }

@@ -1,7 +1,7 @@
-//! fio: one job, and what it says about it.
+//! fio: one job, and its figures.
 //!
-//! Every contender gets the same job: only the engine differs, and what it is pointed at. The requests are those of a
-//! fixed seed, so that every contender is asked for the same blocks in the same order.
+//! Every contender gets the same job; only the engine and its target differ. A fixed seed makes all contenders serve the same
+//! blocks in the same order.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -12,28 +12,27 @@ use tokio::process::Command;
 
 use super::tools::FIO;
 
-/// What a job does to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// Which requests.
+    /// The kind of requests, and their order.
     pub pattern: Pattern,
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub block_bytes: u32,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: u32,
 }
 
-/// Which requests a job makes.
+/// The kinds of requests that a job makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
     /// Reads and writes of random blocks.
     RandomMixed {
-        /// How many of a hundred requests are reads.
+        /// Share of reads, in per cent.
         reads_percent: u32,
     },
-    /// The same, with some blocks much more often than others.
+    /// Reads and writes of random blocks, some of them much more often than others.
     ZipfMixed {
-        /// How many of a hundred requests are reads.
+        /// Share of reads, in per cent.
         reads_percent: u32,
         /// The exponent of the distribution, in hundredths.
         theta_percent: u32,
@@ -48,10 +47,10 @@ pub enum Pattern {
     SequentialWrites,
 }
 
-/// What a job is done to.
+/// The disk of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Disk<'a> {
-    /// A file, by io_uring and past the page cache.
+    /// A file, used by io_uring and past the page cache.
     File(&'a Path),
     Nbd {
         /// `nbd+unix:///NAME?socket=PATH`.
@@ -59,16 +58,16 @@ pub(super) enum Disk<'a> {
     },
 }
 
-/// What fio has measured.
+/// The figures of one job of fio.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// Requests that were completed.
+    /// Number of completed requests.
     pub requests: u64,
-    /// How long it worked, in seconds.
+    /// Duration of the job, in seconds.
     pub seconds: f64,
-    /// Requests per second.
+    /// Completed requests per second.
     pub iops: f64,
-    /// Bytes per second.
+    /// Bytes moved per second.
     pub bytes_per_second: f64,
     /// Mean time of a request, from its submission to its completion, in microseconds.
     pub mean_latency_us: f64,
@@ -81,10 +80,10 @@ pub struct Measured {
 }
 
 impl Job {
-    /// The command that does this job for `seconds` to the first `size_bytes` of a disk. fio works in `folder`.
+    /// Returns the command that does this job for `seconds` to the first `size_bytes` of a disk. fio works in `folder`.
     pub(super) fn command(self, disk: Disk<'_>, size_bytes: u64, seconds: u32, folder: &Path) -> Command {
         let mut command = FIO.command();
-        // A thread rather than a process: then killing fio kills the job.
+        // A thread rather than a process: killing fio then kills the job.
         command.current_dir(folder).args(["--name=bench", "--thread"]);
         match disk {
             Disk::File(path) => {
@@ -113,20 +112,17 @@ impl Job {
             .arg(format!("--size={size_bytes}"))
             .arg(format!("--bs={block_bytes}"))
             .arg(format!("--iodepth={depth}"))
-            // The map of blocks that were visited costs the client time, and only matters to those who verify.
+            // The map of visited blocks costs the client time, and only verifying jobs need it.
             .args(["--norandommap", "--randrepeat=1"])
             .args(["--time_based", &format!("--runtime={seconds}")])
-            // Reads and writes are one kind of request to whoever serves them.
+            // Servers treat reads and writes alike, so they are reported as one kind.
             .args(["--unified_rw_reporting=1", "--output-format=json", "--eta=never"])
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
         command
     }
 
-    /// Does this job and returns what was measured.
-    ///
-    /// # Errors
-    /// If fio fails, or a request did; the message holds what fio says.
+    /// Does this job and returns its figures. Fails if fio or a request fails; the message holds fio's.
     pub(super) async fn run(
         self,
         disk: Disk<'_>,
@@ -143,17 +139,15 @@ impl Job {
 }
 
 impl Measured {
-    /// Reads what fio prints with `--output-format=json` and `--unified_rw_reporting=1` about one job.
-    ///
-    /// # Errors
-    /// If that has another shape, tells of an error, or of no request.
+    /// Reads what fio prints with `--output-format=json` and `--unified_rw_reporting=1` about one job. Fails for another shape,
+    /// for an error, and for a job without requests.
     pub(super) fn parse(output: &str) -> anyhow::Result<Self> {
         let job = only_job(output)?;
         let Requests { total_ios, io_bytes, runtime, lat_ns, clat_ns } = &job.mixed;
         ensure!(*total_ios > 0 && *runtime > 0, "fio completed no request");
         let seconds = *runtime as f64 / 1e3;
         let requests = *total_ios as f64;
-        // An option of fio could leave them out; then there is nothing to be read from zeroes.
+        // An option of fio could leave them out; zeroes would say nothing.
         let p99_ns = clat_ns.percentile.get("99.000000").context("fio printed no percentiles")?;
         Ok(Self {
             requests: *total_ios,
@@ -168,10 +162,7 @@ impl Measured {
     }
 }
 
-/// Makes sure that no request has failed, by what fio prints.
-///
-/// # Errors
-/// If one has, or there was none.
+/// Checks in fio's output that no request has failed, and that there was one.
 pub(super) fn check_output(output: &str) -> anyhow::Result<()> {
     let job = only_job(output)?;
     ensure!(job.mixed.total_ios > 0, "fio completed no request");
@@ -190,7 +181,7 @@ fn only_job(output: &str) -> anyhow::Result<OutputJob> {
     Ok(job)
 }
 
-/// What fio prints, as far as it is used.
+/// The used part of fio's output.
 #[derive(Debug, Deserialize)]
 struct Output {
     jobs: Vec<OutputJob>,
@@ -198,11 +189,10 @@ struct Output {
 
 #[derive(Debug, Deserialize)]
 struct OutputJob {
-    /// Number of the first error.
     error: i32,
-    /// Per cent of the job's time.
+    /// In per cent of the job's time.
     usr_cpu: f64,
-    /// Per cent of the job's time.
+    /// In per cent of the job's time.
     sys_cpu: f64,
     mixed: Requests,
 }
@@ -214,7 +204,7 @@ struct Requests {
     runtime: u64,
     /// From submission to completion.
     lat_ns: Latency,
-    /// From the end of the submission to completion; it alone comes with percentiles.
+    /// From the end of the submission to completion; only this time has percentiles.
     clat_ns: Latency,
 }
 
@@ -230,7 +220,7 @@ struct Latency {
 mod tests {
     use super::*;
 
-    /// What fio 3.33 printed, cut down to one in ten of its fields.
+    /// The output of fio 3.33, with one in ten of its fields.
     const OUTPUT: &str = r#"fio: some warning
 {"fio version": "fio-3.33", "jobs": [{"jobname": "bench", "error": 0, "elapsed": 3,
   "mixed": {"io_bytes": 409600000, "bw_bytes": 204800000, "iops": 25000.0, "runtime": 2000, "total_ios": 50000,

@@ -1,4 +1,4 @@
-//! The folder of a benchmark: on the disk that is measured, and gone afterwards.
+//! A benchmark's folder: on the measured disk, and removed afterwards.
 
 use std::path::{Path, PathBuf};
 
@@ -8,7 +8,7 @@ use tempfile::TempDir;
 
 use crate::demo::{check_free_space, usual_parent};
 
-/// What journals, logs and the file system's own bookkeeping may take besides the images.
+/// Room for journals, logs and the file system's own records, besides the images.
 const RESERVE_BYTES: u64 = 128 << 20;
 
 #[derive(Debug)]
@@ -17,10 +17,8 @@ pub(super) struct BenchFolder {
 }
 
 impl BenchFolder {
-    /// Makes the folder below `parent`, or where the demo makes its own.
-    ///
-    /// # Errors
-    /// If `images` images of `size_bytes` do not fit, or files there cannot be used past the page cache.
+    /// Makes the folder below `parent`, or in the demo's usual place. Fails if `images` images of `size_bytes` do not fit, or if
+    /// files there cannot be used past the page cache.
     pub(super) fn create(parent: Option<&Path>, images: u64, size_bytes: u64) -> anyhow::Result<Self> {
         let parent = parent.map_or_else(usual_parent, Path::to_owned);
         let needed = size_bytes.saturating_mul(images).saturating_add(RESERVE_BYTES);
@@ -39,7 +37,6 @@ impl BenchFolder {
         Ok(folder)
     }
 
-    /// A path in the folder.
     pub(super) fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -48,16 +45,14 @@ impl BenchFolder {
         self.folder.path()
     }
 
-    /// Removes the folder.
-    ///
-    /// # Errors
-    /// If something in it cannot be removed. Dropping the folder removes it too, without telling.
+    /// Removes the folder and reports failures; dropping the folder hides them.
     pub(super) fn remove(self) -> anyhow::Result<()> {
         let path = self.root().to_owned();
         self.folder.close().with_context(|| format!("remove {}", path.display()))
     }
 
-    /// Without direct I/O the page cache would be measured, and everybody would be as fast as memory.
+    /// Checks that direct I/O works here: otherwise the page cache would be measured, and all contenders would be as fast as
+    /// memory.
     fn check_direct_io(&self) -> anyhow::Result<()> {
         let path = self.path("direct");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT | OFlags::CLOEXEC;

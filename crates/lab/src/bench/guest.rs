@@ -1,15 +1,15 @@
-//! The guest of a migration that is measured: fio, with a log of every request.
+//! The guest of a measured migration: fio, with a log of every request.
 //!
 //! ```text
 //!   fio's log: completion (ms since 1970), latency (ns), direction, bytes, offset
 //!        │
 //!        ├─ window(before), window(during), window(after) ──► IOPS, latencies
-//!        ├─ moments()                                      ──► what is plotted
-//!        └─ written_since(switch)                          ──► what source and target may differ in
+//!        ├─ moments()                                      ──► plots
+//!        └─ written_since(switch)                          ──► blocks in which source and target may differ
 //! ```
 //!
-//! A log of every request, rather than averages: the worst latency is then a request's and not a window's, and it is
-//! known which blocks the guest wrote after the switch.
+//! A log of every request, rather than averages: the worst latency is then a request's and not a window's. It also shows which
+//! blocks the guest wrote after the switch.
 
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -28,28 +28,25 @@ use super::image::Blocks;
 use super::process::bytes_moved;
 use super::tools::FIO;
 
-/// fio ends by itself after this time, if nobody ends it before.
+/// fio ends by itself after this time, if it is not stopped before.
 const SECONDS_MAX: u32 = 3600;
-/// How long fio may take to begin.
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// How often it is looked whether it has.
+/// Pause between checks whether fio has begun.
 const START_PAUSE: Duration = Duration::from_millis(20);
-/// What a server has moved once its guest works, in bytes: more than it needs to look at an image.
+/// Bytes that a server has moved once its guest works: more than it reads to open an image.
 const START_BYTES: u64 = 256 << 10;
-/// How long fio may take to write its log down.
+/// How long fio may take to write its log.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
 /// Width of a point in plots.
 const MOMENT_MS: u64 = 100;
 
-/// What a guest does to its disk.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Load {
     pub(super) job: Job,
-    /// `None`: as much as it can.
+    /// `None`: the guest makes as many requests as it can.
     pub(super) limit: Option<Limit>,
 }
 
-/// How much a guest does at most.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Limit {
     Requests(u32),
@@ -61,25 +58,25 @@ impl Load {
         Self { limit: iops.map(Limit::Requests), ..Self::database_in_flight(16) }
     }
 
-    /// The same, with so many requests in flight.
+    /// Returns the same load with `depth` requests in flight.
     pub(super) fn database_in_flight(depth: u32) -> Self {
         let pattern = Pattern::RandomMixed { reads_percent: 70 };
         Self { job: Job { pattern, block_bytes: 8 << 10, depth }, limit: None }
     }
 
-    /// A database that asks for some blocks much more often than for others.
+    /// Returns the load of a database that uses some blocks much more often than others.
     pub(super) fn zipf(iops: Option<u32>) -> Self {
         let pattern = Pattern::ZipfMixed { reads_percent: 70, theta_percent: 110 };
         Self { job: Job { pattern, block_bytes: 8 << 10, depth: 16 }, limit: iops.map(Limit::Requests) }
     }
 
-    /// The same, that writes more than it reads.
+    /// Returns the same load with more writes than reads.
     pub(super) fn zipf_writes() -> Self {
         let pattern = Pattern::ZipfMixed { reads_percent: 20, theta_percent: 110 };
         Self { job: Job { pattern, block_bytes: 8 << 10, depth: 32 }, limit: None }
     }
 
-    /// How fio is told of the limit.
+    /// Returns fio's argument for the limit.
     fn limit_argument(self) -> Option<String> {
         match (self.limit?, self.job.pattern) {
             (
@@ -101,10 +98,10 @@ pub(super) struct Guest {
     log: PathBuf,
 }
 
-/// One request, as it ended.
+/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
-    /// When it completed, in milliseconds since 1970.
+    /// Completion, in milliseconds since 1970.
     completed_ms: u64,
     latency_ns: u64,
     direction: Direction,
@@ -118,36 +115,36 @@ pub(super) enum Direction {
     Write,
 }
 
-/// Everything that a guest has done, in the order of completion.
+/// All requests of a guest, in the order of completion.
 #[derive(Debug)]
 pub(super) struct Requests(Vec<Request>);
 
-/// What a guest felt in a span of time.
+/// A guest's figures in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Felt {
     /// Requests completed per second.
     pub(super) iops: f64,
-    /// The longest time of a request that was under way, in milliseconds.
+    /// The longest time of a request that was in flight, in milliseconds.
     pub(super) worst_latency_ms: f64,
     /// Time within which 99 % of these requests completed, in milliseconds.
     pub(super) p99_latency_ms: f64,
 }
 
-/// What a guest got of one kind of request in a span of time.
+/// The figures of a guest's reads, or of its writes, in a span of time.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct Spent {
     /// Requests completed per second.
     pub iops: f64,
-    /// Mean of their latencies, in milliseconds; 0 if there was none.
+    /// Mean latency in milliseconds; 0 without requests.
     pub mean_ms: f64,
-    /// Variance of their latencies, in square milliseconds.
+    /// Variance of the latency, in square milliseconds.
     pub variance_ms2: f64,
 }
 
-/// A tenth of a second of the guest's life.
+/// The guest's figures in a tenth of a second.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Moment {
-    /// Its beginning in seconds; the migration begins at 0.
+    /// Begin of the tenth in seconds; the migration begins at 0.
     pub seconds: f64,
     /// Requests completed per second.
     pub iops: f64,
@@ -156,10 +153,7 @@ pub struct Moment {
 }
 
 impl Guest {
-    /// Lets fio work on an export.
-    ///
-    /// # Errors
-    /// If it does not start.
+    /// Starts fio on an export.
     pub(super) fn start(
         uri: &str,
         size_bytes: u64,
@@ -176,10 +170,7 @@ impl Guest {
         Ok(Self { child, log: folder.path("guest_lat.1.log") })
     }
 
-    /// Ends fio, and returns what it has done.
-    ///
-    /// # Errors
-    /// If a request has failed, or fio has ended before.
+    /// Stops fio, and returns its requests. Fails if a request has failed, or fio has ended before.
     pub(super) async fn stop(mut self) -> anyhow::Result<Requests> {
         if let Some(status) = self.child.try_wait().context("look after fio")? {
             let output = self.child.wait_with_output().await.context("wait for fio")?;
@@ -189,7 +180,7 @@ impl Guest {
         kill_process(pid.context("fio has ended early")?, Signal::INT).context("ask fio to end")?;
         let output = timeout(STOP_DEADLINE, self.child.wait_with_output()).await;
         let output = output.context("fio does not end")?.context("wait for fio")?;
-        // The exit code tells of the signal alone.
+        // The exit code shows only the signal.
         check_output(&String::from_utf8_lossy(&output.stdout))?;
         let log = self.log;
         tokio::task::spawn_blocking(move || Requests::read(&log)).await?
@@ -212,11 +203,8 @@ impl Requests {
         Ok(Self(requests))
     }
 
-    /// What the guest felt in a span of milliseconds since 1970. Latencies are those of all requests that were under way
-    /// in it, also if they ended later.
-    ///
-    /// # Errors
-    /// If no request was.
+    /// Returns the guest's figures in a span of milliseconds since 1970. Latencies are those of all requests in flight in the
+    /// span, even of those that ended later. Fails if there were none.
     pub(super) fn felt(&self, span: Range<u64>) -> anyhow::Result<Felt> {
         let completed = self.completed_in(span.clone()).len();
         let under_way = self.0.iter().filter(|request| {
@@ -234,13 +222,13 @@ impl Requests {
         })
     }
 
-    /// Requests a second that completed in a span of milliseconds since 1970.
+    /// Returns the requests per second that completed in a span of milliseconds since 1970.
     pub(super) fn iops(&self, span: Range<u64>) -> f64 {
         let seconds = span.end.saturating_sub(span.start).max(1) as f64 / 1e3;
         self.completed_in(span).len() as f64 / seconds
     }
 
-    /// The guest's life in a span of milliseconds since 1970, relative to `zero`.
+    /// Returns the guest's moments in a span of milliseconds since 1970, relative to `zero`.
     pub(super) fn moments(&self, span: Range<u64>, zero: u64) -> Vec<Moment> {
         let begins = (span.start..span.end).step_by(MOMENT_MS as usize);
         let whole = begins.filter(|begin| begin + MOMENT_MS <= span.end);
@@ -257,7 +245,7 @@ impl Requests {
             .collect()
     }
 
-    /// What the guest got of one kind of request that completed in a span.
+    /// Returns the figures of one kind of request that completed in a span.
     pub(super) fn spent(&self, direction: Direction, span: Range<u64>) -> Spent {
         let seconds = span.end.saturating_sub(span.start).max(1) as f64 / 1e3;
         let completed = self.completed_in(span).iter().filter(|request| request.direction == direction);
@@ -268,13 +256,13 @@ impl Requests {
         Spent { iops: latencies.len() as f64 / seconds, mean_ms, variance_ms2: squares.sum::<f64>() / count }
     }
 
-    /// Where the writes went that completed in a span, in bytes.
+    /// Returns the offsets of the writes that completed in a span, in bytes.
     pub(super) fn offsets_written(&self, span: Range<u64>) -> impl Iterator<Item = u64> {
         let completed = self.completed_in(span).iter();
         completed.filter(|request| request.direction == Direction::Write).map(|request| request.offset)
     }
 
-    /// Blocks that were written by requests that ended at `since_ms` or later.
+    /// Returns the blocks written by requests that ended at `since_ms` or later.
     pub(super) fn written_since(&self, since_ms: u64) -> Blocks {
         let mut blocks = Blocks::default();
         for request in self.completed_in(since_ms..u64::MAX) {
@@ -285,12 +273,12 @@ impl Requests {
         blocks
     }
 
-    /// How many writes have ended.
+    /// Returns the number of completed writes.
     pub(super) fn writes(&self) -> u64 {
         self.0.iter().filter(|request| request.direction == Direction::Write).count() as u64
     }
 
-    /// When the last write to a byte ended; `None`: nobody has written it.
+    /// Returns when the last write to a byte ended; `None`: no write touched it.
     pub(super) fn written_last(&self, byte: u64) -> Option<u64> {
         let touches = |request: &&Request| {
             request.direction == Direction::Write
@@ -306,7 +294,7 @@ impl Requests {
 }
 
 impl Request {
-    /// Reads a line: `completed, latency, direction, bytes, offset, priority`.
+    /// Parses a line: `completed, latency, direction, bytes, offset, priority`.
     fn parse(line: &str) -> anyhow::Result<Self> {
         let mut fields = line.split(',').map(str::trim);
         let mut number = || -> anyhow::Result<u64> { Ok(fields.next().context("it is too short")?.parse()?) };
@@ -324,10 +312,8 @@ impl Request {
     }
 }
 
-/// Waits until a guest works: fio says nothing before its end, but the server of a guest that works reads or writes.
-///
-/// # Errors
-/// If it does not begin, or the server has ended.
+/// Waits until the server reads or writes for its guest; fio prints nothing before its end. Fails if no request comes, or the
+/// server has ended.
 pub(super) async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
     let idle = bytes_moved(server)?;
     let give_up_at = Instant::now() + START_DEADLINE;
@@ -338,7 +324,7 @@ pub(super) async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Milliseconds since 1970, as fio's log has them.
+/// Returns milliseconds since 1970, the unit of fio's log.
 pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
@@ -348,7 +334,7 @@ pub(super) fn now_ms() -> u64 {
 mod tests {
     use super::*;
 
-    /// What fio 3.33 wrote.
+    /// A log of fio 3.33.
     const LOG: &str = "\
 1000, 2000000, 0, 8192, 4046848, 0
 1050, 1000000, 1, 8192, 8192, 0
@@ -361,7 +347,7 @@ mod tests {
     fn a_window_counts_what_completes_and_feels_what_is_under_way() {
         let requests = Requests::parse(LOG).unwrap();
         let felt = requests.felt(1000..1200).unwrap();
-        // Three completed in 0.2 s; the one that took 750 ms was submitted within.
+        // Three requests completed in 0.2 s; that of 750 ms was submitted within.
         assert_eq!((felt.iops, felt.worst_latency_ms, felt.p99_latency_ms), (15.0, 750.0, 2.0));
         assert_eq!(requests.felt(1950..2000).unwrap().worst_latency_ms, 0.1);
         assert!(requests.felt(3000..4000).is_err());

@@ -1,4 +1,4 @@
-//! Images that are measured: filled with random data, compared, and forgotten by the page cache.
+//! Images for measurements: filling them with random data, comparing them, and dropping their page cache.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -10,22 +10,21 @@ use anyhow::{Context as _, ensure};
 use crate::demo::Progress;
 use crate::workload::random::Random;
 
-/// Images are written in steps of this size; between them a signal is noticed.
+/// Images are written in steps of this size; a signal is noticed between steps.
 const STEP_BYTES: u64 = 32 << 20;
 /// Holes and data alternate within pieces of this size: larger than any block, smaller than any image.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// How much of an image is a hole.
+/// The part of an image that is holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holes {
-    /// Every block has been written.
     None,
     /// A quarter: the end of every piece.
     Quarter,
 }
 
 impl Holes {
-    /// Bytes of data at the beginning of each piece; the rest of it is a hole.
+    /// Returns the bytes of data at the beginning of each piece; the rest is a hole.
     fn data_bytes(self) -> u64 {
         match self {
             Self::None => PIECE_BYTES,
@@ -33,16 +32,13 @@ impl Holes {
         }
     }
 
-    /// Bytes of data in an image of `size_bytes`.
+    /// Returns the bytes of data in an image of `size_bytes`.
     pub(super) fn data_bytes_of(self, size_bytes: u64) -> u64 {
         size_bytes / PIECE_BYTES * self.data_bytes() + (size_bytes % PIECE_BYTES).min(self.data_bytes())
     }
 }
 
-/// Makes an image of random data, which nothing can compress or take for zeroes, and waits until it is on the disk.
-///
-/// # Errors
-/// What the system says.
+/// Makes an image of random data, which cannot be compressed or taken for zeroes. Returns once it is on the disk.
 pub(super) async fn fill(
     path: &Path,
     size_bytes: u64,
@@ -77,18 +73,15 @@ fn fill_step(file: &File, range: std::ops::Range<u64>, holes: Holes) -> std::io:
     Ok(())
 }
 
-/// How much the page cache has forgotten.
+/// The part of the page cache that was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Forgotten {
     All,
-    /// The pages of the images; for the rest one must be root.
+    /// The pages of the images; the rest needs root.
     Images,
 }
 
-/// Writes everything to disks, and drops the page cache: that of the images in any case, all of it if that is allowed.
-///
-/// # Errors
-/// If an image cannot be opened.
+/// Writes everything to disks, then drops the images' page cache, and all of it if that is allowed.
 pub(super) async fn drop_caches(images: &[&Path]) -> anyhow::Result<Forgotten> {
     let images: Vec<PathBuf> = images.iter().map(|&path| path.to_owned()).collect();
     tokio::task::spawn_blocking(move || {
@@ -99,19 +92,19 @@ pub(super) async fn drop_caches(images: &[&Path]) -> anyhow::Result<Forgotten> {
             forgotten.with_context(|| format!("drop the cached pages of {}", path.display()))?;
         }
         let all = File::options().write(true).open("/proc/sys/vm/drop_caches");
-        // Root of a container is refused too.
+        // The root user of a container is refused too.
         let all = all.and_then(|mut file| file.write_all(b"3"));
         Ok(if all.is_ok() { Forgotten::All } else { Forgotten::Images })
     })
     .await?
 }
 
-/// Blocks of an image, numbered from its beginning.
+/// A set of an image's blocks, numbered from its beginning.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Blocks(Vec<bool>);
 
 impl Blocks {
-    /// Bytes of a block: what a file system allocates, and no request is smaller.
+    /// File systems allocate blocks of this many bytes, and no request is smaller.
     const BYTES: u64 = 4096;
 
     /// Adds the blocks that a range of bytes touches.
@@ -128,19 +121,14 @@ impl Blocks {
     }
 }
 
-/// What a comparison of two images has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Compared {
-    /// Bytes that were compared.
     pub(super) bytes: u64,
-    /// Where the first block is that differs.
+    /// Offset of the first block that differs.
     pub(super) first_difference: Option<u64>,
 }
 
-/// Compares two images, but for the blocks in `except`.
-///
-/// # Errors
-/// If one cannot be read, or they differ in size.
+/// Compares two images, except for the blocks in `except`. Fails if they differ in size.
 pub(super) async fn compare(first: &Path, second: &Path, except: Blocks) -> anyhow::Result<Compared> {
     let open = |path: &Path| File::open(path).with_context(|| format!("open {}", path.display()));
     let (first, second) = (open(first)?, open(second)?);
@@ -173,12 +161,9 @@ fn compare_files(first: &File, second: &File, except: &Blocks) -> anyhow::Result
     Ok(compared)
 }
 
-/// Bytes that an image takes on its file system.
-///
-/// # Errors
-/// If it cannot be looked at.
+/// Returns the bytes that an image takes on its file system.
 pub(super) fn allocated_bytes(path: &Path) -> anyhow::Result<u64> {
-    /// What `stat` counts in, whatever the file system's own blocks are.
+    /// The unit of `stat`, whatever the file system's own blocks are.
     const STAT_BLOCK_BYTES: u64 = 512;
     let metadata = std::fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
     Ok(metadata.blocks() * STAT_BLOCK_BYTES)

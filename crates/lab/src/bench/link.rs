@@ -1,15 +1,15 @@
-//! `bench link`: what a migration makes of a link, beside plain TCP and QEMU's mirror.
+//! `bench link`: how much of a link a migration uses, beside plain TCP and QEMU's mirror.
 //!
 //! ```text
 //!   copy    link ─ round ─ TCP │ Sterna │ QEMU's mirror ── compare the images
-//!   guest   round ─ Sterna │ QEMU's mirror, both modes ── compare what the guest left alone since the switch
+//!   guest   round ─ Sterna │ QEMU's mirror, both modes ── compare what the guest has not written since the switch
 //!
 //!   host a                                              host b
 //!   image ► daemon of the source ► TCP ► WideAreaLink ► TCP ► daemon of the target ► image
 //! ```
 //!
-//! Hosts are network namespaces ([`crate::network`]), so this needs root. Both images are on one disk, which must be much
-//! faster than the link for the link to be what is measured.
+//! Hosts are network namespaces ([`crate::network`]), so this needs root. Both images are on one disk. It must be much faster
+//! than the link, so that the link is what limits.
 
 mod copy;
 mod figures;
@@ -31,14 +31,14 @@ use crate::bench::folder::BenchFolder;
 use crate::demo::Progress;
 use crate::network::BitRate;
 
-/// How `bench link` is run.
+/// The options of `bench link`.
 #[derive(Clone, Debug)]
 pub struct LinkOptions {
-    /// What all benchmarks are told.
+    /// The options that all benchmarks share.
     pub bench: BenchOptions,
-    /// What is measured.
+    /// The parts of the benchmark to measure.
     pub parts: Vec<Part>,
-    /// How long the guest works before its disk begins to move, in seconds.
+    /// How long the guest works before the migration, in seconds.
     pub seconds: u32,
 }
 
@@ -47,7 +47,7 @@ pub struct LinkOptions {
 pub enum Part {
     /// Copies over 1 Gbit/s within a building.
     Near,
-    /// Copies over 1 Gbit/s within a metropolis: the longest way that vSphere 5.1 moves VMs over.
+    /// Copies over 1 Gbit/s within a metropolis: the longest distance that vSphere 5.1 supports.
     Metro,
     /// Copies over 1 Gbit/s to another continent.
     Far,
@@ -58,10 +58,10 @@ pub enum Part {
 }
 
 impl Part {
-    /// All of them.
+    /// All parts, in the order of measurement.
     pub const ALL: [Self; 5] = [Self::Near, Self::Metro, Self::Far, Self::TwoLinks, Self::Guest];
 
-    /// A short name for command lines.
+    /// Returns a short name for command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Near => "near",
@@ -72,7 +72,7 @@ impl Part {
         }
     }
 
-    /// What it is, for people.
+    /// Returns a title for tables and pages.
     pub fn title(self) -> &'static str {
         match self {
             Self::Near => "1 Gbit/s, round trip 0.5 ms",
@@ -83,7 +83,7 @@ impl Part {
         }
     }
 
-    /// The links, the fastest first.
+    /// Returns the links' rates, the fastest first.
     fn rates(self) -> &'static [BitRate] {
         const RATES: &[BitRate] = &[BitRate::megabits(1000), BitRate::megabits(500)];
         match self {
@@ -101,28 +101,28 @@ impl Part {
     }
 }
 
-/// Who brings an image to the other host.
+/// The ways to bring an image to the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// One connection of TCP over each link, from memory to memory: the limit.
+    /// One TCP connection over each link, from memory to memory: the limit.
     Tcp,
     /// A daemon of this program migrates the volume to a daemon on the other host.
     Sterna,
     /// A daemon of this program migrates the volume to a store that is a volume of a daemon on the other host.
     SternaNbd,
-    /// QEMU's mirror, which copies again what the guest has written, to an export of another QEMU.
+    /// QEMU's mirror, in the mode that copies again what the guest has written, to an export of another QEMU.
     Background,
-    /// QEMU's mirror, which writes to both images before it answers the guest.
+    /// QEMU's mirror, in the mode that writes to both images before it answers the guest.
     WriteBlocking,
 }
 
 impl Contender {
-    /// Those that copy an image that nobody uses. The modes of QEMU's mirror do not differ then.
+    /// The contenders for an unused image. There the modes of QEMU's mirror do not differ.
     pub const COPY: &[Self] = &[Self::Tcp, Self::Sterna, Self::SternaNbd, Self::Background];
-    /// Those that can do it under a guest.
+    /// The contenders that can move an image while a guest uses it.
     pub const GUEST: &[Self] = &[Self::Sterna, Self::SternaNbd, Self::Background, Self::WriteBlocking];
 
-    /// Its name, for people and programs.
+    /// Returns the name for tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
@@ -137,8 +137,8 @@ impl Contender {
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What is missing, with what to do, root among it; an image that differs from its source; what went wrong, with the log of
-/// the server; [`crate::demo::Interrupted`] after a signal.
+/// A missing requirement (such as root) with what to do; an image that differs from its source; a failure with the server's log;
+/// [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &LinkOptions, progress: &mut Progress) -> anyhow::Result<LinkReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
@@ -169,13 +169,12 @@ pub async fn run(options: &LinkOptions, progress: &mut Progress) -> anyhow::Resu
     .await
 }
 
-/// Whose turn it is in which round: nobody is always first.
+/// Returns the turns of all rounds; the contender that begins changes from round to round.
 fn turns(rounds: u32, contenders: &[Contender]) -> impl Iterator<Item = (u32, usize)> {
     let count = contenders.len();
     (0..rounds).flat_map(move |round| (0..count).map(move |place| (round, (place + round as usize) % count)))
 }
 
-/// Shows whose turn it is.
 fn show_turn(progress: &mut Progress, part: Part, (round, rounds): (u32, u32), contender: Contender) {
     progress.begin(&format!("{}: round {} of {rounds}: {}", part.name(), round + 1, contender.name()));
 }

@@ -1,4 +1,4 @@
-//! `bench machine`: for how long a VM stands still when it moves, beside QEMU's own migration of the same VM.
+//! `bench machine`: the downtime of a VM that moves, beside QEMU's own migration of the same VM.
 //!
 //! ```text
 //!   Sterna:  daemon a ──► daemon b, and back in the next round     memory and disk move, one commit point
@@ -7,9 +7,8 @@
 //!   load ─ round ─ Sterna │ QEMU       idle: nothing but ticks; busy: the disk is worked on
 //! ```
 //!
-//! Both VMs boot from the same image with the same devices, and both run all the time, so that either stands still
-//! beside a neighbour that does what it does. There is no link between the hosts but loopback: what is compared is what the
-//! handover of the disk adds, not what a network takes.
+//! Both VMs boot from the same image with the same devices. Both run all the time, so that each moves beside the same neighbour.
+//! Loopback is the only link between the hosts: the difference is the handover of the disk, without a network.
 
 mod figures;
 mod peer;
@@ -28,20 +27,18 @@ use crate::bench::tools::SYSTEM_EMULATOR;
 use crate::demo::{DemoGuest as _, HostsLink, HostsPair, Progress, STORES, StoppedDemoGuest as _};
 use crate::vm::{GuestImage, StoppedVm, Vm, VmOptions};
 
-/// How `bench machine` is run.
+/// The options of `bench machine`.
 #[derive(Clone, Debug)]
 pub struct MachineBenchOptions {
-    /// What all benchmarks are told; the size is that of either VM's disk.
+    /// The options that all benchmarks share; the size is that of each VM's disk.
     pub bench: BenchOptions,
-    /// What the VMs boot from.
+    /// The image from which the VMs boot.
     pub image: GuestImage,
 }
 
-/// What the VMs do meanwhile.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     Idle,
-    /// They work on their disks.
     Busy,
 }
 
@@ -69,20 +66,20 @@ const MOVED: &str = "moved";
 const RAM_BYTES: u64 = 256 << 20;
 /// The volume of the VM that QEMU moves.
 const SHARED: &str = "shared";
-/// How long both VMs run in peace before each move.
+/// How long both VMs run before each move.
 const REST: Duration = Duration::from_secs(1);
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What is missing, with what to do; a VM whose memory or disk is not what it was; what went wrong, with the daemons'
-/// logs; [`crate::demo::Interrupted`] after a signal.
+/// A missing requirement with what to do; a VM whose memory or disk has changed; a failure with the daemons' logs;
+/// [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &MachineBenchOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
     versions.insert(SYSTEM_EMULATOR.program.to_owned(), SYSTEM_EMULATOR.version().await?);
     let bench = &options.bench;
-    // One moves, and is at both hosts for a while.
+    // The third image: while one disk moves, both hosts hold it.
     let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes)?;
     let environment = Environment::of(folder.root(), versions).await?;
     in_folder(folder, progress, async |folder, progress| {
@@ -118,7 +115,7 @@ async fn measure(
     Ok(figures)
 }
 
-/// Two hosts with two VMs that work.
+/// Two hosts with two working VMs.
 struct Stage<'a> {
     load: Load,
     pair: &'a HostsPair,
@@ -155,7 +152,7 @@ impl<'a> Stage<'a> {
     async fn measure(mut self, rounds: u32, progress: &mut Progress) -> anyhow::Result<LoadFigures> {
         let (mut sterna, mut memory, mut qemu) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..rounds {
-            // Nobody is always first.
+            // The one that begins changes from round to round.
             for turn in 0..2 {
                 let mine = (round + turn) % 2 == 0;
                 let who = if mine { "sterna" } else { "qemu" };
@@ -180,7 +177,7 @@ impl<'a> Stage<'a> {
         LoadFigures::of(name, summary(sterna)?, summary(memory)?, summary(qemu)?)
     }
 
-    /// Moves the VM of Sterna to the host where it is not.
+    /// Moves Sterna's VM to the other host.
     async fn migrate(&self, round: u32) -> anyhow::Result<api::MachineDowntime> {
         let (from, to, name) = match round % 2 {
             0 => (&self.pair.near, &self.pair.far, "b"),

@@ -1,4 +1,4 @@
-//! One migration that is measured: when it did what, and a comparison in the end.
+//! One measured migration: its times, and a comparison at its end.
 
 use std::path::{Path, PathBuf};
 
@@ -12,21 +12,21 @@ use super::image::{Blocks, Compared, compare};
 use super::server::NAME;
 use crate::demo::STORES;
 
-/// How much earlier than recorded gates may have closed by the guest's clock: both round, and the record is made a little later.
+/// Gates may have closed this much before their record, by the guest's clock: both clocks are rounded, and the record is later.
 const SWITCH_SLACK_MS: u64 = 100;
 
-/// How far a migration was.
+/// A migration's progress at one moment.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Progressed {
-    /// Seconds since it was ordered.
+    /// Time since the order, in seconds.
     pub seconds: f64,
-    /// Part of the image that was synchronised, 0 to 1.
+    /// Synchronised part of the image, 0 to 1.
     pub fraction: f64,
-    /// Bytes copied until then.
+    /// Bytes copied until this moment.
     pub bytes_copied: u64,
 }
 
-/// When a migration did what, in milliseconds since 1970.
+/// The times of a migration, in milliseconds since 1970.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) begun_ms: u64,
@@ -38,10 +38,7 @@ pub(super) struct Course {
 }
 
 impl Course {
-    /// Has `daemon` move the volume, and waits for the end, whatever that is.
-    ///
-    /// # Errors
-    /// What the daemon says.
+    /// Orders `daemon` to move the volume and waits for the end, whatever the outcome.
     pub(super) async fn of(daemon: &Daemon, order: &MigrateVolume) -> anyhow::Result<Self> {
         let client = daemon.client();
         let begun_ms = now_ms();
@@ -68,10 +65,7 @@ impl Course {
         Ok(Self { begun_ms, switched_ms, ended_ms, decisions, progress, ended: seen })
     }
 
-    /// Makes sure that it ended at the target, or was given up for a reason that is a figure.
-    ///
-    /// # Errors
-    /// If it has failed in another way.
+    /// Returns whether the volume has moved. Fails unless the migration succeeded or was given up for a reason that is a figure.
     pub(super) fn has_moved(&self) -> anyhow::Result<bool> {
         let Migration { state, failure, message, .. } = &self.ended;
         let moved = *state == MigrationState::Moved;
@@ -79,18 +73,18 @@ impl Course {
         Ok(moved)
     }
 
-    /// From the order until the gates closed for the last time; `None`: the volume has not moved.
+    /// Returns seconds from the order until the gates closed for the last time; `None`: the volume has not moved.
     pub(super) fn handed_over_seconds(&self) -> Option<f64> {
         let closed_ms = (self.switched_ms + SWITCH_SLACK_MS).saturating_sub(self.begun_ms);
         (self.ended.state == MigrationState::Moved).then_some(closed_ms as f64 / 1e3)
     }
 
-    /// From the order to its end.
+    /// Returns seconds from the order to the end.
     pub(super) fn seconds(&self) -> f64 {
         self.ended_ms.saturating_sub(self.begun_ms).max(1) as f64 / 1e3
     }
 
-    /// What it was, for an error.
+    /// Describes the migration, for an error.
     pub(super) fn told(&self) -> String {
         let Self { begun_ms, switched_ms, ended_ms, .. } = self;
         let at = |ms: u64| ms.saturating_sub(*begun_ms);
@@ -102,10 +96,7 @@ impl Course {
     }
 }
 
-/// Makes the volume in a daemon's first store, a copy of an image; returns where it is served.
-///
-/// # Errors
-/// What the daemon says.
+/// Creates the volume in a daemon's first store from a copy of an image, and returns the URI of its export.
 pub(super) async fn copy_in(daemon: &Daemon, image: &Path) -> anyhow::Result<String> {
     let image = image.to_str().context("the folder's name is no Unicode")?;
     let source = VolumeSource::Create {
@@ -119,11 +110,8 @@ pub(super) async fn copy_in(daemon: &Daemon, image: &Path) -> anyhow::Result<Str
     Ok(made.map_err(|error| daemon.with_log(error))?.uri)
 }
 
-/// Compares the image that was kept of the source with that of the target, each the only one in its folder. They may differ in what
-/// the guest has written since the switch, and in so many writes that it did not log; returns in how many bytes they are equal.
-///
-/// # Errors
-/// If they differ in anything else.
+/// Compares the source's kept image with the target's, each the only one in its folder. They may differ in blocks that the guest
+/// has written since the switch, and in as many unlogged writes as its depth. Returns the number of equal bytes.
 pub(super) async fn compared(
     stores: &[PathBuf; 2],
     block_bytes: u64,
@@ -150,10 +138,7 @@ pub(super) async fn compared(
     }
 }
 
-/// Compares two images, each the only one in its folder, but for some blocks.
-///
-/// # Errors
-/// If nothing is left to be compared.
+/// Compares two images, each the only one in its folder, except for some blocks. Fails if nothing is left to compare.
 pub(super) async fn compare_copies(
     [source, target]: &[PathBuf; 2],
     except: Blocks,

@@ -1,4 +1,4 @@
-//! `bench mirror`: what it costs to move an image, without a guest and under one.
+//! `bench mirror`: the cost of moving an image, unused and under a guest.
 //!
 //! ```text
 //!   idle   round ─ Sterna │ cp │ qemu-img convert │ storage daemon, both modes ── compare the images
@@ -28,33 +28,32 @@ use super::tools::{CP, FIO, QEMU_IMG, STORAGE_DAEMON, check_fio_engines};
 use super::{BenchOptions, Environment, Versions, in_folder};
 use crate::demo::Progress;
 
-/// How `bench mirror` is run.
+/// The options of `bench mirror`.
 #[derive(Clone, Debug)]
 pub struct MirrorOptions {
-    /// What all benchmarks are told.
+    /// The options that all benchmarks share.
     pub bench: BenchOptions,
-    /// What is measured.
+    /// The parts of the benchmark to measure.
     pub parts: Vec<Part>,
     /// How long the guest works before and after the migration, in seconds.
     pub seconds: u32,
-    /// Requests a second that the guest makes; `None`: as many as it can.
+    /// Requests that the guest makes per second; `None`: as many as it can.
     pub guest_iops: Option<u32>,
 }
 
-/// The two halves of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
-    /// Nobody uses the image meanwhile.
+    /// The image is unused during the copy.
     Idle,
-    /// A guest works on it.
+    /// A guest works on the image.
     Load,
 }
 
 impl Part {
-    /// Both of them.
+    /// Both parts, in the order of measurement.
     pub const ALL: [Self; 2] = [Self::Idle, Self::Load];
 
-    /// A short name for command lines.
+    /// Returns a short name for command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -63,29 +62,29 @@ impl Part {
     }
 }
 
-/// Who copies the image.
+/// The programs that copy the image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
     /// A daemon of this program migrates the volume.
     Sterna,
-    /// `cp`, then a flush: what everybody would do off-line.
+    /// `cp`, then a flush: the usual off-line copy.
     Cp,
-    /// `qemu-img convert` past the page cache: the best that can be done off-line.
+    /// `qemu-img convert` past the page cache: the best off-line copy.
     Convert,
-    /// QEMU's mirror, which copies again what the guest has written.
+    /// QEMU's mirror, in the mode that copies again what the guest has written.
     Background,
-    /// QEMU's mirror, which writes to both images before it answers the guest.
+    /// QEMU's mirror, in the mode that writes to both images before it answers the guest.
     WriteBlocking,
 }
 
 impl Contender {
-    /// Those that copy an image that nobody uses.
+    /// The contenders for an unused image.
     pub const IDLE: [Self; 5] =
         [Self::Sterna, Self::Cp, Self::Convert, Self::Background, Self::WriteBlocking];
-    /// Those that can do it under a guest.
+    /// The contenders that can move an image while a guest uses it.
     pub const LOAD: [Self; 3] = [Self::Sterna, Self::Background, Self::WriteBlocking];
 
-    /// Its name, for people and programs.
+    /// Returns the name for tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Sterna => "sterna",
@@ -96,7 +95,7 @@ impl Contender {
         }
     }
 
-    /// QEMU's mode, if this is QEMU's mirror.
+    /// Returns QEMU's mode; `None` for other contenders.
     fn copy_mode(self) -> Option<CopyMode> {
         match self {
             Self::Background => Some(CopyMode::Background),
@@ -109,8 +108,8 @@ impl Contender {
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// A program or room that is missing, with what to do; an image that differs from its source; what went wrong, with the
-/// log of the server; [`crate::demo::Interrupted`] after a signal.
+/// A missing program, or too little room, with what to do; an image that differs from its source; a failure with the server's
+/// log; [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &MirrorOptions, progress: &mut Progress) -> anyhow::Result<MirrorReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
@@ -134,7 +133,6 @@ pub async fn run(options: &MirrorOptions, progress: &mut Progress) -> anyhow::Re
     .await
 }
 
-/// One image, and the place of its copy.
 #[derive(Debug)]
 struct Stage<'a> {
     options: &'a MirrorOptions,
@@ -143,7 +141,7 @@ struct Stage<'a> {
     target: std::path::PathBuf,
 }
 
-/// Name of the source's image in the folder. What Sterna leaves of it begins with this too.
+/// Name of the source's image in the folder. The fenced image's name begins with this too.
 const SOURCE: &str = "source.img";
 
 impl<'a> Stage<'a> {
@@ -159,19 +157,18 @@ impl<'a> Stage<'a> {
         Ok(Self { options, folder, source, target })
     }
 
-    /// Makes an empty target of the right size, as a mirror of QEMU needs it.
+    /// Makes an empty target of the right size, which QEMU's mirror needs.
     fn make_target(&self) -> anyhow::Result<()> {
         let target = std::fs::File::create(&self.target).context("make the target")?;
         target.set_len(self.options.bench.size_bytes).context("make the target")
     }
 
-    /// Waits until what was written to `target` is on the disk.
     async fn flush(target: &Path) -> anyhow::Result<()> {
         let file = std::fs::File::options().write(true).open(target).context("open the target")?;
         tokio::task::spawn_blocking(move || file.sync_all()).await?.context("flush the target")
     }
 
-    /// Makes sure that the copy is one. Nobody may use the images meanwhile.
+    /// Checks that the copy is equal to its source. Both must be unused.
     async fn verify(&self, source: &Path, target: &Path, except: Blocks) -> anyhow::Result<u64> {
         let Compared { bytes, first_difference } = compare(source, target, except).await?;
         if let Some(offset) = first_difference {
@@ -181,7 +178,7 @@ impl<'a> Stage<'a> {
         Ok(bytes)
     }
 
-    /// Where the source's image is after a migration of Sterna, which fences what it leaves by renaming it.
+    /// Returns the source image's path after a migration: Sterna fences the source by renaming it.
     fn fenced_source(&self) -> anyhow::Result<std::path::PathBuf> {
         for entry in std::fs::read_dir(self.folder.root()).context("look for the source's image")? {
             let entry = entry.context("look for the source's image")?;
@@ -192,7 +189,7 @@ impl<'a> Stage<'a> {
         anyhow::bail!("the source's image has gone, though it was served in place")
     }
 
-    /// Lets the daemon end, compares, and puts the source back for the next turn.
+    /// Stops the daemon, compares the images, and puts the source back for the next turn.
     async fn finish_sterna(&self, server: Sterna, target: &Path, except: Blocks) -> anyhow::Result<Finished> {
         server.daemon.stop().await?;
         let source = self.fenced_source()?;
@@ -203,13 +200,13 @@ impl<'a> Stage<'a> {
         Ok(Finished { allocated_bytes, compared_bytes })
     }
 
-    /// Lets QEMU's daemon end, compares, and deletes the target.
+    /// Stops QEMU's daemon, compares the images, and deletes the target.
     async fn finish_storage_daemon(&self, server: StorageDaemon, except: Blocks) -> anyhow::Result<Finished> {
         server.stop().await?;
         self.finish_copy(except).await
     }
 
-    /// Compares, and deletes the target.
+    /// Compares the images, and deletes the target.
     async fn finish_copy(&self, except: Blocks) -> anyhow::Result<Finished> {
         let allocated_bytes = super::image::allocated_bytes(&self.target)?;
         let compared_bytes = self.verify(&self.source, &self.target, except).await?;
@@ -218,16 +215,14 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A copy that was compared.
+/// A compared copy.
 #[derive(Clone, Copy, Debug)]
 struct Finished {
     /// Bytes that the target took on the disk.
     allocated_bytes: u64,
-    /// Bytes in which source and target were compared, and equal.
     compared_bytes: u64,
 }
 
-/// Shows whose turn it is.
 fn show_turn(
     progress: &mut Progress,
     part: Part,
@@ -243,7 +238,6 @@ fn show_turn(
     progress.advance(turn as f64 / (rounds as usize * contenders) as f64);
 }
 
-/// CPU time between two readings, in seconds.
 fn cpu_seconds(before: Duration, after: Duration) -> f64 {
     after.saturating_sub(before).as_secs_f64()
 }

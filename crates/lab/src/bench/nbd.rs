@@ -1,4 +1,4 @@
-//! `bench nbd`: what it costs a client that Sterna stands between it and the disk.
+//! `bench nbd`: what Sterna costs a client, between it and the disk.
 //!
 //! ```text
 //!   one image, fully written
@@ -28,29 +28,29 @@ use super::tools::{FIO, STORAGE_DAEMON, check_fio_engines};
 use super::{BenchOptions, Environment, Versions, in_folder};
 use crate::demo::Progress;
 
-/// How `bench nbd` is run.
+/// The options of `bench nbd`.
 #[derive(Clone, Debug)]
 pub struct NbdOptions {
-    /// What all benchmarks are told.
+    /// The options that all benchmarks share.
     pub bench: BenchOptions,
     /// How long each measurement lasts, in seconds.
     pub seconds: u32,
-    /// What is measured, in this order.
+    /// The workloads, in the order of measurement.
     pub workloads: Vec<Workload>,
-    /// Whether the daemon is asked where the time of its requests goes.
+    /// Whether the daemon measures where the time of its requests goes.
     pub tracing: Tracing,
 }
 
-/// Whether a daemon is asked where the time of its requests goes.
+/// Whether a daemon measures where the time of its requests goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tracing {
-    /// It is measured as it is.
+    /// The daemon runs without tracing.
     Off,
-    /// It looks at the clock at each step of a request.
+    /// The daemon reads the clock at each step of a request.
     On,
 }
 
-/// What clients do.
+/// The workloads of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Workload {
     /// 8 KiB, 70 % reads, one request at a time: the time of a single request.
@@ -65,10 +65,10 @@ pub enum Workload {
     SequentialWrites,
 }
 
-/// Who is measured.
+/// The servers that are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Contender {
-    /// The image without anybody in between: the limit.
+    /// The image without a server: the limit.
     Raw,
     /// A daemon of this program.
     Sterna,
@@ -80,11 +80,11 @@ pub enum Contender {
 const SEQUENTIAL_DEPTH: u32 = 8;
 
 impl Workload {
-    /// All of them.
+    /// All workloads, in the order of measurement.
     pub const ALL: [Self; 5] =
         [Self::Mixed1, Self::Mixed16, Self::Reads16, Self::SequentialReads, Self::SequentialWrites];
 
-    /// A short name for command lines and programs.
+    /// Returns a short name for command lines and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Mixed1 => "mixed-1",
@@ -95,7 +95,7 @@ impl Workload {
         }
     }
 
-    /// A title for people.
+    /// Returns a title for tables and pages.
     pub fn title(self) -> &'static str {
         match self {
             Self::Mixed1 => "8 KiB random, 70 % reads, depth 1",
@@ -106,7 +106,7 @@ impl Workload {
         }
     }
 
-    /// The job of fio.
+    /// Returns the job of fio.
     pub fn job(self) -> Job {
         let mixed = Pattern::RandomMixed { reads_percent: 70 };
         match self {
@@ -124,10 +124,10 @@ impl Workload {
 }
 
 impl Contender {
-    /// All of them; the limit first.
+    /// All contenders, the limit first.
     pub const ALL: [Self; 3] = [Self::Raw, Self::Sterna, Self::StorageDaemon];
 
-    /// Its name, for people and programs.
+    /// Returns the name for tables and JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
@@ -140,17 +140,17 @@ impl Contender {
 #[derive(Clone, Debug, PartialEq)]
 struct Sample {
     measured: Measured,
-    /// CPU time of the server; `None` where there is none.
+    /// CPU time of the server; `None` without a server.
     server_cpu: Option<Duration>,
-    /// Where the time went inside the server; empty unless that was traced.
+    /// Time in the server by stage; empty without tracing.
     trace: Vec<StageSample>,
 }
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// A program or room that is missing, with what to do; what went wrong, with the log of the server;
-/// [`crate::demo::Interrupted`] after a signal.
+/// A missing program, or too little room, with what to do; a failure with the server's log; [`crate::demo::Interrupted`] after a
+/// signal.
 pub async fn run(options: &NbdOptions, progress: &mut Progress) -> anyhow::Result<NbdReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
@@ -180,7 +180,7 @@ pub async fn run(options: &NbdOptions, progress: &mut Progress) -> anyhow::Resul
     .await
 }
 
-/// The samples of each workload, of each contender in the order of [`Contender::ALL`], round by round.
+/// Returns the samples of each workload, of each contender in the order of [`Contender::ALL`], round by round.
 async fn measure(
     options: &NbdOptions,
     folder: &BenchFolder,

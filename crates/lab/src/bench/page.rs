@@ -1,4 +1,4 @@
-//! Pages of benchmarks: one file that asks nobody for anything, follows the reader's light or dark, and can be printed.
+//! Pages of benchmarks: each is one printable file that loads nothing and follows the reader's light or dark theme.
 
 use report::escape;
 
@@ -10,11 +10,11 @@ use super::statistics::Summary;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Puts a page together; `sections` are HTML.
+/// Builds a page; `sections` are HTML.
 pub(super) fn page(title: &str, lead: &str, environment: &Environment, sections: &str) -> String {
     let [machine, programs] = environment.lines();
     let [title, lead, machine, programs] = [title, lead, &machine, &programs].map(escape);
-    // Nothing may be loaded from anywhere, and nothing is executed.
+    // The page loads nothing and executes nothing.
     let policy = "default-src 'none'; style-src 'unsafe-inline'";
     format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
@@ -30,7 +30,7 @@ pub(super) fn page(title: &str, lead: &str, environment: &Environment, sections:
     )
 }
 
-/// A part of a page: its heading, a table, and charts below.
+/// Returns a part of a page: its heading, a table, and charts below.
 pub(super) fn section(heading: &str, table: &Table, charts: &str) -> String {
     let heading = escape(heading);
     let cell = |tag: &str, text: &str| format!("<{tag}>{}</{tag}>", escape(text));
@@ -47,7 +47,7 @@ pub(super) fn section(heading: &str, table: &Table, charts: &str) -> String {
     )
 }
 
-/// A chart with what it shows above it: a bar for each contender that has a summary.
+/// Returns a titled chart: a bar for each contender that has a summary.
 pub(super) fn bar_chart<'a>(
     caption: &str,
     measured: impl Iterator<Item = (&'a str, Option<&'a Summary>)>,
@@ -57,10 +57,10 @@ pub(super) fn bar_chart<'a>(
     figure(caption, &bars(caption, &measured.collect::<Vec<_>>(), show))
 }
 
-/// One round of a contender: its name, the guest's life, and when the migration ended, in seconds.
+/// One round of a contender: its name, the guest's moments, and when the migration ended, in seconds.
 pub(super) type Round<'a> = (&'a str, &'a [Moment], f64);
 
-/// A chart for each round, all of one scale: what the guest did over time; `what` says which of it.
+/// Returns a chart for each round, all with one scale: the guest's requests over time. `what` selects them.
 pub(super) fn course_charts(rounds: &[Round<'_>], what: &str) -> String {
     let scale = CourseScale::of(rounds.iter().map(|(_, moments, _)| *moments));
     let drawn = rounds.iter().map(|(name, moments, ended)| {

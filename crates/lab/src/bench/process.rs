@@ -1,18 +1,14 @@
-//! What another process has used, all of its threads included, also those that have ended.
+//! What another process has used, with all of its threads, even those that have ended.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
 
-/// Clock ticks per second in what the kernel tells programs: fixed, whatever its own tick is.
+/// Clock ticks per second in what the kernel reports: fixed, whatever its own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// CPU time that the process `id` has used so far, in steps of 10 ms.
-///
-/// Threads that the kernel runs in its name, such as io_uring's workers, are among them.
-///
-/// # Errors
-/// If there is no such process.
+/// Returns the CPU time of the process `id` so far, in steps of 10 ms. Kernel threads that work for it, such as io_uring's,
+/// count.
 pub(super) fn cpu_time(id: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{id}/stat");
     let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -20,10 +16,7 @@ pub(super) fn cpu_time(id: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / TICKS_PER_SECOND))
 }
 
-/// Bytes that the process `id` has had read from disks, and written to them.
-///
-/// # Errors
-/// If there is no such process, or it belongs to somebody else.
+/// Returns the bytes that the process `id` has read from disks and written to them. Fails for other users' processes.
 pub(super) fn bytes_moved(id: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{id}/io");
     let io = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -35,10 +28,10 @@ fn bytes_moved_in(io: &str) -> Option<u64> {
     field("read_bytes: ")?.checked_add(field("write_bytes: ")?)
 }
 
-/// User and system time, the fields 14 and 15. The name in field 2 may hold anything, also spaces and brackets.
+/// Returns user and system time, fields 14 and 15. The name in field 2 may hold anything, even spaces and brackets.
 fn ticks_in(stat: &str) -> Option<u64> {
     let (_, rest) = stat.rsplit_once(')')?;
-    // The first field of the rest is field 3.
+    // After the name, the first field is field 3.
     let mut fields = rest.split_whitespace().skip(14 - 3);
     let user: u64 = fields.next()?.parse().ok()?;
     let system: u64 = fields.next()?.parse().ok()?;

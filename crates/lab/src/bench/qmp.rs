@@ -1,4 +1,4 @@
-//! A client of QEMU's machine protocol: commands one after the other, and events, which are kept until somebody asks.
+//! A client of QEMU's machine protocol: commands one after the other, and events, which are kept for later queries.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -8,23 +8,20 @@ use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader};
 use tokio::net::UnixStream;
 
-/// No answer that is of use here is longer.
+/// Longer than every answer that is used here.
 const ANSWER_BYTES_MAX: u64 = 1 << 20;
-/// Events that nobody asks for are forgotten beyond this number, the oldest first.
+/// Beyond this number, the oldest unread events are dropped.
 const EVENTS_MAX: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct Qmp {
     stream: BufReader<UnixStream>,
-    /// What has happened, and was not asked for.
+    /// Unread events, the oldest first.
     events: VecDeque<Value>,
 }
 
 impl Qmp {
     /// Connects to a monitor and greets it.
-    ///
-    /// # Errors
-    /// If nobody listens there, or it is no monitor.
     pub(super) async fn connect(socket: &Path) -> anyhow::Result<Self> {
         let mut qmp =
             Self { stream: BufReader::new(UnixStream::connect(socket).await?), events: VecDeque::new() };
@@ -36,10 +33,7 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Executes a command and returns what it returns.
-    ///
-    /// # Errors
-    /// What the monitor says; that it has gone.
+    /// Executes a command and returns its result. Fails with the monitor's error, or if it has gone.
     pub(super) async fn execute(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let mut line = json!({ "execute": command, "arguments": arguments }).to_string();
         line.push('\n');
@@ -61,14 +55,10 @@ impl Qmp {
     }
 
     /// Waits for the next event of a name and returns its data. Events of other names are dropped.
-    ///
-    /// # Errors
-    /// That the monitor has gone.
     pub(super) async fn next_event(&mut self, name: &str) -> anyhow::Result<Value> {
         Ok(self.next(name).await?["data"].take())
     }
 
-    /// Waits for the next event of a name. Events of other names are dropped.
     async fn next(&mut self, name: &str) -> anyhow::Result<Value> {
         loop {
             let message = match self.events.pop_front() {
@@ -81,10 +71,7 @@ impl Qmp {
         }
     }
 
-    /// Waits until something happens and returns when it did, by the host's clock, in seconds since 1970.
-    ///
-    /// # Errors
-    /// That the monitor has gone, or does not say when.
+    /// Waits for an event and returns its time by the host's clock, in seconds since 1970.
     pub(super) async fn when(&mut self, name: &str) -> anyhow::Result<f64> {
         let event = self.next(name).await?;
         let part = |part: &str| event["timestamp"][part].as_f64().context("QEMU's event has no time");
@@ -105,7 +92,7 @@ impl Qmp {
 mod tests {
     use super::*;
 
-    /// A monitor that says `lines` whatever it hears.
+    /// A monitor that sends `lines`, whatever it receives.
     async fn connect(lines: &'static str) -> anyhow::Result<Qmp> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
@@ -114,7 +101,7 @@ mod tests {
             let (mut stream, _) = listener.accept().await.unwrap();
             stream.write_all(lines.as_bytes()).await.unwrap();
             stream.shutdown().await.unwrap();
-            // What the client sends must be read, or the end of the connection is a reset.
+            // Read what the client sends; otherwise the connection would end with a reset.
             let _ = stream.read_to_end(&mut Vec::new()).await;
         });
         let mut qmp = Qmp::connect(&path).await?;

@@ -1,4 +1,4 @@
-//! `bench return`: what \[TPM\] §VI measured. A volume goes to another host and comes home, by three-phase migration, while its
+//! `bench return`: the experiment of \[TPM\] §VI. A volume goes to another host and returns, by three-phase migration, while its
 //! guest works.
 //!
 //! ```text
@@ -6,7 +6,7 @@
 //!                          everything │    writes are marked │ what they changed
 //!                                                                   compare ◄─┘
 //! ```
-//! The guest stays connected at the first host, so while the volume is at the other one its requests cross the link.
+//! The guest stays connected to the first host, so its requests cross the link while the volume is at the other one.
 
 mod figures;
 mod report;
@@ -31,39 +31,39 @@ use super::{BenchOptions, Environment, Versions, in_folder};
 use crate::demo::Progress;
 use crate::network::BitRate;
 
-/// What the link carries: the paper's was Gigabit Ethernet.
+/// The link's rate: the paper's was Gigabit Ethernet.
 const RATE: BitRate = BitRate::megabits(1000);
 
-/// How `bench return` is run.
+/// The options of `bench return`.
 #[derive(Clone, Debug)]
 pub struct ReturnOptions {
-    /// What all benchmarks are told.
+    /// The options that all benchmarks share.
     pub bench: BenchOptions,
-    /// What guests do.
+    /// The loads of the guests.
     pub loads: Vec<Load>,
-    /// How long each works before, between and after the migrations, in seconds.
+    /// How long each guest works before, between and after the migrations, in seconds.
     pub seconds: u32,
 }
 
-/// What a guest does to its disk.
+/// The load of a guest on its disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Load {
-    /// A dynamic web server: some blocks again and again, three in ten requests are writes, 600 a second.
+    /// A dynamic web server: 600 requests a second, three in ten of them writes, to a few blocks again and again.
     Web,
-    /// A video server: 1 MiB a second is read, and hardly anything is written.
+    /// A video server: it reads 1 MiB a second and hardly writes.
     Streaming,
-    /// As much as the disk takes, half of it writes: the paper's "diabolical" server.
+    /// The paper's "diabolical" server: as much as the disk takes, half of it writes.
     Diabolical,
-    /// The same, and the migration may copy 40 MiB a second (§VI-C-3).
+    /// The diabolical load, with the migration limited to 40 MiB a second (§VI-C-3).
     DiabolicalLimited,
 }
 
 impl Load {
-    /// All of them.
+    /// All loads, in the order of measurement.
     pub const ALL: [Self; 4] = [Self::Web, Self::Streaming, Self::Diabolical, Self::DiabolicalLimited];
 
-    /// A short name for command lines.
+    /// Returns a short name for command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Web => "web",
@@ -73,7 +73,7 @@ impl Load {
         }
     }
 
-    /// What it is, for people.
+    /// Returns a title for tables and pages.
     pub fn title(self) -> &'static str {
         match self {
             Self::Web => "a web server: Zipf, 30 % writes, 600 requests a second",
@@ -111,22 +111,22 @@ impl Load {
     }
 }
 
-/// What was measured in one round.
+/// The figures of one round.
 #[derive(Debug)]
 struct Trip {
     ways: [Course; 2],
-    /// Requests a second: before, there, at the other host, home, afterwards.
+    /// Requests a second: before, on the way there, at the other host, on the return, and afterwards.
     iops: [f64; 5],
-    /// The same in tenths of a second, from the order for the way there.
+    /// The guest's moments from the first order on.
     moments: Vec<Moment>,
-    /// Bytes that were compared in the end, and are equal.
+    /// Bytes that were compared at the end, and are equal.
     compared_bytes: u64,
 }
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What is missing, with what to do; an image that differs from its source; what went wrong, with the daemons' logs;
+/// A missing requirement with what to do; an image that differs from its source; a failure with the daemons' logs;
 /// [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Result<ReturnReport> {
     let mut versions = Versions::new();
@@ -134,7 +134,7 @@ pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Re
     versions.insert(FIO.program.to_owned(), FIO.version().await?);
     check_fio_engines().await?;
     let bench = &options.bench;
-    // The image, and a copy at either host.
+    // The image, and a copy at each host.
     let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes)?;
     let environment = Environment::of(folder.root(), versions).await?;
     in_folder(folder, progress, async |folder, progress| {
@@ -163,12 +163,12 @@ pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Re
     .await
 }
 
-/// Brings the volume there and home.
+/// Migrates the volume to the other host and back.
 async fn travel(options: &ReturnOptions, folder: &BenchFolder, load: Load) -> anyhow::Result<Trip> {
     let margin = Duration::from_secs(options.seconds.into());
     let guest_load = load.guest();
     let hosts = TwoHosts::set(&options.bench.program, folder, RATE, &folder.path("image")).await?;
-    // N.B. it leaves a quarter of its disk alone: there is always something to compare.
+    // N.B. the guest leaves a quarter of its disk alone, so that there is always something to compare.
     let guest = Guest::start(&hosts.uri, options.bench.size_bytes / 4 * 3, guest_load, folder)?;
     wait_for_guest(hosts.pair.near.process_id()).await?;
     sleep(margin).await;
@@ -188,7 +188,7 @@ async fn travel(options: &ReturnOptions, folder: &BenchFolder, load: Load) -> an
     let [near, far] = hosts.stores();
     let folders = hosts.end_daemons().await?;
     let Job { block_bytes, depth, .. } = guest_load.job;
-    // What was under way when the guest was ended is not in its log.
+    // The log misses the requests that were in flight when the guest was stopped.
     let compared_bytes = compared(&[far, near], block_bytes.into(), &home, &requests, depth.into()).await?;
     folders.into_iter().try_for_each(Folder::remove)?;
     Ok(Trip { ways: [there, home], iops, moments, compared_bytes })

@@ -1,4 +1,4 @@
-//! The servers that are measured. Each is started for one measurement, and is alone while it lasts.
+//! The measured servers. Each is started for one measurement, and runs alone.
 
 use std::fs::File;
 use std::net::Ipv4Addr;
@@ -19,14 +19,14 @@ use super::qmp::Qmp;
 use super::tools::STORAGE_DAEMON;
 use crate::demo::{STORES, start_daemon};
 
-/// How long a server may take to answer, and to end.
+/// How long a server may take to answer, and to stop.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// How often it is looked whether it answers.
+/// Pause between checks whether a server answers.
 const PAUSE: Duration = Duration::from_millis(10);
 /// Name of the volume and of the export.
 pub(super) const NAME: &str = "bench";
 
-/// A daemon of this program that serves one image, with a store to move it to.
+/// A Sterna daemon that serves one image, with a store to move it to.
 #[derive(Debug)]
 pub(super) struct Sterna {
     pub(super) daemon: Daemon,
@@ -35,18 +35,12 @@ pub(super) struct Sterna {
 }
 
 impl Sterna {
-    /// Starts a daemon and lets it serve `image`.
-    ///
-    /// # Errors
-    /// What the daemon says.
+    /// Starts a daemon that serves `image`.
     pub(super) async fn start(program: &Path, folder: &BenchFolder, image: &Path) -> anyhow::Result<Self> {
         Self::start_with(program, folder, image, &[]).await
     }
 
-    /// The same with these environment variables.
-    ///
-    /// # Errors
-    /// What the daemon says.
+    /// Starts a daemon with these environment variables.
     pub(super) async fn start_with(
         program: &Path,
         folder: &BenchFolder,
@@ -61,27 +55,16 @@ impl Sterna {
         Ok(Self { daemon, folder, volume })
     }
 
-    /// CPU time that it has used.
-    ///
-    /// # Errors
-    /// If it has ended.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
         cpu_time(self.daemon.process_id())
     }
 
-    /// Ends it in order.
-    ///
-    /// # Errors
-    /// If that fails.
     pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.daemon.stop().await?;
         self.folder.remove()
     }
 
-    /// The same, and lets its log be read before that is deleted.
-    ///
-    /// # Errors
-    /// If that fails, and what the reader says.
+    /// Stops the daemon, and calls a reader with its log before that is deleted.
     pub(super) async fn stop_and<T>(
         self,
         read_log: impl FnOnce(&Path) -> anyhow::Result<T>,
@@ -93,17 +76,16 @@ impl Sterna {
     }
 }
 
-/// What QEMU's mirror does with a write of the guest.
+/// QEMU's modes of mirroring the guest's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyMode {
-    /// It is noted, and copied later.
+    /// A write is noted, and copied later.
     Background,
-    /// It goes to both images before it is answered.
+    /// A write goes to both images before it is answered.
     WriteBlocking,
 }
 
 impl CopyMode {
-    /// QEMU's word.
     fn name(self) -> &'static str {
         match self {
             Self::Background => "background",
@@ -112,21 +94,18 @@ impl CopyMode {
     }
 }
 
-/// How a `qemu-storage-daemon` is started.
 #[derive(Debug)]
 pub(super) struct Setup<'a> {
     pub(super) command: Command,
-    /// What its sockets and its log are called; no two that run at the same time may have the same.
+    /// Prefix of its sockets and its log: unique among the running ones.
     pub(super) name: &'a str,
-    /// Its nodes, as QMP knows them.
     pub(super) nodes: Vec<Value>,
-    /// The node that is exported.
     pub(super) exported: &'a str,
-    /// Where it is exported; `None`: on a unix socket.
+    /// Address of the export; `None`: a unix socket.
     pub(super) port: Option<(Ipv4Addr, u16)>,
 }
 
-/// The nodes of an image, used by io_uring and past the page cache. The one that is to be used is `name`.
+/// Returns the nodes of an image, used by io_uring and past the page cache. The upper node is `name`.
 pub(super) fn file_nodes(name: &str, path: &Path) -> [Value; 2] {
     let file = json!({
         "driver": "file", "node-name": format!("{name}-file"), "filename": path,
@@ -135,13 +114,12 @@ pub(super) fn file_nodes(name: &str, path: &Path) -> [Value; 2] {
     [file, json!({ "driver": "raw", "node-name": name, "file": format!("{name}-file") })]
 }
 
-/// The node of another daemon's export.
+/// Returns the node of another daemon's export.
 pub(super) fn remote_node(name: &str, (host, port): (Ipv4Addr, u16)) -> Value {
     let server = json!({ "type": "inet", "host": host.to_string(), "port": port.to_string() });
     json!({ "driver": "nbd", "node-name": name, "server": server, "export": NAME })
 }
 
-/// A `qemu-storage-daemon` that exports one of its nodes.
 #[derive(Debug)]
 pub(super) struct StorageDaemon {
     child: Child,
@@ -151,10 +129,7 @@ pub(super) struct StorageDaemon {
 }
 
 impl StorageDaemon {
-    /// Starts one on images, each with the name of its node; the first is exported.
-    ///
-    /// # Errors
-    /// If it does not start or answer; the message ends with its log.
+    /// Starts a daemon on images, each with the name of its node; the first is exported.
     pub(super) async fn start(folder: &BenchFolder, images: &[(&str, &Path)]) -> anyhow::Result<Self> {
         let (exported, _) = images.first().context("there is nothing to export")?;
         let nodes = images.iter().flat_map(|(name, path)| file_nodes(name, path)).collect();
@@ -165,10 +140,7 @@ impl StorageDaemon {
         .await
     }
 
-    /// Starts one as it is told.
-    ///
-    /// # Errors
-    /// If it does not start or answer; the message ends with its log.
+    /// Starts a daemon; if it does not start or answer, the error ends with its log.
     pub(super) async fn launch(folder: &BenchFolder, setup: Setup<'_>) -> anyhow::Result<Self> {
         let Setup { mut command, name, nodes, exported, port } = setup;
         let (socket, control) = (folder.path(&format!("{name}.nbd")), folder.path(&format!("{name}.qmp")));
@@ -204,32 +176,20 @@ impl StorageDaemon {
         }
     }
 
-    /// What clients connect to.
     pub(super) fn uri(&self) -> &str {
         &self.uri
     }
 
-    /// CPU time that it has used.
-    ///
-    /// # Errors
-    /// If it has ended.
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
         cpu_time(self.process_id()?)
     }
 
-    /// Number of its process.
-    ///
-    /// # Errors
-    /// If it has ended.
     pub(super) fn process_id(&self) -> anyhow::Result<u32> {
         self.child.id().context("qemu-storage-daemon has ended")
     }
 
-    /// Mirrors the exported image to the image whose node is `target`; the export then uses that. `switching` hears
-    /// when everything has been copied and the change of images begins.
-    ///
-    /// # Errors
-    /// If the job fails.
+    /// Mirrors the exported image to the image of node `target`; the export then uses that. `switching` is called when everything
+    /// has been copied and the change of images begins.
     pub(super) async fn mirror(
         &mut self,
         exported: &str,
@@ -240,7 +200,7 @@ impl StorageDaemon {
         let mut switching = Some(switching);
         let order = json!({
             "job-id": "mirror", "device": exported, "target": target, "sync": "full", "copy-mode": mode.name(),
-            // Otherwise a job that fails is gone before it can be asked why.
+            // Otherwise a failed job disappears together with its reason.
             "auto-dismiss": false,
         });
         self.qmp.execute("blockdev-mirror", order).await?;
@@ -265,10 +225,7 @@ impl StorageDaemon {
         }
     }
 
-    /// Ends it in order.
-    ///
-    /// # Errors
-    /// If it does not end in time, or ends with an error.
+    /// Stops the daemon. Fails if it does not end in time, or ends with an error.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
         let asked = self.qmp.execute("quit", json!({})).await;
         asked.map_err(|error| with_log(error, &self.log))?;
@@ -276,13 +233,13 @@ impl StorageDaemon {
             Ok(Ok(status)) if status.success() => Ok(()),
             Ok(Ok(status)) => Err(with_log(anyhow!("qemu-storage-daemon ended with {status}"), &self.log)),
             Ok(Err(error)) => Err(error).context("wait for qemu-storage-daemon"),
-            // Dropping it kills it.
+            // The drop kills the daemon.
             Err(_) => bail!("qemu-storage-daemon did not end within {} s", DEADLINE.as_secs()),
         }
     }
 }
 
-/// It answers as soon as everything on its command line has been carried out.
+/// Waits for the monitor, which answers once the whole command line has been carried out.
 async fn wait_for_monitor(child: &mut Child, control: &Path) -> anyhow::Result<Qmp> {
     let give_up_at = Instant::now() + DEADLINE;
     loop {
@@ -303,12 +260,12 @@ fn with_log(error: anyhow::Error, log: &Path) -> anyhow::Error {
     with_tail(error, "the log of qemu-storage-daemon", &String::from_utf8_lossy(&text))
 }
 
-/// A path in QEMU's `key=value` lists, where a comma is doubled.
+/// Escapes a path for QEMU's `key=value` lists, where a comma is doubled.
 fn escaped(path: &Path) -> String {
     path.to_string_lossy().replace(',', ",,")
 }
 
-/// A path in the query of a URI.
+/// Escapes a path for the query of a URI.
 fn percent_encoded(path: &Path) -> String {
     use std::fmt::Write as _;
     use std::os::unix::ffi::OsStrExt as _;
@@ -317,7 +274,6 @@ fn percent_encoded(path: &Path) -> String {
         if byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte) {
             text.push(char::from(byte));
         } else {
-            // Writing to a string cannot fail.
             let _ = write!(text, "%{byte:02X}");
         }
     }

@@ -1,54 +1,50 @@
-//! How figures of benchmarks are written, in tables of text and of pages.
+//! Formats figures of benchmarks, for tables of text and of pages.
 
 use super::statistics::Summary;
 
-/// Figures of several contenders, a row each.
+/// A table of figures, a row for each contender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
     /// Names of the columns. The first column holds names, the others figures.
     pub header: Vec<String>,
     /// The rows, as long as the header.
     pub rows: Vec<Vec<String>>,
-    /// What the figures come to, in a sentence.
+    /// The result of the figures, in a sentence.
     pub conclusion: String,
 }
 
-/// A median, and the least and the most.
+/// Formats a median, and the least and the most.
 pub(super) fn figure_and_spread(summary: &Summary, show: impl Fn(f64) -> String) -> [String; 2] {
     [show(summary.median), format!("{}–{}", show(summary.min), show(summary.max))]
 }
 
-/// A median, or a dash.
+/// Formats a median; a dash without one.
 pub(super) fn median(summary: Option<&Summary>, show: impl Fn(f64) -> String) -> String {
     summary.map_or_else(|| "-".to_owned(), |summary| show(summary.median))
 }
 
-/// A ratio with its range.
+/// Formats a ratio with its range.
 pub(super) fn ratio(summary: &Summary) -> String {
     format!("{:.2} ({:.2}–{:.2})", summary.median, summary.min, summary.max)
 }
 
-/// Microseconds without their unit.
 pub(super) fn microseconds(value: f64) -> String {
     if value.abs() < 100.0 { format!("{value:.1}") } else { format!("{value:.0}") }
 }
 
-/// Milliseconds without their unit.
 pub(super) fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.2}") } else { format!("{value:.0}") }
 }
 
-/// Seconds without their unit.
 pub(super) fn seconds(value: f64) -> String {
     format!("{value:.2}")
 }
 
-/// Bytes as MiB without their unit.
 pub(super) fn mebibytes(bytes: f64) -> String {
     format!("{:.0}", bytes / f64::from(1 << 20))
 }
 
-/// A number, in thousands if it is large.
+/// Formats a number, in thousands if it is large.
 pub(super) fn thousands(value: f64) -> String {
     if value < 10_000.0 { format!("{value:.0}") } else { format!("{:.1}k", value / 1e3) }
 }

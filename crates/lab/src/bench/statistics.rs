@@ -1,7 +1,7 @@
 //! Medians, spreads, and ratios of pairs.
 //!
-//! Few rounds on a VM with moods: medians rather than means, and the whole range rather than a deviation that
-//! would claim a bell curve.
+//! Rounds are few, and the VM's speed varies: medians rather than means, and the whole range rather than a deviation, which would
+//! assume a normal distribution.
 
 use serde::Serialize;
 
@@ -14,16 +14,16 @@ pub struct Summary {
     pub lower_quartile: f64,
     /// A quarter of the samples are above.
     pub upper_quartile: f64,
-    /// The smallest.
+    /// The smallest of the samples.
     pub min: f64,
-    /// The largest.
+    /// The largest of the samples.
     pub max: f64,
-    /// All of them, in the order of the rounds.
+    /// All samples, in the order of the rounds.
     pub samples: Vec<f64>,
 }
 
 impl Summary {
-    /// Summarises `samples`; `None` if there are none, or one is no number.
+    /// Summarises `samples`; `None` if there are none, or one is not a number.
     pub fn of(samples: Vec<f64>) -> Option<Self> {
         if samples.is_empty() || samples.iter().any(|sample| !sample.is_finite()) {
             return None;
@@ -40,10 +40,8 @@ impl Summary {
         })
     }
 
-    /// Summarises what `combine` makes of two figures of the same round, round by round.
-    ///
-    /// The median of such pairs is not the pair of the medians: what one round did to both of its measurements, it does
-    /// not do to their ratio. `None` if the rounds are not the same number, or a combination is no number.
+    /// Summarises `combine` of two figures of the same round, round by round: a slow round affects both figures, but not their
+    /// ratio. `None` if the numbers of rounds differ, or a result is not a number.
     pub fn of_pairs(first: &Self, second: &Self, combine: impl Fn(f64, f64) -> f64) -> Option<Self> {
         if first.samples.len() != second.samples.len() {
             return None;
@@ -58,7 +56,7 @@ impl Summary {
     }
 }
 
-/// The value below which `part` of the sorted samples lie, on the straight line between its neighbours.
+/// Returns the value below which `part` of the sorted samples lie, interpolated between its neighbours.
 fn quantile(sorted: &[f64], part: f64) -> f64 {
     let place = part * (sorted.len() - 1) as f64;
     let (below, above) = (place.floor() as usize, place.ceil() as usize);

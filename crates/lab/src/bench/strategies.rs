@@ -1,5 +1,5 @@
-//! `bench strategies`: what \[ESX\] §3 measured, on this machine: every strategy beside the others, and beside a copying of
-//! the same image that nobody uses.
+//! `bench strategies`: the experiments of \[ESX\] §3 on this machine. Each strategy is compared with the others, and with a copy
+//! of the same unused image.
 //!
 //! ```text
 //!   experiment ─► x (requests in flight, size, load) ─► round ─► column (strategy) ─► one migration under fio ─► sample
@@ -7,8 +7,8 @@
 //!   report ◄── figures: a table and a plot each, with what the paper says ◄────────────────────────────────────────┘
 //! ```
 //!
-//! Source and target are stores with delays of their own ([`Device`]): two devices, though there is one disk below. Every image
-//! that has moved is compared with what it was copied from.
+//! Source and target are stores with delays of their own ([`Device`]): two devices on top of one disk. Each moved image is
+//! compared with its source.
 
 mod course;
 mod database;
@@ -37,46 +37,46 @@ use super::tools::{FIO, check_fio_engines};
 use super::{BenchOptions, Environment, Versions, in_folder};
 use crate::demo::Progress;
 
-/// How `bench strategies` is run.
+/// The options of `bench strategies`.
 #[derive(Clone, Debug)]
 pub struct StrategiesOptions {
-    /// What all benchmarks are told.
+    /// The options that all benchmarks share.
     pub bench: BenchOptions,
-    /// What is measured.
+    /// The experiments to be measured.
     pub experiments: Vec<Experiment>,
-    /// How much of it.
+    /// The size of the measurement.
     pub scale: Scale,
-    /// How the mover copies.
+    /// The mover's settings during all migrations.
     pub mover: Mover,
-    /// What source and target are each; [`Scale::device`] is usual.
+    /// The device that source and target each are; [`Scale::device`] is the default.
     pub device: Device,
-    /// Seeks a longer hold at the handover: `--max-downtime` of every migration, in milliseconds.
+    /// `--max-downtime` of every migration, in milliseconds.
     pub max_downtime_ms: u64,
 }
 
-/// How much is copied at once.
+/// The settings of the mover.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Mover {
-    /// Chunks in flight.
+    /// Number of chunks in flight.
     pub depth: u32,
-    /// Bytes of a chunk.
+    /// Size of a chunk in bytes.
     pub chunk_bytes: u64,
 }
 
-/// How much is measured.
+/// The sizes of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Scale {
-    /// Enough to judge by.
+    /// Enough for meaningful figures.
     Full,
-    /// In six minutes.
+    /// Takes about six minutes.
     Quick,
-    /// In half a minute: no figure means anything, each is made.
+    /// Takes half a minute: makes every figure, without meaning.
     Tiny,
 }
 
 impl Scale {
-    /// Size of the image, unless another is asked for, in bytes.
+    /// Returns the image's default size in bytes.
     pub fn size_bytes(self) -> u64 {
         match self {
             Self::Full => 512 << 20,
@@ -85,7 +85,7 @@ impl Scale {
         }
     }
 
-    /// How often everything is measured, unless something else is asked for.
+    /// Returns the default number of rounds.
     pub fn rounds(self) -> u32 {
         match self {
             Self::Full => 3,
@@ -93,7 +93,7 @@ impl Scale {
         }
     }
 
-    /// How long the guest works before and after each migration.
+    /// Returns how long the guest works before and after each migration.
     fn margin(self) -> Duration {
         match self {
             Self::Full => Duration::from_secs(5),
@@ -102,7 +102,7 @@ impl Scale {
         }
     }
 
-    /// How long a guest is looked at that nobody migrates.
+    /// Returns how long a guest without migration is measured.
     fn look(self) -> Duration {
         match self {
             Self::Full => Duration::from_secs(10),
@@ -111,7 +111,7 @@ impl Scale {
         }
     }
 
-    /// The guest's requests in flight (\[ESX\] Figure 4: 2 to 32).
+    /// Returns the guest's requests in flight (\[ESX\] Figure 4: 2 to 32).
     fn depths(self) -> &'static [u32] {
         match self {
             Self::Full => &[2, 4, 8, 16, 32],
@@ -120,7 +120,7 @@ impl Scale {
         }
     }
 
-    /// Sizes of disks, in quarters of the usual one.
+    /// Returns the sizes of disks, in quarters of the default.
     fn quarters(self) -> &'static [u64] {
         match self {
             Self::Full => &[2, 4, 8],
@@ -129,8 +129,8 @@ impl Scale {
         }
     }
 
-    /// Size of the image that goes to a target which is ten times as slow: rounds take four times as long as a copy before they are given
-    /// up.
+    /// Returns the size of the image for the target that is ten times as slow. Rounds are given up after four times the time of a
+    /// copy.
     fn slow_size(self, size_bytes: u64) -> u64 {
         match self {
             Self::Quick => size_bytes / 4,
@@ -138,7 +138,7 @@ impl Scale {
         }
     }
 
-    /// What source and target are each, unless something else is asked for: the mover takes all that such a device carries.
+    /// Returns the default device of source and target: the mover uses all that it carries.
     pub fn device(self) -> Device {
         let factor = if self == Self::Tiny { 4 } else { 1 };
         Device {
@@ -149,19 +149,19 @@ impl Scale {
     }
 }
 
-/// What a store is like.
+/// The speed of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Device {
-    /// What each read and each write takes longer, in microseconds.
+    /// Added latency of each read and each write, in microseconds.
     pub latency_us: u64,
-    /// Bytes that it carries in a second.
+    /// Limit of bytes per second.
     pub bytes_per_second: u64,
-    /// Requests that it takes in a second.
+    /// Limit of requests per second.
     pub operations_per_second: u64,
 }
 
 impl Device {
-    /// One that is so many times as slow.
+    /// Returns a device that is `times` as slow.
     fn slower(self, times: u64) -> Self {
         Self {
             latency_us: self.latency_us * times,
@@ -171,30 +171,30 @@ impl Device {
     }
 }
 
-/// A group of figures that is measured together.
+/// A group of figures that are measured together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Experiment {
-    /// Figures 4, 6, 8 and 9.
+    /// Figures 4, 6, 8 and 9: requests in flight.
     Outstanding,
-    /// Figures 5 and 7.
+    /// Figures 5 and 7: sizes of disks.
     Size,
-    /// Tables 1 and 2.
+    /// Tables 1 and 2: a database.
     Database,
     /// Figure 2, and the shares of rewrites of \[TPM\].
     Rewrites,
-    /// Figure 3.
+    /// Figure 3: the blocks of each round.
     Rounds,
-    /// Figure 10.
+    /// Figure 10: a slow target.
     SlowTarget,
-    /// Figure 11.
+    /// Figure 11: the guest over time.
     OverTime,
     /// All strategies, between two hosts.
     Hosts,
 }
 
 impl Experiment {
-    /// All of them, in the order in which they are measured.
+    /// All experiments, in the order of measurement.
     pub const ALL: [Self; 8] = [
         Self::Outstanding,
         Self::Size,
@@ -206,7 +206,7 @@ impl Experiment {
         Self::Hosts,
     ];
 
-    /// A short name for command lines.
+    /// Returns a short name for command lines.
     pub fn name(self) -> &'static str {
         match self {
             Self::Outstanding => "outstanding",
@@ -220,7 +220,7 @@ impl Experiment {
         }
     }
 
-    /// What is shown, in words.
+    /// Returns a title for tables and pages.
     pub fn title(self) -> &'static str {
         match self {
             Self::Outstanding => "Migration time, downtime and penalty against requests in flight",
@@ -240,7 +240,7 @@ impl Experiment {
 /// A way to migrate: a column of every table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Column {
-    /// Its name.
+    /// The column's name, for tables and JSON.
     pub name: &'static str,
     strategy: Strategy,
     not_incremental: bool,
@@ -248,17 +248,17 @@ pub struct Column {
 }
 
 impl Column {
-    /// All of them: each strategy that the API knows, in its variants.
+    /// Returns all columns: each strategy of the API, in its variants.
     pub fn all() -> Vec<Self> {
         Strategy::ALL.into_iter().flat_map(|strategy| Self::of(strategy).iter().copied()).collect()
     }
 
-    /// The variants of a strategy. A new one has none until somebody writes them here.
+    /// Returns the variants of a strategy. A new strategy has none until they are added here.
     fn of(strategy: Strategy) -> &'static [Self] {
         match strategy {
             Strategy::Mirror => const { &[Self::usual("mirror", Strategy::Mirror)] },
             Strategy::Tracking => const { &[Self::TRACKING, Self::NOT_INCREMENTAL] },
-            // Between hosts only, and these tables are of stores of one.
+            // These strategies need two hosts, and these tables are of one.
             Strategy::ThreePhase | Strategy::PostCopy => &[],
         }
     }
@@ -266,7 +266,7 @@ impl Column {
     const TRACKING: Self = Self::usual("tracking", Strategy::Tracking);
     const NOT_INCREMENTAL: Self = Self { name: "not incremental", not_incremental: true, ..Self::TRACKING };
 
-    /// What Figure 3 compares: rounds with both optimisations, with either, and with none.
+    /// The columns of Figure 3: rounds with both optimisations, with either, and with none.
     const OF_ROUNDS: [Self; 4] = [
         Self::TRACKING,
         Self { name: "hot as others", ignore_hot_blocks: true, ..Self::TRACKING },
@@ -274,7 +274,7 @@ impl Column {
         Self { name: "neither", ignore_hot_blocks: true, ..Self::NOT_INCREMENTAL },
     ];
 
-    /// Those that bring a volume to another host.
+    /// The strategies that move a volume to another host.
     const BETWEEN_HOSTS: [Self; 4] = [
         Self::usual("mirror", Strategy::Mirror),
         Self::TRACKING,
@@ -286,7 +286,6 @@ impl Column {
         Self { name, strategy, not_incremental: false, ignore_hot_blocks: false }
     }
 
-    /// Whether it copies in rounds.
     fn has_rounds(&self) -> bool {
         self.strategy == Strategy::Tracking
     }
@@ -296,7 +295,7 @@ impl Column {
             strategy: self.strategy,
             not_incremental: self.not_incremental,
             ignore_hot_blocks: self.ignore_hot_blocks,
-            // Only those that copy in rounds know it.
+            // Only strategies with rounds take this option.
             max_downtime_ms: self.has_rounds().then_some(max_downtime_ms),
             keep_source: true,
             ..MigrateVolume::to(to)
@@ -304,34 +303,34 @@ impl Column {
     }
 }
 
-/// What was measured.
+/// All figures of `bench strategies`.
 #[derive(Clone, Debug, Serialize)]
 pub struct StrategiesReport {
-    /// What it was measured on.
+    /// The machine and the programs that were measured.
     pub environment: Environment,
-    /// Size of an image, unless a figure says another.
+    /// Size of an image in bytes, unless a figure names another.
     pub size_bytes: u64,
-    /// How often everything was measured.
+    /// Number of rounds, each of which measured everything.
     pub rounds: u32,
-    /// How much was measured.
+    /// The size of the measurement.
     pub scale: Scale,
-    /// How the mover copied.
+    /// The mover's settings during all migrations.
     pub mover: Mover,
-    /// What each store was like.
+    /// The device that each store was.
     pub device: Device,
-    /// How long guests might be held at the end of rounds.
+    /// How long guests might be held at the end of rounds, in milliseconds.
     pub max_downtime_ms: u64,
     /// The figures, in the order of the experiments.
     pub figures: Vec<Figure>,
-    /// Every migration.
+    /// The samples of all migrations.
     pub samples: Vec<Sample>,
 }
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// A program or room that is missing, with what to do; an image that differs from its source; what went wrong, with the
-/// daemon's log; [`crate::demo::Interrupted`] after a signal.
+/// A missing program, or too little room, with what to do; an image that differs from its source; a failure with the daemon's
+/// log; [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow::Result<StrategiesReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
@@ -339,7 +338,7 @@ pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow
     check_fio_engines().await?;
     let bench = &options.bench;
     let largest = options.scale.quarters().iter().max().copied().unwrap_or(4).max(4);
-    // The image, its copy in the source's store, and that in the target's.
+    // The image, its copy in the source's store, and the copy in the target's.
     let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes / 4 * largest)?;
     let environment = Environment::of(folder.root(), versions).await?;
     let (figures, samples) = in_folder(folder, progress, async |folder, progress| {

@@ -1,4 +1,4 @@
-//! The programs that a benchmark runs: whether they are there, which version, and what to install if not.
+//! The programs that benchmarks run: whether they are installed, their versions, and the packages that are missing.
 
 use std::ffi::OsStr;
 use std::process::Stdio;
@@ -8,11 +8,9 @@ use tokio::process::Command;
 
 use crate::network::Namespace;
 
-/// A program of somebody else.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Tool {
     pub(super) program: &'static str,
-    /// The package of Debian that it is in.
     package: &'static str,
 }
 
@@ -22,21 +20,21 @@ pub(super) const FIO: Tool = Tool { program: "fio", package: "fio" };
 pub(super) const STORAGE_DAEMON: Tool =
     Tool { program: "qemu-storage-daemon", package: "qemu-system-common" };
 
-/// What runs VMs, and moves them without their disks.
+/// Runs VMs, and moves them without their disks.
 pub(super) const SYSTEM_EMULATOR: Tool = Tool { program: "qemu-system-x86_64", package: "qemu-system-x86" };
 
-/// The best that an off-line copy does.
+/// The best off-line copy.
 pub(super) const QEMU_IMG: Tool = Tool { program: "qemu-img", package: "qemu-utils" };
-/// What everybody has for an off-line copy.
+/// The usual off-line copy.
 pub(super) const CP: Tool = Tool { program: "cp", package: "coreutils" };
 
 impl Tool {
-    /// A command that dies with the benchmark and hears nothing of the terminal.
+    /// Returns a command that dies with the benchmark and receives nothing from the terminal.
     pub(super) fn command(self) -> Command {
         Self::quiet(Command::new(self.program))
     }
 
-    /// The same, inside a host of the lab.
+    /// Returns the same command inside a host of the lab.
     pub(super) fn command_in(self, host: &Namespace) -> Command {
         Self::quiet(host.command(self.program).into())
     }
@@ -52,18 +50,12 @@ impl Tool {
         command
     }
 
-    /// The version that it says it is.
-    ///
-    /// # Errors
-    /// If it is not there; the message says which package to install.
+    /// Returns the program's own version; if it is missing, the error names the package to install.
     pub(super) async fn version(self) -> anyhow::Result<String> {
         Ok(version_in(&self.output(&["--version"]).await?))
     }
 
-    /// Executes it to its end.
-    ///
-    /// # Errors
-    /// If it does not start, or fails; the message holds what it says.
+    /// Runs the program to its end; the error of a failure holds its output.
     pub(super) async fn run(self, arguments: &[&OsStr]) -> anyhow::Result<()> {
         let output = self.command().args(arguments).stderr(Stdio::piped()).output().await;
         let output = output.map_err(|error| self.explain(error))?;
@@ -98,10 +90,7 @@ impl Tool {
     }
 }
 
-/// Makes sure that fio can talk to NBD servers and to io_uring.
-///
-/// # Errors
-/// If it cannot; the message says what would.
+/// Checks that fio supports NBD and io_uring; the error says how to install them.
 pub(super) async fn check_fio_engines() -> anyhow::Result<()> {
     let help = FIO.output(&["--enghelp"]).await.context("ask fio for its engines")?;
     for engine in ["nbd", "io_uring"] {
@@ -114,7 +103,7 @@ pub(super) async fn check_fio_engines() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// `fio-3.33` and `qemu-img version 7.2.22 (Debian …)`: the first word that begins with a digit.
+/// Returns the first word that begins with a digit: of `fio-3.33`, and of `qemu-img version 7.2.22 (Debian …)`.
 fn version_in(output: &str) -> String {
     let first = output.lines().next().unwrap_or_default().trim();
     let words = first.split([' ', '-']);

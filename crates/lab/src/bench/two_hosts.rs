@@ -9,26 +9,23 @@ use super::migration::copy_in;
 use crate::demo::{HostsLink, HostsPair, STORES};
 use crate::network::BitRate;
 
-/// The store of the second host, as the first one calls it.
+/// The second host's store, as named at the first.
 pub(super) const THERE: &str = "b:first";
-/// The store of the first host, as the second one calls it.
+/// The first host's store, as named at the second.
 pub(super) const HOME: &str = "a:first";
 
 /// Two paired daemons: in network namespaces as root, otherwise on loopback.
 pub(super) struct TwoHosts {
     pub(super) pair: HostsPair,
-    /// Where the volume is served, at the first host.
+    /// URI of the export at the first host.
     pub(super) uri: String,
     folders: [Folder; 2],
-    /// There as long as this is.
+    /// Keeps the link up.
     _link: HostsLink,
 }
 
 impl TwoHosts {
-    /// Starts both daemons below `folder`, and makes the volume of an image.
-    ///
-    /// # Errors
-    /// What went wrong, with the daemons' logs.
+    /// Starts both daemons below `folder`, and creates the volume from an image.
     pub(super) async fn set(
         program: &Path,
         folder: &BenchFolder,
@@ -43,24 +40,17 @@ impl TwoHosts {
         Ok(Self { pair, uri, folders, _link: link })
     }
 
-    /// The stores of both hosts.
     pub(super) fn stores(&self) -> [PathBuf; 2] {
         self.folders.each_ref().map(|folder| folder.path(STORES[0]))
     }
 
-    /// Ends both daemons; their stores are as they were.
-    ///
-    /// # Errors
-    /// If one does not end in order.
+    /// Stops both daemons and keeps their stores.
     pub(super) async fn end_daemons(self) -> anyhow::Result<[Folder; 2]> {
         self.pair.stop().await?;
         Ok(self.folders)
     }
 
-    /// Ends both daemons and deletes all that they had.
-    ///
-    /// # Errors
-    /// As [`Self::end_daemons`], or if something cannot be deleted.
+    /// Stops both daemons and deletes their folders.
     pub(super) async fn end(self) -> anyhow::Result<()> {
         self.end_daemons().await?.into_iter().try_for_each(Folder::remove)
     }

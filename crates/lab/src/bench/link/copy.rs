@@ -1,4 +1,4 @@
-//! Copies of an image that nobody uses: what of the link is used.
+//! Copies of an unused image: how much of the link they use.
 
 use std::time::{Duration, Instant};
 
@@ -14,10 +14,9 @@ use crate::bench::server::CopyMode;
 use crate::demo::Progress;
 use crate::network::measure::Flow;
 
-/// How often it is looked whether TCP is done: a ten-thousandth of what it takes.
+/// Pause between checks whether TCP is done: a ten-thousandth of the time it takes.
 const PAUSE: Duration = Duration::from_millis(2);
 
-/// Copies round after round.
 pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyhow::Result<CopyReport> {
     let contenders = Contender::COPY;
     let rounds = stage.options.bench.rounds;
@@ -40,7 +39,7 @@ pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyho
         .context("a measurement has no figures")
 }
 
-/// As many bytes as the image has, from memory to memory: each link gets its share, and the last to end counts.
+/// Sends as many bytes as the image has from memory to memory. Each link carries its share; the time ends with the last.
 async fn tcp(stage: &Stage<'_>) -> anyhow::Result<CopySample> {
     let all: u64 = stage.links().map(|(rate, _)| rate.bits_per_second()).sum();
     let size_bytes = stage.options.bench.size_bytes;
@@ -60,12 +59,12 @@ async fn tcp(stage: &Stage<'_>) -> anyhow::Result<CopySample> {
     let seconds = begun.elapsed().as_secs_f64();
     pace.note(flows.iter().map(Flow::received_bytes).sum());
     let received = flows.into_iter().map(Flow::wait).sum::<Result<u64, _>>()?;
-    // A share is cut to whole bytes.
+    // Shares are rounded down to whole bytes.
     ensure!(received + 2 >= size_bytes, "TCP has brought {received} bytes of {size_bytes}");
     Ok(CopySample { seconds, second_half: pace.of_second_half(size_bytes) })
 }
 
-/// From the order to the answer that the volume is at the target: checks, journal and switch-over are part of it.
+/// Measures from the order to the answer that the volume is at the target: with checks, journal and switch.
 async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<CopySample> {
     let servers = stage.sternas(way).await?;
     drop_caches(&[stage.source]).await?;
@@ -78,7 +77,7 @@ async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<CopySample> {
     Ok(CopySample { seconds, second_half: pace.of_second_half(stage.options.bench.size_bytes) })
 }
 
-/// From the order to the end of the job, and a flush: QEMU's mirror does not wait for the disk.
+/// Measures from the order to the end of the job and a flush: QEMU's mirror does not wait for the disk.
 async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<CopySample> {
     let mut servers = stage.storage_daemons().await?;
     drop_caches(&[stage.source]).await?;
@@ -92,10 +91,9 @@ async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<Cop
     Ok(CopySample { seconds, second_half: None })
 }
 
-/// How many bytes had been brought when: what a copy does once it has found out what the link carries.
+/// The progress of a copy over time, for its speed after the beginning.
 #[derive(Debug, Default)]
 struct Pace {
-    /// When a number of bytes was first seen, in order.
     seen: Vec<(Instant, u64)>,
 }
 
@@ -106,7 +104,7 @@ impl Pace {
         }
     }
 
-    /// Bytes a second from the middle of so many to their end; `None` if too few were seen on the way.
+    /// Returns bytes per second from the middle of `all` bytes to their end; `None` if there are too few readings.
     fn of_second_half(&self, all: u64) -> Option<f64> {
         let (began, before) = self.seen.iter().find(|(_, bytes)| *bytes >= all / 2)?;
         let (ended, after) = self.seen.last()?;

@@ -1,4 +1,4 @@
-//! The figures of `bench link`. Names of fields are a contract with those who read the JSON.
+//! The figures of `bench link`. The names of fields are a contract with readers of the JSON.
 
 use std::time::Duration;
 
@@ -9,98 +9,97 @@ use crate::bench::Environment;
 use crate::bench::guest::Moment;
 use crate::bench::statistics::Summary;
 
-/// Everything that was measured.
+/// All figures of `bench link`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LinkReport {
-    /// On what.
+    /// The machine and the programs that were measured.
     pub environment: Environment,
-    /// What TCP does about full queues, of everybody alike.
+    /// TCP's congestion control, the same for all contenders.
     pub congestion_control: String,
     /// Size of the image in bytes; all of it is data.
     pub size_bytes: u64,
-    /// How often everything was measured.
+    /// Number of rounds, each of which measured everything.
     pub rounds: u32,
-    /// Copies of an image that nobody used, a report for each link or pair of links.
+    /// Copies of an unused image, a report for each link or pair of links.
     pub copies: Vec<CopyReport>,
-    /// Migrations of a guest that writes faster than the link carries; none if they were not asked for.
+    /// Migrations of a guest that writes faster than the link carries; `None` if not requested.
     pub guest: Option<GuestReport>,
 }
 
 /// Copies over one link, or over several at once. Each copy of a disk was compared with its source, and is equal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CopyReport {
-    /// Its name on the command line.
+    /// The part's name on the command line.
     pub name: &'static str,
-    /// What the links are, for people.
+    /// A description of the links, for tables.
     pub title: &'static str,
-    /// What the links carry together, in bytes of IP packets a second.
+    /// Capacity of all links together, in bytes of IP packets a second.
     pub link_bytes_per_second: f64,
-    /// What a byte there and back took on the idle link, in milliseconds: the median.
+    /// Median round-trip time of a byte on the idle link, in milliseconds.
     pub round_trip_ms: f64,
-    /// TCP first.
+    /// The contenders' figures, TCP first.
     pub contenders: Vec<CopyFigures>,
 }
 
 /// How one contender copied.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CopyFigures {
-    /// Who.
+    /// The contender's name, for tables and JSON.
     pub name: &'static str,
-    /// From the order until the copy is on the disk; of TCP, until everything was received.
+    /// Time from the order until the copy is on the disk; for TCP, until everything was received.
     pub seconds: Summary,
     /// Bytes of the image ÷ seconds.
     pub bytes_per_second: Summary,
-    /// Throughput ÷ that of TCP in the same round; none of TCP.
+    /// Throughput ÷ that of TCP in the same round; `None` for TCP.
     pub to_tcp: Option<Summary>,
-    /// Bytes a second while the second half was brought: without the beginning, in which TCP finds out what the link
-    /// carries, and without what comes after the copying; none of those who do not say how far they are.
+    /// Bytes a second during the second half: without the beginning, in which TCP measures the link, and without the work after
+    /// the copying. `None` for contenders that do not report progress.
     pub second_half_bytes_per_second: Option<Summary>,
-    /// The same ÷ that of TCP in the same round; none of TCP.
+    /// The second half's throughput ÷ that of TCP in the same round; `None` for TCP.
     pub second_half_to_tcp: Option<Summary>,
 }
 
 /// Migrations of a guest that writes as fast as it can, up to twice what the link carries.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GuestReport {
-    /// What the link is, for people.
+    /// A description of the link, for tables.
     pub title: &'static str,
-    /// What the link carries, in bytes of IP packets a second.
+    /// Capacity of the link, in bytes of IP packets a second.
     pub link_bytes_per_second: f64,
-    /// Sterna first.
+    /// The contenders' figures, Sterna first.
     pub contenders: Vec<GuestFigures>,
 }
 
-/// What one contender's migrations did to the guest.
+/// One contender's migrations, and their effect on the guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct GuestFigures {
-    /// Who.
+    /// The contender's name, for tables and JSON.
     pub name: &'static str,
-    /// How many of the migrations ended by themselves.
+    /// Number of migrations that ended by themselves.
     pub ended: u32,
-    /// How long they took, or until they were given up.
+    /// Time until the migrations ended or were given up.
     pub seconds: Summary,
-    /// What the guest wrote before, in bytes a second.
+    /// The guest's writes before the migration, in bytes a second.
     pub written_bytes_per_second_before: Summary,
-    /// What it wrote during the migration, in bytes a second.
+    /// The guest's writes during the migration, in bytes a second.
     pub written_bytes_per_second: Summary,
-    /// The same ÷ what the link carries.
+    /// The guest's writes during the migration ÷ the link's capacity.
     pub written_to_link: Summary,
-    /// Longest time of a write that was under way during the migration, in milliseconds.
+    /// Longest time of a write that was in flight during the migration, in milliseconds.
     pub worst_latency_ms: Summary,
     /// Time within which 99 % of these writes completed, in milliseconds.
     pub p99_latency_ms: Summary,
-    /// The guest's life, round by round.
+    /// The guest's moments, round by round.
     pub moments: Vec<Vec<Moment>>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopySample {
     pub(super) seconds: f64,
-    /// Bytes a second while the second half was brought, if that is known.
+    /// Bytes a second during the second half, if known.
     pub(super) second_half: Option<f64>,
 }
 
-/// One migration under a guest.
 #[derive(Clone, Debug)]
 pub(super) struct GuestSample {
     pub(super) has_ended: bool,
@@ -113,7 +112,7 @@ pub(super) struct GuestSample {
 }
 
 impl CopyReport {
-    /// Sums up the samples of `contenders`; `None` if there are none.
+    /// Sums up the samples of `contenders`; `None` without samples.
     pub(super) fn of(
         part: Part,
         round_trip: Duration,
@@ -138,7 +137,7 @@ impl CopyReport {
             Some(CopyFigures {
                 name: contender.name(),
                 bytes_per_second: Summary::of(speeds.collect())?,
-                // Throughputs of the same bytes: the quotient of the times, the other way round.
+                // The bytes are the same, so the quotient of throughputs is the inverse quotient of times.
                 to_tcp: tcp.and_then(|(_, tcp, _)| Summary::of_ratios(tcp, seconds)),
                 seconds: seconds.clone(),
                 second_half_bytes_per_second: second_half.clone(),
@@ -157,7 +156,7 @@ impl CopyReport {
 }
 
 impl GuestReport {
-    /// Sums up the samples of `contenders`; `None` if there are none.
+    /// Sums up the samples of `contenders`; `None` without samples.
     pub(super) fn of(
         part: Part,
         link_bytes_per_second: f64,

@@ -1,7 +1,6 @@
-//! Migrations of a guest that writes faster than its link carries: whether they end, and what the guest feels.
+//! Migrations of a guest that writes faster than its link carries: whether they end, and what the guest notices.
 //!
-//! A migration that has not ended when the image could have been brought over several times is given up, and counts as
-//! one that does not end. Its guest has then shown what it feels.
+//! A migration is given up after several times the time that the link needs for the whole image. It counts as not ending.
 
 use std::time::Duration;
 
@@ -18,27 +17,26 @@ use crate::bench::image::drop_caches;
 use crate::bench::server::CopyMode;
 use crate::demo::Progress;
 
-/// The guest writes all over its disk, in requests of a size that file systems make.
+/// The guest writes all over its disk, with requests as large as those of file systems.
 const JOB: Job = Job { pattern: Pattern::RandomWrites, block_bytes: 64 << 10, depth: 8 };
-/// How much more than the link carries the guest writes, if it can.
+/// The guest's limit, as a multiple of the link's rate.
 const LINK_RATES: u64 = 2;
-/// How often the image could have been brought over until a migration is given up.
+/// A migration is given up after this many times the time that the link needs for the image.
 const TIMES_MAX: u32 = 4;
-/// Added to that, for small images.
+/// An addition to the time limit, for small images.
 const GIVE_UP_AFTER_MIN: Duration = Duration::from_secs(10);
-/// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
+/// A switch may have begun this much before it was seen: events arrive late, and clocks are rounded.
 const SWITCH_SLACK_MS: u64 = 250;
 
-/// When a migration did what, in milliseconds since 1970.
+/// The times of a migration, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Course {
     begun_ms: u64,
-    /// Until then every write went to the source too; none if the migration was given up.
+    /// Until this time every write also went to the source; `None` if the migration was given up.
     switched_ms: Option<u64>,
     ended_ms: u64,
 }
 
-/// Migrates round after round.
 pub(super) async fn measure(stage: &Stage<'_>, progress: &mut Progress) -> anyhow::Result<GuestReport> {
     let contenders = Contender::GUEST;
     let rounds = stage.options.bench.rounds;
@@ -79,7 +77,7 @@ async fn sterna(stage: &Stage<'_>, way: Way) -> anyhow::Result<GuestSample> {
     let (requests, course) = under_guest(stage, &servers.volume.uri, process, migration).await?;
     let sample = sample(stage, &requests, course)?;
     let Some(switched_ms) = course.switched_ms else {
-        // What is half done is not worth being ended in order.
+        // An unfinished migration needs no orderly end.
         drop(servers);
         return given_up(stage, sample);
     };
@@ -111,7 +109,7 @@ async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<Gue
     Ok(sample)
 }
 
-/// Lets a guest work before and during `migration`. `process` is its server's.
+/// Lets a guest work before and during `migration`. `process` is the server's.
 async fn under_guest(
     stage: &Stage<'_>,
     uri: &str,
@@ -150,7 +148,6 @@ fn sample(stage: &Stage<'_>, requests: &Requests, course: Course) -> anyhow::Res
     })
 }
 
-/// What the links of the stage carry.
 fn link_bytes_per_second(stage: &Stage<'_>) -> f64 {
     stage.links().map(|(rate, _)| rate.bytes_per_second()).sum()
 }

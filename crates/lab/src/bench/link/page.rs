@@ -1,4 +1,4 @@
-//! The page of `bench link`: tables, bars, and the guest's life over time.
+//! The page of `bench link`: tables, bars, and the guest's moments.
 
 use super::{CopyReport, GuestFigures, GuestReport, LinkReport};
 use crate::bench::page::{bar_chart, course_charts, page, section};
@@ -7,7 +7,7 @@ use crate::bench::statistics::Summary;
 use crate::demo::Bytes;
 
 impl LinkReport {
-    /// The report as a page of HTML.
+    /// Returns the report as an HTML page.
     pub fn page(&self) -> String {
         let Self { environment, congestion_control, size_bytes, rounds, copies, guest } = self;
         let lead = format!(

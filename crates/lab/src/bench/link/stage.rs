@@ -19,20 +19,20 @@ use crate::demo::{STORES, start_daemon};
 use crate::network::measure::{median, round_trips};
 use crate::network::{BitRate, Conditions, Hosts, Namespace, WideAreaLink};
 
-/// The first port that a server is given. Each server is given another one: the kernel may keep the port of a server that has
-/// ended, as long as a request of its ring has not ended.
+/// The first server's port. Each server gets another one: the kernel keeps the port of an ended server until the last request of
+/// its ring has ended.
 const FIRST_PORT: u16 = 10_809;
-/// The node of QEMU that is the target's export.
+/// The node of QEMU's target export.
 const FAR_NODE: &str = "far";
-/// What hosts call each other.
+/// The source host's name at the target.
 const SOURCE_NAME: &str = "source";
 const TARGET_NAME: &str = "target";
-/// The store of Sterna that is the target's export.
+/// The store that stands for the target's export.
 const FAR_STORE: &str = "far";
-/// How often a round trip is measured: its median is shown.
+/// Number of round trips; their median is reported.
 const ROUND_TRIPS: usize = 21;
 
-/// One part of the benchmark, ready to be measured.
+/// The hosts and links of one part.
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     pub(super) options: &'a LinkOptions,
@@ -42,12 +42,11 @@ pub(super) struct Stage<'a> {
     pub(super) target: PathBuf,
     hosts: [Namespace; 2],
     links: Vec<WideAreaLink>,
-    /// The next server's, on either host: nobody else is in their namespaces.
+    /// The next server's port, on either host: no other program is in their namespaces.
     next_port: Cell<u16>,
 }
 
 impl<'a> Stage<'a> {
-    /// Makes hosts and links.
     pub(super) fn set(
         options: &'a LinkOptions,
         folder: &'a BenchFolder,
@@ -82,24 +81,23 @@ impl<'a> Stage<'a> {
         &self.hosts[1]
     }
 
-    /// The links by rate and the target's address, the fastest first.
+    /// Returns each link's rate and target address, the fastest first.
     pub(super) fn links(&self) -> impl Iterator<Item = (BitRate, Ipv4Addr)> {
         self.links.iter().map(|link| (link.conditions().rate, link.addresses()[1]))
     }
 
-    /// Where the target is reached by those that use one link alone: over the fastest.
+    /// Returns the target's address on the fastest link, for contenders that use one link.
     fn target_address(&self) -> Ipv4Addr {
         self.links[0].addresses()[1]
     }
 
-    /// A port that no server of this stage has had.
     fn new_port(&self) -> u16 {
         let port = self.next_port.get();
         self.next_port.set(port + 1);
         port
     }
 
-    /// Measures what a round trip over the first link takes.
+    /// Measures a round trip over the first link.
     pub(super) async fn round_trip(&self) -> anyhow::Result<Duration> {
         let [source, target] = self.hosts.clone();
         let address = self.target_address();
@@ -107,7 +105,6 @@ impl<'a> Stage<'a> {
         Ok(median(tokio::task::spawn_blocking(measured).await??))
     }
 
-    /// Makes an empty target of the right size.
     pub(super) fn make_target(&self) -> anyhow::Result<()> {
         let target = std::fs::File::create(&self.target).context("make the target")?;
         target.set_len(self.options.bench.size_bytes).context("make the target")
@@ -133,7 +130,7 @@ impl<'a> Stage<'a> {
         Ok(StorageDaemons { source, target })
     }
 
-    /// Starts daemons of this program, one on each host; the source's serves the image, and can bring it to the other.
+    /// Starts Sterna's daemons, one on each host. The source's serves the image, and can migrate it to the other.
     pub(super) async fn sternas(&self, way: Way) -> anyhow::Result<Sternas> {
         let folder = || Folder::create(self.folder.root(), STORES);
         let folders = [folder()?, folder()?];
@@ -173,21 +170,20 @@ impl<'a> Stage<'a> {
         start_daemon(command, folder).await.with_context(|| format!("on the {} host", host.name()))
     }
 
-    /// Tells the daemon of a folder at which addresses others reach it: all of this end.
+    /// Configures all addresses of this end at the daemon of `folder`.
     fn let_hosts_reach(&self, folder: &Folder, end: usize, port: u16) -> anyhow::Result<()> {
         let mut listen = Vec::new();
         let mut links = String::new();
         for link in &self.links {
             let address = format!("\"{}:{port}\"", link.addresses()[end]);
             let speed_mbit = link.conditions().rate.bits_per_second() / 1_000_000;
-            // Writing to a string cannot fail.
             let _ = write!(links, "[[hosts.links]]\naddress = {address}\nspeed_mbit = {speed_mbit}\n");
             listen.push(address);
         }
         folder.configure(&format!("[hosts]\nlisten = [{}]\n{links}", listen.join(", ")))
     }
 
-    /// Lets the daemons end after a migration, compares, and puts the source's image back for the next turn.
+    /// Stops the daemons after a migration, compares the images, and puts the source's image back for the next turn.
     pub(super) async fn finish_sternas(&self, servers: Sternas, except: Blocks) -> anyhow::Result<u64> {
         let copy = match servers.way {
             Way::Host => PathBuf::from(servers.target.volume(NAME).await?.image),
@@ -203,14 +199,12 @@ impl<'a> Stage<'a> {
         Ok(compared_bytes)
     }
 
-    /// Waits until the target is on the disk.
     pub(super) async fn flush(&self) -> anyhow::Result<()> {
         let file = std::fs::File::options().write(true).open(&self.target).context("open the target")?;
         tokio::task::spawn_blocking(move || file.sync_all()).await?.context("flush the target")
     }
 
-    /// Makes sure that the second image is a copy of the first, but for some blocks, and deletes it. Nobody may use the
-    /// images meanwhile.
+    /// Checks that the second image is a copy of the first, except for some blocks, and deletes it. Both must be unused.
     pub(super) async fn verify(&self, [source, target]: [&Path; 2], except: Blocks) -> anyhow::Result<u64> {
         let Compared { bytes, first_difference } = compare(source, target, except).await?;
         if let Some(offset) = first_difference {
@@ -221,7 +215,7 @@ impl<'a> Stage<'a> {
         Ok(bytes)
     }
 
-    /// Deletes what a migration that was given up may have left of the target.
+    /// Deletes what an abandoned migration may have left of the target.
     pub(super) fn delete_target(&self) -> anyhow::Result<()> {
         match std::fs::remove_file(&self.target) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -229,7 +223,7 @@ impl<'a> Stage<'a> {
         }
     }
 
-    /// Where the source's image is after a migration of Sterna, which fences what it leaves by renaming it.
+    /// Returns the source image's path after a migration: Sterna fences the source by renaming it.
     pub(super) fn fenced_source(&self) -> anyhow::Result<PathBuf> {
         let name = self.source.file_name().context("the source's image has a name")?.to_string_lossy();
         for entry in std::fs::read_dir(self.folder.root()).context("look for the source's image")? {
@@ -242,7 +236,6 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// QEMU's daemons.
 #[derive(Debug)]
 pub(super) struct StorageDaemons {
     pub(super) source: StorageDaemon,
@@ -250,46 +243,45 @@ pub(super) struct StorageDaemons {
 }
 
 impl StorageDaemons {
-    /// The node that is mirrored, and the one that it is mirrored to.
+    /// The nodes of the mirror job: source and target.
     pub(super) const NODES: (&'static str, &'static str) = ("source", FAR_NODE);
 
-    /// Ends them in order.
     pub(super) async fn stop(self) -> anyhow::Result<()> {
         self.source.stop().await?;
         self.target.stop().await
     }
 }
 
-/// How Sterna brings a volume to the other host.
+/// The ways by which Sterna moves a volume to the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     /// The hosts are paired, and the volume moves from one to the other.
     Host,
-    /// A volume of the other host is a store of the first, by NBD.
+    /// A volume of the other host is an NBD store of the first.
     NbdStore,
 }
 
-/// Daemons of this program.
+/// Sterna's daemons, one on each host.
 #[derive(Debug)]
 pub(super) struct Sternas {
     pub(super) source: Daemon,
     target: Daemon,
-    /// The source's, then the target's.
+    /// The source's folder, then the target's.
     folders: [Folder; 2],
-    /// The source's.
+    /// The volume at the source.
     pub(super) volume: Volume,
     way: Way,
     store: String,
 }
 
 impl Sternas {
-    /// Where the volume is to go.
+    /// Returns the target store of the migration.
     pub(super) fn store(&self) -> &str {
         &self.store
     }
 }
 
-/// What TCP does about full queues in a host of the lab: the machine's usual.
+/// Returns TCP's congestion control in a host of the lab: the machine's default.
 pub(super) fn congestion_control() -> anyhow::Result<String> {
     let host = Namespace::create("asked")?;
     let name = host.run(|| std::fs::read_to_string("/proc/sys/net/ipv4/tcp_congestion_control"))?;

@@ -1,11 +1,11 @@
-//! What was made of links, as tables and sentences.
+//! The figures of `bench link`, as tables and sentences.
 
 use super::{CopyReport, GuestReport};
 use crate::bench::show::{Table, figure_and_spread, mebibytes, milliseconds, ratio, seconds};
 use crate::bench::statistics::Summary;
 
 impl CopyReport {
-    /// The copies for people.
+    /// Returns the copies as a table.
     pub fn table(&self) -> Table {
         let row = |contender: &super::CopyFigures| {
             let [time, spread] = figure_and_spread(&contender.seconds, seconds);
@@ -31,14 +31,14 @@ impl CopyReport {
         }
     }
 
-    /// What the links are, and what a round trip took, for people.
+    /// Returns a sentence about the links and their round trip.
     pub fn heading(&self) -> String {
         format!("{}; measured: {} ms", self.title, milliseconds(self.round_trip_ms))
     }
 }
 
 impl GuestReport {
-    /// The migrations for people.
+    /// Returns the migrations as a table.
     pub fn table(&self) -> Table {
         let row = |contender: &super::GuestFigures| {
             let [time, spread] = figure_and_spread(&contender.seconds, seconds);
@@ -69,12 +69,11 @@ impl GuestReport {
     }
 }
 
-/// A part of what TCP carries; a dash of TCP itself, and of what is not known.
+/// Formats a share of TCP's throughput; a dash for TCP itself, and for an unknown share.
 fn part_of_tcp(ratios: Option<&Summary>) -> String {
     ratios.map_or_else(|| "-".to_owned(), |ratios| part(ratios.median))
 }
 
-/// A part of a whole.
 fn part(value: f64) -> String {
     format!("{value:.2}")
 }

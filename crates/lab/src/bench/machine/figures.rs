@@ -1,44 +1,41 @@
-//! The figures of `bench machine`. Names of fields are a contract with those who read the JSON.
+//! The figures of `bench machine`. The names of fields are a contract with readers of the JSON.
 
 use anyhow::Context as _;
 use serde::Serialize;
 
 use crate::bench::{Environment, Summary};
 
-/// Everything that was measured.
+/// All figures of `bench machine`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MachineReport {
-    /// On what.
+    /// The machine and the programs that were measured.
     pub environment: Environment,
-    /// Size of either VM's disk in bytes; half of it is data.
+    /// Size of each VM's disk in bytes; half of it is data.
     pub size_bytes: u64,
-    /// Memory of either VM in bytes.
+    /// Memory of each VM in bytes.
     pub memory_bytes: u64,
-    /// How often everything was measured.
+    /// Number of rounds, each of which measured everything.
     pub rounds: u32,
-    /// The idle VM, then the busy one.
+    /// Figures of the idle VMs, then of the busy ones.
     pub loads: Vec<LoadFigures>,
 }
 
-/// How long VMs stood still that did the same.
+/// Downtimes of VMs under the same load.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadFigures {
-    /// What they did: `idle` or `busy`.
+    /// The VMs' load: `idle` or `busy`.
     pub name: &'static str,
-    /// With Sterna, disk and memory: from the stand at the source until the source heard that it runs at the target, in
-    /// milliseconds.
+    /// With Sterna, disk and memory: from the stop at the source until the source learns that the target runs, in milliseconds.
     pub sterna_downtime_ms: Summary,
-    /// The part of it until memory and devices were loaded.
+    /// The part of Sterna's downtime until memory and devices were loaded, in milliseconds.
     pub sterna_memory_ms: Summary,
-    /// With QEMU alone, memory without the disk: from its event STOP at the source to RESUME at the target, in
-    /// milliseconds.
+    /// With QEMU alone, memory only: from STOP at the source to RESUME at the target, in milliseconds.
     pub qemu_downtime_ms: Summary,
-    /// The difference, round by round.
+    /// Sterna's downtime less QEMU's, round by round.
     pub added_ms: Summary,
 }
 
 impl LoadFigures {
-    /// Puts the figures of one load together.
     pub(super) fn of(
         name: &'static str,
         sterna_downtime_ms: Summary,

@@ -1,4 +1,4 @@
-//! QEMU's own migration, of a VM whose disk both sides reach: from one process to another of the same command.
+//! QEMU's own migration of a VM whose disk both sides can reach: from one process to another of the same command.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -14,29 +14,26 @@ use crate::bench::qmp::Qmp;
 use crate::bench::tools::SYSTEM_EMULATOR;
 use crate::vm::{Vm, VmOptions};
 
-/// How long a process may take to have its monitor.
+/// How long a process may take to open its monitor.
 const START_DEADLINE: Duration = Duration::from_secs(60);
-/// How often it is looked for.
+/// Pause between checks for the monitor.
 const START_PAUSE: Duration = Duration::from_millis(20);
-/// How long a migration may take: seconds, unless something is wrong.
+/// How long a migration may take; it normally takes seconds.
 const MIGRATE_DEADLINE: Duration = Duration::from_secs(120);
-/// How often it is asked whether it has ended.
+/// Pause between checks whether the migration has ended.
 const END_PAUSE: Duration = Duration::from_millis(20);
-/// More than any stream carries, as Sterna tells QEMU too: its usual limit is 128 MiB/s.
+/// More than any stream carries, as in Sterna's own migrations: QEMU's default is 128 MiB/s.
 const UNLIMITED_BYTES_PER_SECOND: u64 = 1 << 40;
 
-/// A VM that QEMU moves by itself.
 pub(super) struct Peer {
     pub(super) machine: Vm,
     folder: PathBuf,
     disk: Address,
-    /// The process that the VM is in.
     current: Process,
-    /// How many there have been.
+    /// Number of processes so far.
     count: u32,
 }
 
-/// A process, with its monitor.
 struct Process {
     child: Child,
     qmp: Qmp,
@@ -44,19 +41,13 @@ struct Process {
 
 impl Peer {
     /// Starts the VM on `disk`; its sockets are in `folder`.
-    ///
-    /// # Errors
-    /// If QEMU does not start.
     pub(super) async fn start(folder: &Folder, disk: &Address, options: VmOptions) -> anyhow::Result<Self> {
         let machine = Vm::expect(&folder.path("peer.console"), options)?;
         let current = launch(&machine, disk, &folder.path("peer-0.qmp"), &[]).await?;
         Ok(Self { machine, folder: folder.root().to_owned(), disk: disk.clone(), current, count: 1 })
     }
 
-    /// Moves the VM to a new process; returns for how long it stood still, in milliseconds.
-    ///
-    /// # Errors
-    /// If it does not get there.
+    /// Moves the VM to a new process and returns its downtime in milliseconds.
     pub(super) async fn migrate(&mut self) -> anyhow::Result<f64> {
         let monitor = self.folder.join(format!("peer-{}.qmp", self.count));
         let mut target = launch(&self.machine, &self.disk, &monitor, &["-incoming", "defer"]).await?;

@@ -5,7 +5,7 @@ use crate::bench::Table;
 use crate::bench::show::{figure_and_spread, median, milliseconds};
 
 impl MachineReport {
-    /// The downtimes, a row for each load.
+    /// Returns the downtimes, a row for each load.
     pub fn table(&self) -> Table {
         let header = ["", "STERNA ms", "", "OF WHICH MEMORY", "QEMU ms", "", "ADDED ms", ""]
             .map(str::to_owned)

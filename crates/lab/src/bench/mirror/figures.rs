@@ -1,4 +1,4 @@
-//! The figures of `bench mirror`. Names of fields are a contract with those who read the JSON.
+//! The figures of `bench mirror`. The names of fields are a contract with readers of the JSON.
 
 use serde::Serialize;
 
@@ -7,27 +7,27 @@ use crate::bench::Environment;
 use crate::bench::guest::Moment;
 use crate::bench::statistics::Summary;
 
-/// Everything that was measured.
+/// All figures of `bench mirror`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MirrorReport {
-    /// On what.
+    /// The machine and the programs that were measured.
     pub environment: Environment,
     /// Size of the image in bytes.
     pub size_bytes: u64,
-    /// How often everything was measured.
+    /// Number of rounds, each of which measured everything.
     pub rounds: u32,
-    /// Copies of an image that nobody used; none if they were not asked for.
+    /// Copies of an unused image; `None` if not requested.
     pub idle: Option<IdleReport>,
-    /// Migrations under a guest; none if they were not asked for.
+    /// Migrations under a guest; `None` if not requested.
     pub load: Option<LoadReport>,
 }
 
-/// Copies of an image that nobody used. Each was compared with its source, and is equal.
+/// Copies of an unused image. Each was compared with its source, and is equal.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IdleReport {
-    /// Bytes of the image that are no hole.
+    /// Bytes of the image outside of holes.
     pub data_bytes: u64,
-    /// Sterna first.
+    /// The contenders' figures, Sterna first.
     pub contenders: Vec<IdleFigures>,
     /// Seconds of Sterna ÷ seconds of the quicker off-line copy of the same round.
     pub sterna_to_best_copy: Summary,
@@ -38,51 +38,51 @@ pub struct IdleReport {
 /// How one contender copied.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct IdleFigures {
-    /// Who.
+    /// The contender's name, for tables and JSON.
     pub name: &'static str,
-    /// From the order until the copy is on the disk.
+    /// Time from the order until the copy is on the disk.
     pub seconds: Summary,
     /// Bytes of data ÷ seconds.
     pub bytes_per_second: Summary,
-    /// CPU time of the server in seconds; none for programs that end by themselves.
+    /// CPU time of the server in seconds; `None` for programs that end by themselves.
     pub server_cpu_seconds: Option<Summary>,
-    /// Bytes that the copy takes on the disk: holes are still holes if this is not more than the data.
+    /// Bytes that the copy takes on the disk: holes are preserved if this is at most the data.
     pub allocated_bytes: Summary,
 }
 
-/// Migrations under a guest. Each target was compared with its source, but for what was written after the switch.
+/// Migrations under a guest. Each target was compared with its source, except for what was written after the switch.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadReport {
-    /// Requests a second that the guest was limited to.
+    /// Limit of the guest's requests per second; `None`: no limit.
     pub guest_iops: Option<u32>,
-    /// Sterna first.
+    /// The contenders' figures, Sterna first.
     pub contenders: Vec<LoadFigures>,
-    /// Seconds of Sterna ÷ seconds of the quicker mode of QEMU of the same round.
+    /// Seconds of Sterna ÷ seconds of QEMU's quicker mode in the same round.
     pub seconds_to_best_mirror: Summary,
-    /// Time × loss of Sterna less that of the better mode of QEMU of the same round, in seconds.
+    /// Time × loss of Sterna, less that of QEMU's better mode in the same round, in seconds.
     pub seconds_times_lost_less_best_mirror: Summary,
-    /// Worst latency of Sterna ÷ that of the better mode of QEMU of the same round.
+    /// Worst latency of Sterna ÷ that of QEMU's better mode in the same round.
     pub worst_latency_to_best_mirror: Summary,
 }
 
-/// What one contender's migrations cost the guest.
+/// One contender's migrations, and their cost for the guest.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct LoadFigures {
-    /// Who.
+    /// The contender's name, for tables and JSON.
     pub name: &'static str,
-    /// How long the migration took.
+    /// Duration of the migration, in seconds.
     pub seconds: Summary,
-    /// Requests per second before.
+    /// The guest's requests per second before the migration.
     pub iops_before: Summary,
-    /// Requests per second during the migration.
+    /// The guest's requests per second during the migration.
     pub iops_during: Summary,
-    /// Requests per second after it.
+    /// The guest's requests per second after the migration.
     pub iops_after: Summary,
-    /// Share of the requests that the guest could not make meanwhile: 1 − during ÷ before.
+    /// Share of requests that the guest lost during the migration: 1 − during ÷ before.
     pub iops_lost: Summary,
-    /// Seconds × share lost: for how long the guest might as well have stood still.
+    /// Seconds × share lost: how long a complete stop of the guest would have cost as much.
     pub seconds_times_lost: Summary,
-    /// Longest time of a request that was under way during the migration, in milliseconds.
+    /// Longest time of a request that was in flight during the migration, in milliseconds.
     pub worst_latency_ms: Summary,
     /// Time within which 99 % of these requests completed, in milliseconds.
     pub p99_latency_ms: Summary,
@@ -90,9 +90,9 @@ pub struct LoadFigures {
     pub worst_latency_before_ms: Summary,
     /// CPU time of the server during the migration, in seconds.
     pub server_cpu_seconds: Summary,
-    /// Bytes in which source and target were compared afterwards.
+    /// Bytes in which source and target were compared and equal.
     pub compared_bytes: Summary,
-    /// The guest's life, round by round.
+    /// The guest's moments, round by round.
     pub moments: Vec<Vec<Moment>>,
 }
 
@@ -103,7 +103,6 @@ pub(super) struct IdleSample {
     pub(super) allocated_bytes: u64,
 }
 
-/// One migration under a guest.
 #[derive(Clone, Debug)]
 pub(super) struct LoadSample {
     pub(super) seconds: f64,
@@ -121,7 +120,7 @@ pub(super) struct LoadSample {
 }
 
 impl IdleReport {
-    /// Sums up the samples of [`Contender::IDLE`]; `None` if there are none.
+    /// Sums up the samples of [`Contender::IDLE`]; `None` without samples.
     pub(super) fn of(data_bytes: u64, samples: &[Vec<IdleSample>; 5]) -> Option<Self> {
         let figures = Contender::IDLE.into_iter().zip(samples);
         let figures = figures.map(|(contender, samples)| IdleFigures::of(contender, data_bytes, samples));
@@ -154,13 +153,13 @@ impl IdleFigures {
 }
 
 impl LoadReport {
-    /// Sums up the samples of [`Contender::LOAD`]; `None` if there are none.
+    /// Sums up the samples of [`Contender::LOAD`]; `None` without samples.
     pub(super) fn of(guest_iops: Option<u32>, samples: &[Vec<LoadSample>; 3]) -> Option<Self> {
         let figures = Contender::LOAD.into_iter().zip(samples);
         let contenders = figures.map(|(contender, samples)| LoadFigures::of(contender, samples));
         let contenders = contenders.collect::<Option<Vec<_>>>()?;
         let [sterna, background, blocking] = &contenders[..] else { return None };
-        // Less is better in each of these.
+        // For each of these figures, less is better.
         let beside = |figure: fn(&LoadFigures) -> &Summary, combine: fn(f64, f64) -> f64| {
             let best = Summary::of_pairs(figure(background), figure(blocking), f64::min)?;
             Summary::of_pairs(figure(sterna), &best, combine)
@@ -169,7 +168,7 @@ impl LoadReport {
         Some(Self {
             guest_iops,
             seconds_to_best_mirror: beside(|figures| &figures.seconds, ratio)?,
-            // A difference: a guest that loses nothing would make a ratio of anything.
+            // A difference: for a guest that loses nothing, a ratio says nothing.
             seconds_times_lost_less_best_mirror: beside(
                 |figures| &figures.seconds_times_lost,
                 |own, best| own - best,

@@ -1,4 +1,4 @@
-//! Copies of an image that nobody uses, with a quarter of it holes.
+//! Copies of an unused image, a quarter of which is holes.
 
 use std::ffi::OsStr;
 use std::time::Instant;
@@ -14,7 +14,6 @@ use super::{
 use crate::bench::tools::{CP, QEMU_IMG};
 use crate::demo::STORES;
 
-/// Copies round after round.
 pub(super) async fn measure(
     options: &MirrorOptions,
     folder: &BenchFolder,
@@ -47,7 +46,7 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
     }
 }
 
-/// From the order to the answer that the volume is at the target: checks, journal and switch-over are part of it.
+/// Measures from the order to the answer that the volume is at the target: with checks, journal and switch.
 async fn sterna(stage: &Stage<'_>) -> anyhow::Result<IdleSample> {
     let server = Sterna::start(&stage.options.bench.program, stage.folder, &stage.source).await?;
     drop_caches(&[&stage.source]).await?;
@@ -60,14 +59,14 @@ async fn sterna(stage: &Stage<'_>) -> anyhow::Result<IdleSample> {
     Ok(IdleSample { seconds, server_cpu_seconds, allocated_bytes: finished.allocated_bytes })
 }
 
-/// Holes are kept, as they are of everybody; clones of extents would copy nothing.
+/// Preserves holes, as the other contenders do. Cloned extents would copy nothing, and are switched off.
 async fn cp(stage: &Stage<'_>) -> anyhow::Result<IdleSample> {
     let arguments = ["--reflink=never", "--sparse=auto"].map(OsStr::new);
     let arguments = [&arguments[..], &[stage.source.as_os_str(), stage.target.as_os_str()]].concat();
     off_line(stage, CP.run(&arguments)).await
 }
 
-/// Past the page cache on both sides, with eight requests in flight that may end in any order.
+/// Copies past the page cache on both sides, with eight requests in flight that may end in any order.
 async fn convert(stage: &Stage<'_>) -> anyhow::Result<IdleSample> {
     let arguments = ["convert", "-f", "raw", "-O", "raw", "-T", "none", "-t", "none", "-W", "-m", "8"];
     let arguments = arguments.map(OsStr::new);
@@ -88,7 +87,7 @@ async fn off_line(
     Ok(IdleSample { seconds, server_cpu_seconds: None, allocated_bytes: finished.allocated_bytes })
 }
 
-/// From the order to the end of the job, and a flush: QEMU's mirror does not wait for the disk.
+/// Measures from the order to the end of the job and a flush: QEMU's mirror does not wait for the disk.
 async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<IdleSample> {
     stage.make_target()?;
     let images = [("source", stage.source.as_path()), ("target", stage.target.as_path())];

@@ -1,7 +1,7 @@
-//! Migrations under a guest that does what it can.
+//! Migrations under a guest that makes as many requests as it can.
 //!
-//! Afterwards source and target are compared, but for the blocks that the guest has written since the switch: those are
-//! on the target alone. That the guest itself reads what it has written is tested elsewhere, by guests that know.
+//! Afterwards source and target are compared, except for the blocks that the guest has written since the switch: only the target
+//! has them. Other tests check, with guests that know their data, that the guest reads what it wrote.
 
 use std::time::Duration;
 
@@ -17,20 +17,19 @@ use super::{
 use crate::bench::guest::{Guest, Load, Requests, now_ms, wait_for_guest};
 use crate::demo::STORES;
 
-/// How much earlier than seen a switch may have begun: a change is told of a little later, and clocks are rounded.
+/// A switch may have begun this much before it was seen: events arrive late, and clocks are rounded.
 const SWITCH_SLACK_MS: u64 = 250;
 
-/// When a migration did what, in milliseconds since 1970.
+/// The times of a migration, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Course {
     begun_ms: u64,
-    /// Until then every write went to the source too.
+    /// Until this time every write also went to the source.
     switched_ms: u64,
     ended_ms: u64,
     server_cpu_seconds: f64,
 }
 
-/// Migrates round after round.
 pub(super) async fn measure(
     options: &MirrorOptions,
     folder: &BenchFolder,
@@ -90,7 +89,7 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
     }
 }
 
-/// Migrates the volume, and says where it is then.
+/// Migrates the volume, and returns its new location.
 async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
     let cpu = server.cpu_time()?;
     let begun_ms = now_ms();

@@ -1,4 +1,4 @@
-//! The page of `bench mirror`: tables, bars, and the guest's life over time.
+//! The page of `bench mirror`: tables, bars, and the guest's moments.
 
 use super::{IdleReport, LoadFigures, LoadReport, MirrorReport};
 use crate::bench::page::{bar_chart, course_charts, page, section};
@@ -7,7 +7,7 @@ use crate::bench::statistics::Summary;
 use crate::demo::Bytes;
 
 impl MirrorReport {
-    /// The report as a page of HTML.
+    /// Returns the report as an HTML page.
     pub fn page(&self) -> String {
         let Self { environment, size_bytes, rounds, idle, load } = self;
         let lead = format!(
@@ -54,7 +54,7 @@ fn load_section(report: &LoadReport) -> String {
     section(&format!("Under a guest: {}", report.guest()), &report.table(), &charts)
 }
 
-/// The round whose sample is closest to the median.
+/// Returns the round whose sample is closest to the median.
 fn median_round(summary: &Summary) -> usize {
     let distance = |sample: &f64| (sample - summary.median).abs();
     let rounds = summary.samples.iter().enumerate();

@@ -1,4 +1,4 @@
-//! What copies and migrations took, as tables and sentences.
+//! The figures of copies and migrations, as tables and sentences.
 
 use super::{IdleReport, LoadReport};
 use crate::bench::Summary;
@@ -8,7 +8,7 @@ use crate::bench::show::{
 use crate::demo::Bytes;
 
 impl IdleReport {
-    /// The copies for people.
+    /// Returns the copies as a table.
     pub fn table(&self) -> Table {
         let row = |contender: &super::IdleFigures| {
             let [time, spread] = figure_and_spread(&contender.seconds, seconds);
@@ -34,7 +34,7 @@ impl IdleReport {
 }
 
 impl LoadReport {
-    /// The migrations for people.
+    /// Returns the migrations as a table.
     pub fn table(&self) -> Table {
         let row = |contender: &super::LoadFigures| {
             let [time, spread] = figure_and_spread(&contender.seconds, seconds);
@@ -79,7 +79,7 @@ impl LoadReport {
         }
     }
 
-    /// What the guest did, in words.
+    /// Returns a sentence about the guest's load.
     pub fn guest(&self) -> String {
         let limit = match self.guest_iops {
             Some(iops) => format!("{iops} IOPS"),

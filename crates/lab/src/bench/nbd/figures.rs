@@ -1,4 +1,4 @@
-//! The figures of `bench nbd`. Names of fields are a contract with those who read the JSON.
+//! The figures of `bench nbd`. The names of fields are a contract with readers of the JSON.
 
 use serde::Serialize;
 
@@ -6,50 +6,50 @@ use super::{Contender, Sample, StageFigures, Workload};
 use crate::bench::Environment;
 use crate::bench::statistics::Summary;
 
-/// Everything that was measured.
+/// All figures of `bench nbd`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NbdReport {
-    /// On what.
+    /// The machine and the programs that were measured.
     pub environment: Environment,
     /// Size of the image in bytes.
     pub size_bytes: u64,
-    /// How often everything was measured.
+    /// Number of rounds, each of which measured everything.
     pub rounds: u32,
-    /// How long each measurement lasted, in seconds.
+    /// Duration of each measurement, in seconds.
     pub seconds: u32,
-    /// Workload by workload.
+    /// The figures, workload by workload.
     pub workloads: Vec<WorkloadFigures>,
 }
 
-/// What was measured with one workload.
+/// The figures of one workload.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct WorkloadFigures {
-    /// Its short name.
+    /// The workload's name on the command line.
     pub name: &'static str,
-    /// Its title.
+    /// The workload's title, for tables and pages.
     pub title: &'static str,
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub block_bytes: u32,
-    /// Requests in flight.
+    /// Number of requests in flight.
     pub depth: u32,
-    /// The limit, Sterna, and the peer.
+    /// The contenders' figures: the limit, Sterna, and the peer.
     pub contenders: Vec<ContenderFigures>,
     /// IOPS of Sterna ÷ IOPS of the peer.
     pub iops_sterna_to_peer: Summary,
-    /// CPU time per request of Sterna ÷ that of the peer; none if a measurement was too short for the clock.
+    /// CPU time per request of Sterna ÷ that of the peer; `None` if a measurement was too short for the clock.
     pub cpu_sterna_to_peer: Option<Summary>,
-    /// Time that Sterna adds to a request ÷ what the peer adds; none if one of them was as fast as the raw file.
+    /// Time that Sterna adds to a request ÷ that of the peer; `None` if either was as fast as the raw file.
     pub added_sterna_to_peer: Option<Summary>,
 }
 
-/// What was measured of one contender.
+/// The figures of one contender.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ContenderFigures {
-    /// Who.
+    /// The contender's name, for tables and JSON.
     pub name: &'static str,
-    /// Requests per second.
+    /// Completed requests per second.
     pub iops: Summary,
-    /// Bytes per second.
+    /// Bytes moved per second.
     pub bytes_per_second: Summary,
     /// Mean time of a request in microseconds.
     pub mean_latency_us: Summary,
@@ -59,21 +59,21 @@ pub struct ContenderFigures {
     pub max_latency_us: Summary,
     /// CPU time of fio per request, in microseconds.
     pub client_cpu_us_per_request: Summary,
-    /// CPU time of the server per request, in microseconds; none for the raw file.
+    /// CPU time of the server per request, in microseconds; `None` for the raw file.
     pub server_cpu_us_per_request: Option<Summary>,
-    /// IOPS ÷ IOPS of the raw file; none for the raw file.
+    /// IOPS ÷ IOPS of the raw file; `None` for the raw file.
     pub iops_to_raw: Option<Summary>,
-    /// Depth ÷ IOPS, less the same of the raw file, in microseconds; none for the raw file.
+    /// Depth ÷ IOPS, less the same of the raw file, in microseconds; `None` for the raw file.
     pub added_us_per_request: Option<Summary>,
-    /// Mean latency less that of the raw file, in microseconds; none for the raw file.
+    /// Mean latency less that of the raw file, in microseconds; `None` for the raw file.
     pub added_mean_latency_us: Option<Summary>,
-    /// Where the time went inside the server; empty unless that was traced, and of others than Sterna.
+    /// Time in the server by stage; empty without tracing, and for contenders other than Sterna.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub trace: Vec<StageFigures>,
 }
 
 impl WorkloadFigures {
-    /// Sums the samples up; `None` if there are none.
+    /// Sums up the samples; `None` without samples.
     pub(super) fn of(workload: Workload, samples: &[Vec<Sample>; 3]) -> Option<Self> {
         let job = workload.job();
         let mut contenders: Vec<ContenderFigures> = Vec::new();
@@ -86,7 +86,7 @@ impl WorkloadFigures {
         let ratios = |figure: fn(&ContenderFigures) -> Option<&Summary>| {
             Summary::of_ratios(figure(sterna)?, figure(peer)?)
         };
-        // Where nothing is added, or less, a ratio would say nothing.
+        // Where nothing is added, a ratio says nothing.
         let added = |figures: &ContenderFigures| {
             figures.added_us_per_request.as_ref().is_some_and(|added| added.min > 0.0)
         };
@@ -103,7 +103,7 @@ impl WorkloadFigures {
         })
     }
 
-    /// Tells whether bytes a second say more than requests a second.
+    /// Returns whether bytes per second say more than requests per second.
     pub fn is_sequential(&self) -> bool {
         self.block_bytes >= 1 << 20
     }

@@ -7,7 +7,7 @@ use crate::bench::statistics::Summary;
 use crate::demo::Bytes;
 
 impl NbdReport {
-    /// The report as a page of HTML.
+    /// Returns the report as an HTML page.
     pub fn page(&self) -> String {
         let Self { environment, size_bytes, rounds, seconds, workloads } = self;
         let lead = format!(

@@ -1,10 +1,10 @@
-//! What was measured with a workload, as a table and a sentence.
+//! The figures of one workload, as a table and a sentence.
 
 use super::{ContenderFigures, WorkloadFigures};
 use crate::bench::show::{Table, figure_and_spread, mebibytes, median, microseconds, ratio, thousands};
 
 impl WorkloadFigures {
-    /// The figures of this workload for people.
+    /// Returns the figures of this workload as a table.
     pub fn table(&self) -> Table {
         let throughput = if self.is_sequential() { "MiB/s" } else { "IOPS" };
         Table {
@@ -18,7 +18,7 @@ impl WorkloadFigures {
 
     fn row(&self, contender: &ContenderFigures) -> Vec<String> {
         let ContenderFigures { server_cpu_us_per_request, added_us_per_request, iops_to_raw, .. } = contender;
-        // Without a server, it is the client that talks to the disk.
+        // Without a server, the client itself uses the disk.
         let cpu = server_cpu_us_per_request.as_ref().unwrap_or(&contender.client_cpu_us_per_request);
         let [throughput, spread] = match self.is_sequential() {
             true => figure_and_spread(&contender.bytes_per_second, mebibytes),

@@ -1,4 +1,4 @@
-//! Where the time of requests goes inside the daemon: what it logs of its connections when it is asked to.
+//! Where the time of requests goes inside the daemon, as its log of traced connections says.
 
 use std::path::Path;
 
@@ -10,57 +10,52 @@ use super::WorkloadFigures;
 use crate::bench::show::{Table, microseconds};
 use crate::bench::statistics::Summary;
 
-/// What makes a daemon log the time lines of its connections, one JSON object a line.
+/// The environment that makes a daemon log the times of its connections, one JSON object a line.
 pub(super) const LOG: [(&str, &str); 2] = [
     ("STERNA_LOG", "info,export::nbd::timeline=trace,block::engine::ring::timing=trace"),
     ("STERNA_LOG_FORMAT", "json"),
 ];
 
-/// What a daemon calls the times of a connection, and the stage that counts its requests.
+/// The daemon's message about a connection's times, and the stage that counts its requests.
 const CONNECTION: Kind = Kind { message: "time line", counted_by: WHOLE };
-/// The same of a ring, whose operations are counted.
+/// The same for a ring, which counts operations.
 const RING: Kind = Kind { message: "times of a ring", counted_by: "disk" };
 
-/// One kind of what is logged.
 #[derive(Clone, Copy)]
 struct Kind {
     message: &'static str,
     counted_by: &'static str,
 }
 
-/// One step of the requests of a connection, as the daemon logs it.
+/// One step of a connection's requests, as the daemon logs it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct StageSample {
     stage: String,
-    /// How often it was taken.
     count: u64,
-    /// How long it took in all.
+    /// Total time of the step.
     sum_us: f64,
     median_us: f64,
     p99_us: f64,
 }
 
-/// A step of a request, or a rest between requests.
+/// A step of a request, or a pause between requests.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct StageFigures {
-    /// Its name.
+    /// The step's name in the daemon's log.
     pub name: String,
-    /// Time spent in it ÷ requests, in microseconds.
+    /// Time in this step ÷ requests, in microseconds.
     pub us_per_request: Summary,
-    /// Half of the times were no longer, within an eighth; in microseconds.
+    /// Median time of the step, to within an eighth; in microseconds.
     pub median_us: Summary,
-    /// 99 % of the times were no longer, likewise.
+    /// Time within which 99 % of the steps ended, to within an eighth; in microseconds.
     pub p99_us: Summary,
 }
 
-/// The step that counts the requests: all others are related to it.
+/// The step that counts the requests; all others are divided by its count.
 const WHOLE: &str = "whole";
 
-/// What a daemon has logged of the connection that made the most requests, and of the ring that made the most operations: none
-/// if its engine has no ring.
-///
-/// # Errors
-/// If it has logged nothing.
+/// Reads a daemon's log of the connection with the most requests, and of the ring with the most operations: none if the engine
+/// has no ring. Fails if the log has neither.
 pub(super) fn read(log: &Path) -> anyhow::Result<Vec<StageSample>> {
     let log = std::fs::read_to_string(log).context("read the daemon's log")?;
     let mut stages = busiest(&log, CONNECTION).context("the daemon has logged no time line")?;
@@ -88,7 +83,7 @@ fn count_of(stages: &[StageSample], name: &str) -> u64 {
 }
 
 impl StageFigures {
-    /// Sums the rounds up, stage by stage; nothing if a round was not traced.
+    /// Sums up the rounds, stage by stage; returns nothing if a round was not traced.
     pub(super) fn of(rounds: &[&[StageSample]]) -> Vec<Self> {
         let names = rounds.first().copied().unwrap_or_default().iter().map(|stage| &stage.stage);
         names.filter_map(|name| Self::of_stage(name, rounds)).collect()
@@ -112,7 +107,7 @@ impl StageFigures {
 }
 
 impl WorkloadFigures {
-    /// Where the time of requests went in Sterna, for people; `None` unless that was traced.
+    /// Returns the time of requests in Sterna by stage; `None` without tracing.
     pub fn trace_table(&self) -> Option<Table> {
         let [raw, sterna, _] = &self.contenders[..] else { return None };
         let whole = sterna.trace.iter().find(|stage| stage.name == WHOLE)?.us_per_request.median;

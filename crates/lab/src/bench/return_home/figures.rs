@@ -1,16 +1,16 @@
-//! Figures 5 and 6 of \[TPM\]: what guests got of their disks over time, on the way there and home. Its Figures 1 to 4 are drawings of how
-//! it works.
+//! Figures 5 and 6 of \[TPM\]: guests' throughput over time, on the way there and back. The paper's Figures 1 to 4 are drawings
+//! of the method.
 
 use super::{Load, Trip};
 use crate::bench::strategies::{Figure, Form, Point, Series};
 
-/// What is on both axes.
+/// The labels of both axes.
 const AXES: (&str, &str) = ("seconds since the order", "MiB a second");
 
 /// Height of a row, as a part of the highest throughput.
 const ROW: f64 = 0.03;
 
-/// The figures of the first journey under each load.
+/// Returns the figures of the first journey under each load.
 pub(super) fn of(lives: &[(Load, Trip)]) -> Vec<Figure> {
     let drawn = |name, title: &str, loads: &[Load], note| {
         let lives = lives.iter().filter(|(load, _)| loads.contains(load)).enumerate();
@@ -43,7 +43,7 @@ pub(super) fn of(lives: &[(Load, Trip)]) -> Vec<Figure> {
     figures.into_iter().flatten().collect()
 }
 
-/// A guest's throughput, and when it was on its way: lines at the bottom, those of each `row` above those of the one before.
+/// Returns a guest's throughput and the times of its migrations: lines at the bottom, each `row` above the one before.
 fn lines(load: Load, trip: &Trip, row: usize) -> [Series; 3] {
     let mebibytes = f64::from(load.guest().job.block_bytes) / f64::from(1 << 20);
     let most = trip.moments.iter().map(|moment| moment.iops * mebibytes).fold(0.0, f64::max);

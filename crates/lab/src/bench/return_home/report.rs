@@ -1,4 +1,4 @@
-//! The figures of `bench return`, and their table. Names of fields are a contract with those who read the JSON.
+//! The figures of `bench return`, and their table. The names of fields are a contract with readers of the JSON.
 
 use serde::Serialize;
 
@@ -9,63 +9,63 @@ use crate::bench::strategies::Figure;
 use crate::bench::{Environment, Summary};
 use crate::demo::Bytes;
 
-/// What was measured.
+/// All figures of `bench return`.
 #[derive(Clone, Debug, Serialize)]
 pub struct ReturnReport {
-    /// What it was measured on.
+    /// The machine and the programs that were measured.
     pub environment: Environment,
-    /// Size of the image.
+    /// Size of the image in bytes.
     pub size_bytes: u64,
-    /// How often everything was measured.
+    /// Number of rounds, each of which measured everything.
     pub rounds: u32,
-    /// What the link carries, in bytes a second.
+    /// The link's rate, in bytes a second.
     pub link_bytes_per_second: f64,
-    /// What each guest met.
+    /// The journeys' figures, a report for each load.
     pub loads: Vec<LoadReport>,
-    /// What they got of their disks over time, in the first round: the paper's Figures 5 and 6.
+    /// The guests' throughput over time in the first round: the paper's Figures 5 and 6.
     pub figures: Vec<Figure>,
 }
 
 /// The journeys under one load.
 #[derive(Clone, Debug, Serialize)]
 pub struct LoadReport {
-    /// Which.
+    /// The guest's load during these journeys.
     pub load: Load,
     /// The way there: the paper's primary migration (Table I).
     pub there: WayReport,
     /// The way home: the paper's incremental migration (Table II).
     pub home: WayReport,
-    /// Requests a second before the way there, when no write was marked for a return.
+    /// Requests a second before the first migration, when no write was marked for a return.
     pub iops_before: Summary,
-    /// The same at the other host, over the link.
+    /// Requests a second at the other host, over the link.
     pub iops_away: Summary,
-    /// The same at home again, when writes are marked (Table III).
+    /// Requests a second after the return, when writes are marked (Table III).
     pub iops_after: Summary,
-    /// Bytes in which the image at home was equal to what the other host had kept: all but what was written since.
+    /// Bytes in which the returned image equals the other host's kept one: all but what was written since.
     pub compared_bytes: Vec<u64>,
 }
 
-/// One way.
+/// The figures of one direction.
 #[derive(Clone, Debug, Serialize)]
 pub struct WayReport {
-    /// From the order until the other host lacked nothing.
+    /// Time from the order until the target was complete.
     pub seconds: Summary,
-    /// From the order until the volume was the other host's.
+    /// Time from the order until the target owned the volume.
     pub handed_over_seconds: Summary,
-    /// Bytes that were moved.
+    /// Bytes that were moved, in total.
     pub bytes_moved: Summary,
-    /// How long requests were held, in milliseconds.
+    /// How long requests were held at the handover, in milliseconds.
     pub downtime_ms: Summary,
     /// Bytes that followed after the handover.
     pub bytes_followed: Summary,
-    /// Of these, those that the guest waited for: the paper's pull.
+    /// The part of these bytes that the guest waited for: the paper's pull.
     pub bytes_pulled: Summary,
-    /// Requests a second meanwhile.
+    /// Requests a second during the migration.
     pub iops: Summary,
 }
 
 impl LoadReport {
-    /// Sums up journeys; `None` if there are none.
+    /// Sums up journeys; `None` without journeys.
     pub(super) fn of(load: Load, trips: &[Trip]) -> Option<Self> {
         let iops = |place: usize| Summary::of(trips.iter().map(|trip| trip.iops[place]).collect());
         Some(Self {
@@ -79,7 +79,7 @@ impl LoadReport {
         })
     }
 
-    /// Both ways for people.
+    /// Returns both directions as a table.
     pub fn table(&self) -> Table {
         let header = [
             "",
@@ -141,7 +141,7 @@ impl WayReport {
 }
 
 impl ReturnReport {
-    /// The report as a page of HTML.
+    /// Returns the report as an HTML page.
     pub fn page(&self) -> String {
         let Self { environment, size_bytes, rounds, loads, figures, .. } = self;
         let lead = format!(
@@ -155,7 +155,7 @@ impl ReturnReport {
     }
 }
 
-/// What the paper measured, for a disk of 39 070 MB and a link of 1 Gbit/s.
+/// Returns the paper's figures, for a disk of 39 070 MB and a link of 1 Gbit/s.
 fn paper(load: Load) -> &'static str {
     match load {
         Load::Web => {

@@ -12,7 +12,7 @@ const WRITES: f64 = 0.3;
 /// How much slower the target is (\[ESX\] §3.4).
 const TIMES: u64 = 10;
 
-/// Figure 10, with Equation 1 over it. Other strategies than mirroring end somehow, which is a table.
+/// Measures Figure 10, with Equation 1 over it. A table shows how the strategies other than mirroring end.
 pub(super) async fn slow_target(
     stage: &mut Stage<'_>,
     progress: &mut Progress,
@@ -127,12 +127,12 @@ pub(super) async fn over_time(stage: &mut Stage<'_>, progress: &mut Progress) ->
     ])
 }
 
-/// How long a request of the guest takes, in seconds.
+/// Latencies of the guest's requests, in seconds.
 #[derive(Clone, Copy, Debug)]
 struct Latencies {
-    /// At the source, where it waits for its delay, or for its turn if that is later.
+    /// At the source: the store's delay, or the wait for its limit if that is longer.
     source: f64,
-    /// At the target, where it waits behind the chunks that the mover always has there.
+    /// At the target: behind the chunks that the mover always has there.
     target: f64,
 }
 
@@ -145,7 +145,7 @@ impl Latencies {
     }
 }
 
-/// Equation 1: IOPS ≈ min(in flight / (part that goes to the target × its latency), in flight / latency of the source).
+/// Returns Equation 1: IOPS ≈ min(in flight / (part that goes to the target × its latency), in flight / latency of the source).
 fn equation(progress: &[Progressed], seconds: f64, margin: f64, latencies: Latencies) -> Vec<Point> {
     let in_flight = f64::from(DEPTH);
     let iops = |fraction: f64| {

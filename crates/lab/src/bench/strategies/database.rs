@@ -1,5 +1,5 @@
-//! Tables 1 and 2 of \[ESX\]: a database that does so much and no more, at one and two times its intensity, and what its writes
-//! feel.
+//! Tables 1 and 2 of \[ESX\]: a database with a fixed rate of requests, at one and two times its intensity, and the latency of
+//! its writes.
 
 use super::figure::Form;
 use super::outstanding::series;
@@ -8,7 +8,7 @@ use super::{Column, Experiment, Figure, Point, Sample, Series, Spent, Stage};
 use crate::bench::guest::Load;
 use crate::demo::Progress;
 
-/// Part of what the device can do that the guest asks for, at one time its intensity, in hundredths.
+/// The guest's rate at one time its intensity, in hundredths of the device's.
 const PERCENT_OF_DEVICE: u64 = 25;
 
 pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
@@ -74,7 +74,7 @@ pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> a
     ])
 }
 
-/// A line for each column: before, while everything is copied, and in the rounds after that.
+/// Returns a line for each column: before, while everything is copied, and in the later rounds.
 fn phases(samples: &[&Sample], of: fn(&Spent) -> f64) -> Vec<Series> {
     let column = |column: Column| {
         let mine = || samples.iter().filter(move |sample| sample.column == column.name);

@@ -1,4 +1,4 @@
-//! A figure: what each column came to at each x, with what the paper says; and its table.
+//! A figure: each column's result at each x, with the paper's figures; and its table.
 
 use serde::Serialize;
 
@@ -6,56 +6,55 @@ use crate::bench::guest::Moment;
 use crate::bench::show::Table;
 use crate::bench::statistics::Summary;
 
-/// One figure or table of the paper, as it is here.
+/// One figure or table of the paper, measured on this machine.
 #[derive(Clone, Debug, Serialize)]
 pub struct Figure {
-    /// Which of the paper's, for example `figure-4`.
+    /// The figure's name in the paper, for example `figure-4`.
     pub name: &'static str,
-    /// What it shows.
+    /// What the figure shows, in words.
     pub title: String,
-    /// What x is.
+    /// The label of the x-axis.
     pub x: &'static str,
-    /// What y is, and in which unit.
+    /// The label of the y-axis, with its unit.
     pub y: &'static str,
-    /// The lines.
+    /// The lines of the figure.
     pub series: Vec<Series>,
-    /// What the paper gives: of which series, at which x, how much in the unit of y.
+    /// The paper's figures: series, x, and y.
     pub paper: Vec<(&'static str, f64, f64)>,
-    /// What the paper says besides, in our words, and what is to be thought of when reading ours.
+    /// What the paper says besides, in our words, and a warning for the reading of ours.
     pub note: &'static str,
-    /// How it is drawn.
     #[serde(skip)]
     pub(in crate::bench) form: Form,
 }
 
-/// How a figure is drawn, and whether it has a table.
+/// The forms of a figure, and whether it has a table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::bench) enum Form {
     /// Few values of x: a table, and lines with dots.
     Table,
-    /// Time on x: lines, and a table of means is not made.
+    /// Time on x: lines, without a table of means.
     Course,
-    /// Both axes by powers of ten, no table.
+    /// Both axes by powers of ten, without a table.
     Logarithmic,
 }
 
 /// A line of a figure.
 #[derive(Clone, Debug, Serialize)]
 pub struct Series {
-    /// Whose.
+    /// The line's name in the legend.
     pub name: String,
-    /// Its points, by x.
+    /// The line's points, by x.
     pub points: Vec<Point>,
 }
 
 /// A point of a line.
 #[derive(Clone, Debug, Serialize)]
 pub struct Point {
-    /// Where.
+    /// The place on the x-axis.
     pub x: f64,
-    /// What x is called, if it is no number.
+    /// The label of x, if x is not a number.
     pub label: Option<&'static str>,
-    /// The rounds' figures; `None`: there is none, for the migrations were given up or have nothing of the kind.
+    /// The rounds' figures; `None`: the migrations were given up, or have no such figure.
     pub y: Option<Summary>,
 }
 
@@ -64,7 +63,7 @@ impl Point {
         Self { x, label: None, y: Summary::of(samples) }
     }
 
-    /// A guest's life: `y` of its requests a second, in halves of a second. Tenths are too rough for a slow device.
+    /// Returns a guest's `y` over time, of its requests a second in halves of a second. Tenths vary too much on a slow device.
     pub(in crate::bench) fn over_time(moments: &[Moment], y: impl Fn(f64) -> f64) -> Vec<Self> {
         let halves = moments.chunks(5).filter(|half| half.len() == 5);
         let mean = |half: &[Moment]| half.iter().map(|moment| moment.iops).sum::<f64>() / 5.0;
@@ -77,7 +76,7 @@ impl Point {
 }
 
 impl Figure {
-    /// The figure for people: a row for each x, a column for each series; what the paper has is in parentheses.
+    /// Returns a row for each x, and a column for each series; the paper's figures are in parentheses.
     pub fn table(&self) -> Option<Table> {
         if self.form != Form::Table {
             return None;
@@ -113,7 +112,7 @@ impl Figure {
     }
 }
 
-/// A figure with three digits that matter.
+/// Formats a figure with three significant digits.
 pub(super) fn number(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 || size == 0.0 => format!("{value:.0}"),
@@ -122,7 +121,7 @@ pub(super) fn number(value: f64) -> String {
     }
 }
 
-/// A place on an axis: whole numbers without anything behind them.
+/// Formats a place on an axis: whole numbers without decimals.
 pub(super) fn place(value: f64) -> String {
     if value == value.trunc() { format!("{value:.0}") } else { number(value) }
 }

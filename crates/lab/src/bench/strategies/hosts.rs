@@ -3,7 +3,7 @@
 //! ```text
 //!   host a: image, fio ──► daemon ── link ──► daemon, image :host b
 //! ```
-//! The guest stays where it is, so what it asks for after the handover crosses the link, by whatever strategy the volume has moved.
+//! The guest stays at its host: after the handover its requests cross the link, whatever the strategy.
 
 use anyhow::Context as _;
 use api::MigrateVolume;
@@ -21,11 +21,10 @@ use crate::bench::two_hosts::{THERE, TwoHosts};
 use crate::demo::Progress;
 use crate::network::BitRate;
 
-/// What the link carries.
 const RATE: BitRate = BitRate::megabits(400);
-/// The guest writes all over three quarters of its disk, in requests of a size that file systems make.
+/// The guest writes all over three quarters of its disk, with requests as large as those of file systems.
 const JOB: Job = Job { pattern: Pattern::RandomWrites, block_bytes: 64 << 10, depth: 8 };
-/// What the guest writes, in hundredths of what the link carries.
+/// The guest's rate of writes, in hundredths of the link's.
 const PERCENT_OF_LINK: [u64; 2] = [50, 200];
 
 /// Measures every strategy at both loads, and at several sizes.
@@ -38,7 +37,7 @@ pub(super) async fn measure(stage: &mut Stage<'_>, progress: &mut Progress) -> a
         target: device,
         x,
     };
-    // A guest that outruns the link makes it take long.
+    // A guest that writes faster than the link takes too long for this scale.
     let percents = if scale == Scale::Tiny { &PERCENT_OF_LINK[..1] } else { &PERCENT_OF_LINK };
     let part = |percent: u64| percent as f64 / 100.0;
     let loads: Vec<_> = percents.iter().map(|&percent| case(percent, size_bytes, part(percent))).collect();
@@ -72,7 +71,7 @@ async fn under_guests(
             progress.note("off-line");
             let offline_seconds = off_line(stage, case).await.context("off-line")?;
             for place in 0..columns.len() {
-                // Nobody is always first.
+                // The strategy that begins changes from round to round.
                 let column = columns[(place + round) % columns.len()];
                 progress.note(column.name);
                 progress.advance((stage.samples.len() - first) as f64 / all as f64);
@@ -106,7 +105,7 @@ async fn under_guest(
 ) -> anyhow::Result<Sample> {
     let margin = stage.options.scale.margin();
     let scene = set(stage, case).await?;
-    // N.B. it leaves a quarter of its disk alone: there is always something to compare.
+    // N.B. the guest leaves a quarter of its disk alone, so that there is always something to compare.
     let guest = Guest::start(&scene.uri, case.size_bytes / 4 * 3, case.load, stage.folder)?;
     wait_for_guest(scene.pair.near.process_id()).await?;
     sleep(margin).await;
@@ -116,7 +115,7 @@ async fn under_guest(
     let stores = scene.stores();
     let folders = scene.end_daemons().await?;
     let compared_bytes = match course.has_moved()? {
-        // What was under way when the guest was ended is not in its log.
+        // The log misses the requests that were in flight when the guest was stopped.
         true => compared(&stores, JOB.block_bytes.into(), &course, &requests, JOB.depth.into()).await?,
         false => 0,
     };

@@ -1,5 +1,5 @@
-//! Figures 4 to 9 of \[ESX\]: what a migration takes and costs, against the guest's requests in flight, and against the size
-//! of its disk.
+//! Figures 4 to 9 of \[ESX\]: the time and cost of a migration, against the guest's requests in flight, and against the size of
+//! its disk.
 
 use super::figure::Form;
 use super::run::Case;
@@ -7,15 +7,15 @@ use super::{Column, Experiment, Figure, Point, Sample, Series, Stage};
 use crate::bench::guest::Load;
 use crate::demo::Progress;
 
-/// The guest that is used where something else changes.
+/// The guest's requests in flight where another setting varies.
 const DEPTH: u32 = 16;
 
-/// A synthetic database: 8 KiB, 70 % reads, anywhere (\[ESX\] §3).
+/// Returns a synthetic database's load: 8 KiB, 70 % reads, anywhere (\[ESX\] §3).
 pub(super) fn oltp(depth: u32) -> Load {
     Load::database_in_flight(depth)
 }
 
-/// Figures 4, 6, 8 and 9.
+/// Measures Figures 4, 6, 8 and 9.
 pub(super) async fn by_depth(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let (scale, device) = (stage.options.scale, stage.options.device);
     let size_bytes = stage.options.bench.size_bytes;
@@ -71,7 +71,7 @@ pub(super) async fn by_depth(stage: &mut Stage<'_>, progress: &mut Progress) -> 
     Ok(vec![seconds, downtime, reads, writes, aggregate])
 }
 
-/// Figures 5 and 7.
+/// Measures Figures 5 and 7.
 pub(super) async fn by_size(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let (scale, device) = (stage.options.scale, stage.options.device);
     let usual = stage.options.bench.size_bytes;
@@ -111,12 +111,12 @@ pub(super) async fn by_size(stage: &mut Stage<'_>, progress: &mut Progress) -> a
     ])
 }
 
-/// A line for each column of the tables of one host: what its migrations that ended at the target came to.
+/// Returns a line for each column of the tables of one host, from the migrations that moved the volume.
 pub(super) fn series(samples: &[Sample], y: impl Fn(&Sample) -> Option<f64>) -> Vec<Series> {
     lines(&Column::all(), samples, y)
 }
 
-/// A line for each of these columns that was measured.
+/// Returns a line for each of these columns that was measured.
 pub(super) fn lines(
     columns: &[Column],
     samples: &[Sample],

@@ -8,13 +8,13 @@ use crate::bench::page::{page, section};
 use crate::demo::Bytes;
 
 impl StrategiesReport {
-    /// The report as a page of HTML.
+    /// Returns the report as an HTML page.
     pub fn page(&self) -> String {
         let sections: String = self.figures.iter().map(Figure::section).collect();
         page("Strategies beside each other", &self.lead(), &self.environment, &sections)
     }
 
-    /// What was done, in words.
+    /// Describes the measurement in a sentence.
     pub fn lead(&self) -> String {
         let Self { size_bytes, rounds, mover, device, max_downtime_ms, .. } = self;
         format!(
@@ -32,12 +32,12 @@ impl StrategiesReport {
 }
 
 impl Figure {
-    /// How it is called, for people.
+    /// Returns the figure's heading, for tables and pages.
     pub fn heading(&self) -> String {
         format!("{}: {}", self.name, self.title)
     }
 
-    /// The figure as a part of a page.
+    /// Returns the figure as a section of a page.
     pub(in crate::bench) fn section(&self) -> String {
         let caption = escape(&format!("{} by {}", self.y, self.x));
         let plot = format!("<figure><figcaption>{caption}</figcaption>\n{}</figure>\n", draw(self));

@@ -1,4 +1,4 @@
-//! Plots of figures, as SVG: lines over numbers, with a dot where few points are.
+//! Plots of figures, as SVG: lines over numbers, with dots if there are few points.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use report::escape;
 
 use super::figure::{Figure, Form, number, place as tick_words};
 
-/// Width of a plot; the page scales it.
+/// The page scales plots from this width.
 const WIDTH: f64 = 720.0;
 /// Height of a plot without its legend.
 const HEIGHT: f64 = 260.0;
@@ -14,12 +14,12 @@ const HEIGHT: f64 = 260.0;
 const FRAME: (f64, f64, f64, f64) = (64.0, 700.0, 10.0, 222.0);
 /// Height of a line of the legend.
 const LEGEND_ROW: f64 = 18.0;
-/// Colours that differ on light and on dark.
+/// Colours that stand out on light and on dark.
 const COLOURS: [&str; 6] = ["#1f77b4", "#d9711c", "#2f9e44", "#c2255c", "#8a63d2", "#8a939c"];
-/// Above so many points a line has no dots.
+/// A line of more points has no dots.
 const DOTS_MAX: usize = 12;
 
-/// An axis: what is at which place.
+/// The range of an axis, and its scale.
 struct Axis {
     from: f64,
     to: f64,
@@ -67,7 +67,6 @@ pub(super) fn draw(figure: &Figure) -> String {
     let mut svg = format!("<svg role=\"img\" aria-label=\"{title}\" viewBox=\"0 0 {WIDTH} {height}\">");
     for tick in y.ticks() {
         let (_, place) = at((x.from, tick));
-        // Writing to a string cannot fail.
         let _ = write!(
             svg,
             "<line class=\"grid\" x1=\"{left}\" x2=\"{right}\" y1=\"{place:.1}\" y2=\"{place:.1}\"/>\

@@ -1,5 +1,4 @@
-//! Figures 2 and 3 of \[ESX\], and what \[TPM\] §IV-A counted: how often guests write the same blocks, and what rounds make of
-//! that.
+//! Figures 2 and 3 of \[ESX\], and the shares of \[TPM\] §IV-A: how often guests rewrite blocks, and the effect on rounds.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +8,7 @@ use super::{Column, Experiment, Figure, Point, Sample, Series, Stage};
 use crate::bench::guest::Load;
 use crate::demo::Progress;
 
-/// Bytes of what is counted as one block: one of the guests' requests.
+/// Bytes of a counted block: one of the guests' requests.
 const BLOCK_BYTES: u64 = 8 << 10;
 /// Points of a logarithmic line: enough to look smooth.
 const POINTS: usize = 40;
@@ -23,7 +22,7 @@ fn usual(stage: &Stage<'_>) -> Case {
     Case { size_bytes, load: super::outstanding::oltp(16), target: stage.options.device, x: 0.0 }
 }
 
-/// Figure 2: how often each block was written, and the share of writes that wrote a block once more.
+/// Measures Figure 2: how often each block was written, and the share of writes to an already written block.
 pub(super) async fn rewrites(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let (mut lines, mut shares) = (Vec::new(), Vec::new());
     let span = stage.options.scale.look();
@@ -67,7 +66,7 @@ pub(super) async fn rewrites(stage: &mut Stage<'_>, progress: &mut Progress) -> 
     ])
 }
 
-/// Some of the ranks, evenly by their logarithm.
+/// Returns some of the ranks, evenly by their logarithm.
 fn ranks(sorted: &[u64]) -> Vec<Point> {
     let last = sorted.len().max(1) as f64;
     let rank = |step: usize| last.powf(step as f64 / POINTS as f64).round() as usize;
@@ -77,7 +76,7 @@ fn ranks(sorted: &[u64]) -> Vec<Point> {
     ranks.into_iter().filter_map(at).collect()
 }
 
-/// Figure 3: the blocks of each round, under both loads, and under one that writes so much that rounds hardly become smaller.
+/// Measures Figure 3: the blocks of each round, under both loads, and under one with so many writes that rounds hardly shrink.
 pub(super) async fn blocks(stage: &mut Stage<'_>, progress: &mut Progress) -> anyhow::Result<Vec<Figure>> {
     let columns = Column::OF_ROUNDS;
     let mut figures = Vec::new();

@@ -1,4 +1,4 @@
-//! One migration of an experiment: a daemon of its own, a guest before, during and after, and a comparison in the end.
+//! One migration of an experiment: a daemon of its own, a guest before, during and after, and a comparison at the end.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -17,93 +17,88 @@ use crate::bench::migration::{Course, Progressed, compare_copies, compared, copy
 use crate::bench::server::NAME;
 use crate::demo::{Progress, STORES, start_daemon};
 
-/// Time between two looks at a volume that still does something.
+/// Pause between queries about a migrating volume.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// The experiments' folder, its images, and all that was measured so far.
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     pub(super) options: &'a StrategiesOptions,
     pub(super) folder: &'a BenchFolder,
     pub(super) samples: Vec<Sample>,
-    /// Copyings without a guest: round, size and target of each, and its seconds.
+    /// Copies without a guest: round, size, target and seconds of each.
     offline: Vec<((usize, u64, Device), f64)>,
 }
 
-/// What is measured once.
+/// One point of measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
-    /// Size of the image.
     pub(super) size_bytes: u64,
-    /// What the guest does.
     pub(super) load: Load,
-    /// What the target's store is like.
     pub(super) target: Device,
-    /// Where it is on the x-axis.
     pub(super) x: f64,
 }
 
-/// One migration.
+/// The figures of one migration.
 #[derive(Clone, Debug, Serialize)]
 pub struct Sample {
-    /// Which experiment.
+    /// The experiment's name on the command line.
     pub experiment: &'static str,
-    /// By which strategy.
+    /// The column that was measured: a strategy's variant.
     pub column: &'static str,
-    /// Where on the x-axis.
+    /// The place on the x-axis.
     pub x: f64,
-    /// Size of the image.
+    /// Size of the image in bytes.
     pub size_bytes: u64,
     /// Whether the volume is at the target.
     pub moved: bool,
-    /// Why not.
+    /// The reason why the volume has not moved.
     pub message: Option<String>,
-    /// From the order until the volume was the target's; `None`: it did not move.
+    /// Time from the order until the target owned the volume; `None`: it did not move.
     pub handed_over_seconds: Option<f64>,
-    /// Bytes that followed it after that.
+    /// Bytes that followed after the handover.
     pub bytes_followed: u64,
-    /// Of these, those that the guest waited for.
+    /// The part of these bytes that the guest waited for.
     pub bytes_pulled: u64,
-    /// From the order to the end.
+    /// Time from the order to the end.
     pub seconds: f64,
-    /// The same of an image of this size that nobody used, in the same round.
+    /// Time of an off-line copy of the same size, in the same round.
     pub offline_seconds: f64,
     /// How long guests were held at the switch, in milliseconds.
     pub downtime_ms: Option<f64>,
     /// Reads and writes before the order.
     pub before: [Spent; 2],
-    /// From the order to the end.
+    /// Reads and writes from the order to the end.
     pub during: [Spent; 2],
-    /// While everything was copied for the first time.
+    /// Reads and writes during the first copy of everything.
     pub copy_phase: [Spent; 2],
-    /// While what was written was copied again, and until the end; `None`: there was no such phase.
+    /// Reads and writes from the end of the first copy to the end; `None`: there was no such phase.
     pub iterative_phase: Option<[Spent; 2]>,
-    /// Rounds, of a strategy that has them.
+    /// The rounds, if the strategy has them.
     pub rounds: Vec<Round>,
-    /// What the mover wrote.
+    /// Bytes that the mover wrote.
     pub bytes_copied: u64,
-    /// What guests' writes took to both stores.
+    /// Bytes of guests' writes to both stores.
     pub bytes_mirrored: u64,
-    /// Bytes in which source and target were equal in the end; all but what the guest wrote since the switch.
+    /// Bytes in which source and target were equal at the end: all but what the guest wrote since the switch.
     pub compared_bytes: u64,
-    /// The guest's life, from before the order until after the end.
+    /// The guest's moments, from before the order until after the end.
     pub moments: Vec<Moment>,
-    /// How far the migration was, as it was seen.
+    /// The migration's progress over time.
     pub progress: Vec<Progressed>,
 }
 
 impl Sample {
-    /// The time, in that of the off-line copy.
+    /// Returns the time as a multiple of the off-line copy's.
     pub(super) fn to_offline(&self) -> f64 {
         self.seconds / self.offline_seconds
     }
 
-    /// How much of its reads (0) or writes (1) the guest lost, 0 to 1.
+    /// Returns the share of its reads (0) or writes (1) that the guest lost, 0 to 1.
     pub(super) fn penalty(&self, kind: usize) -> f64 {
         1.0 - self.during[kind].iops / self.before[kind].iops
     }
 
-    /// The same of all its requests.
+    /// Returns the share of all requests that the guest lost.
     pub(super) fn total_penalty(&self) -> f64 {
         let all = |spent: &[Spent; 2]| spent[0].iops + spent[1].iops;
         1.0 - all(&self.during) / all(&self.before)
@@ -115,10 +110,7 @@ impl<'a> Stage<'a> {
         Self { options, folder, samples: Vec::new(), offline: Vec::new() }
     }
 
-    /// Measures every column at every case, in turns, round after round; returns what was measured, by column.
-    ///
-    /// # Errors
-    /// What went wrong, with the daemon's log.
+    /// Measures every column at every case, in turns, round after round; returns the samples by column.
     pub(super) async fn measure(
         &mut self,
         experiment: &'static str,
@@ -129,7 +121,7 @@ impl<'a> Stage<'a> {
         let rounds = self.options.bench.rounds;
         let all = rounds as usize * cases.len() * columns.len();
         let first = self.samples.len();
-        // Each experiment has its own, near to what is divided by it, where figures mean something.
+        // Each experiment measures its own off-line copies, close to the migrations that they are compared with.
         if self.options.scale != Scale::Tiny {
             self.offline.clear();
         }
@@ -148,7 +140,7 @@ impl<'a> Stage<'a> {
                     }
                 };
                 for place in 0..columns.len() {
-                    // Nobody is always first.
+                    // The column that begins changes from round to round.
                     let column = columns[(place + round) % columns.len()];
                     progress.note(column.name);
                     progress.advance((self.samples.len() - first) as f64 / all as f64);
@@ -160,10 +152,7 @@ impl<'a> Stage<'a> {
         Ok(self.samples[first..].to_vec())
     }
 
-    /// Lets a guest work without any migration; returns what it did.
-    ///
-    /// # Errors
-    /// What went wrong.
+    /// Lets a guest work without any migration; returns its requests.
     pub(super) async fn only_guest(
         &self,
         case: &Case,
@@ -179,7 +168,7 @@ impl<'a> Stage<'a> {
         Ok((requests, begun..ended))
     }
 
-    /// The image of this size, which is made if it is not there.
+    /// Returns the image of this size, and makes it if it is missing.
     pub(super) async fn image(&self, size_bytes: u64) -> anyhow::Result<PathBuf> {
         let path = self.folder.path(&format!("image-{size_bytes}"));
         if !path.exists() {
@@ -255,7 +244,6 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A daemon with the volume in its first store.
 struct Scene {
     daemon: Daemon,
     folder: Folder,
@@ -269,7 +257,7 @@ impl Scene {
         Ok(guest)
     }
 
-    /// Writes that the volume has taken. Its guest has ended: fio does not log what was under way then.
+    /// Returns the number of writes that the volume has taken. Its guest has ended: fio does not log those in flight at its end.
     async fn writes(&self) -> anyhow::Result<u64> {
         loop {
             let volume = self.daemon.client().volume(NAME).await.context("look at the volume")?;
