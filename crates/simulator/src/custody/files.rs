@@ -138,6 +138,8 @@ impl Files {
         let other = self.make(name, None);
         if self.random.percent(50) {
             self.inodes.insert(other, self.inodes.get(&object).copied().unwrap_or(object));
+            // Its owner, not the daemon, deletes the former file.
+            self.owned_by_others.remove(&object);
         } else {
             self.names.insert(format!("/t/away-{other}"), object);
         }

@@ -436,6 +436,13 @@ impl World {
         let by_name = Owner::Administrator(Word::Plain);
         let owner = if self.random.percent(50) { by_name } else { Owner::Housekeeping };
         self.kept.retain(|_, (path, _)| *path != name);
+        // An administrator who names a file of which the journal knows nothing means the file that has the name.
+        if owner != Owner::Housekeeping
+            && !self.state.images.contains_key(&place_of(&name))
+            && let Some(object) = self.files.at(&name)
+        {
+            self.files.accept(object);
+        }
         self.carry_out(Step::Discard, &owner, &name, &Act::Unlink);
     }
 

@@ -1,7 +1,7 @@
 //! Files that others put under the names of images, and a daemon that is killed and starts again meanwhile.
 
 use migration::custody::{Opening, Owner, Step, may_promise, opening};
-use migration::journal::{Entry, Record, State};
+use migration::journal::{Entry, Frames, HEADER, Record, State, encode};
 use migration::{MigrationId, VolumeId};
 
 use super::World;
@@ -10,12 +10,10 @@ use super::life::{Act, place_of};
 impl World {
     /// The daemon is killed. Until it starts again somebody exchanges files; what it cannot know it must not take for its own.
     pub(super) fn start_again(&mut self) {
-        let entry = Entry { at_unix_ms: 0, records: self.state.snapshot() };
-        let mut state = State::default();
-        if let Err(error) = state.apply(&entry) {
-            self.violated(|| format!("a restart cannot read the journal: {error}"));
+        match read_anew(&self.state) {
+            Ok(state) => self.state = state,
+            Err(error) => self.violated(|| format!("a restart cannot read the journal: {error:#}")),
         }
-        self.state = state;
         if self.random.percent(60) {
             self.exchange_one();
         }
@@ -120,4 +118,15 @@ impl World {
         }
         is_promised
     }
+}
+
+/// Returns the state that a daemon reads at its start: some of it is not in the snapshot itself.
+fn read_anew(state: &State) -> anyhow::Result<State> {
+    let mut bytes = HEADER.to_vec();
+    encode(0, &Entry { at_unix_ms: 0, records: state.snapshot() }, &mut bytes)?;
+    let mut read = State::default();
+    for entry in Frames::new(&bytes)? {
+        read.apply(&entry)?;
+    }
+    Ok(read)
 }
