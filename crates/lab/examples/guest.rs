@@ -1,6 +1,6 @@
 //! Lets a guest work on any NBD export on a unix socket: `guest nbd+unix:///EXPORT?socket=PATH [SECONDS]`.
 //!
-//! It overwrites the disk. What the guest felt is printed second by second, then the disk is verified.
+//! It overwrites the disk. It prints the guest's figures second by second, then verifies the disk.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ fn main() -> anyhow::Result<()> {
 
     let mut client = Client::connect(&address, ClientOptions::default())?;
     let mut content = Content::new(client.export().size, 8192, 1);
-    // An export that was used before is not zero where this guest has not written.
+    // A used export is not zero where this guest has not written.
     let disk_bytes = content.disk_bytes();
     fill(&mut client, &mut content, disk_bytes, |_| ())?;
     let guest = Guest::start(client, content, GuestOptions::default())?;

@@ -6,8 +6,7 @@
 //!   report ◄─ compare the image file ◄─ daemon ends ◄─ compare the whole disk ◄─ guest stops
 //! ```
 //!
-//! However it ends, nothing is left behind: the daemon is a child that ends with the demo, everything else is in one
-//! temporary folder.
+//! The demo always cleans up: the daemon is a child that ends with the demo, and everything else is in one temporary folder.
 
 mod daemon;
 mod folder;
@@ -48,33 +47,33 @@ pub use self::signals::Interrupted;
 pub(crate) use self::signals::Signals;
 pub use self::sparkline::{Span, Timeline};
 
-/// How the demo is run.
+/// The options of the demo.
 #[derive(Clone, Debug)]
 pub struct DemoOptions {
-    /// The program whose `serve` is the daemon: normally the one that runs now.
+    /// The program whose `serve` is the daemon: normally the running one.
     pub program: PathBuf,
-    /// Where the temporary folder is made; `None`: the usual place for temporary files, if it is on a disk.
+    /// Where the temporary folder is made; `None`: the default place for temporary files, if it is on a disk.
     pub parent: Option<PathBuf>,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
     /// How long the guest works before and after the migration.
     pub margin: Duration,
-    /// Who works on the disk.
+    /// The guest that works on the disk.
     pub guest: GuestKind,
-    /// How it is copied.
+    /// The strategy of the migration.
     pub strategy: Strategy,
 }
 
-/// Who works on the demo's disk.
+/// The kinds of guests on the demo's disk.
 #[derive(Clone, Debug)]
 pub enum GuestKind {
     /// A thread of this process, over the volume's NBD socket.
     Thread {
-        /// Bytes of a request.
+        /// Size of a request in bytes.
         block_bytes: u32,
-        /// How much of the disk it fills at first, in bytes.
+        /// Bytes of the disk that the guest fills at first.
         fill_bytes: u64,
-        /// What it does.
+        /// The mix and number of its requests.
         options: GuestOptions,
     },
     /// A VM in QEMU.
@@ -82,17 +81,15 @@ pub enum GuestKind {
 }
 
 impl DemoOptions {
-    /// The demo with a thread as guest, and a disk of so many bytes.
+    /// Returns the demo with a thread as guest, and a disk of `disk_bytes`.
     pub fn with_thread(program: PathBuf, disk_bytes: u64) -> Self {
         let options = GuestOptions::default();
         let guest = GuestKind::Thread { block_bytes: 8192, fill_bytes: filled(disk_bytes), options };
         Self { program, parent: None, disk_bytes, margin: MARGIN, guest, strategy: Strategy::default() }
     }
 
-    /// The demo with a VM in QEMU as guest, and a disk of so many bytes.
-    ///
-    /// # Errors
-    /// If there is no image for the VM, in `image` or where it usually is.
+    /// Returns the demo with a VM in QEMU as guest, and a disk of `disk_bytes`. Fails if the VM's image is missing, in `image`
+    /// or in its default folder.
     pub fn with_vm(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         let fill_bytes = disk_bytes / 2;
         let machine = VmOptions { fill_bytes, ..VmOptions::new(GuestImage::find(image)?) };
@@ -102,18 +99,18 @@ impl DemoOptions {
     }
 }
 
-/// How much of a disk the guest fills at first: three quarters.
+/// Returns the bytes that the guest fills at first: three quarters.
 fn filled(disk_bytes: u64) -> u64 {
     disk_bytes / 4 * 3
 }
 
-/// How long the guest works before and after the migration, unless somebody says otherwise: long enough for a rate.
+/// Default time of the guest before and after the migration: long enough for a rate.
 const MARGIN: Duration = Duration::from_secs(3);
 
 /// Runs the demo. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What went wrong, with the log of the daemon or of the VM; [`Interrupted`] after a signal. Wrong content is no
+/// A failure with the log of the daemon or of the VM; [`Interrupted`] after a signal. Wrong content is not an
 /// error: then [`Figures::verified`] is false.
 pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Result<Report> {
     let folder = create_folder(options.parent.as_deref(), options.disk_bytes)?;
@@ -141,19 +138,18 @@ pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Resul
     removed.map(|()| report)
 }
 
-/// The volume's name.
 const VOLUME: &str = "demo";
 
-/// Where the demo takes place.
+/// The folder, daemon and stop flag of a demo.
 struct Stage<'a> {
     options: &'a DemoOptions,
     folder: &'a Folder,
     signals: Signals,
-    /// Ends the guest's waits for a daemon that will not come back.
+    /// Ends the guest's waits for a daemon that will not return.
     stop: StopFlag,
 }
 
-/// A migration that has ended, with a guest that has compared its disk.
+/// The results of a demo whose guest has compared its disk.
 struct Moved<S> {
     stopped: S,
     guest: String,
@@ -164,13 +160,13 @@ struct Moved<S> {
     after: Felt,
     whole: Felt,
     timeline: Timeline,
-    /// For how long the guest was worse off than before; `None` if it did nothing then.
+    /// Total time in which the guest was served worse than before; `None` if it did nothing before.
     disruption: Option<Duration>,
     history: Option<MigrationHistory>,
 }
 
 impl Stage<'_> {
-    /// Runs the demo with the guest that `start` starts; the daemon has ended when this returns.
+    /// Runs the demo with the guest that `start` starts, and stops the daemon.
     async fn run<G: DemoGuest>(
         &mut self,
         start: impl AsyncFnOnce(&Volume, &mut Progress) -> anyhow::Result<G>,
@@ -217,7 +213,7 @@ impl Stage<'_> {
     }
 }
 
-/// Makes the volume, lets a guest work on it, moves it meanwhile, and lets the guest compare its disk.
+/// Creates the volume, starts a guest on it, moves it under the guest, and lets the guest compare its disk.
 async fn move_under<G: DemoGuest>(
     start: impl AsyncFnOnce(&Volume, &mut Progress) -> anyhow::Result<G>,
     daemon: &Daemon,
@@ -279,7 +275,7 @@ async fn move_under<G: DemoGuest>(
     })
 }
 
-/// What the guest feels at this moment of the migration, shown while it goes on.
+/// Shows the guest's figures while the migration runs.
 struct Live<'a, G: DemoGuest> {
     guest: &'a G,
     first: G::Mark,
@@ -288,7 +284,7 @@ struct Live<'a, G: DemoGuest> {
 }
 
 impl<'a, G: DemoGuest> Live<'a, G> {
-    /// Often enough to look alive, rarely enough to be read, and to cost the guest nothing.
+    /// Short enough to look alive, and long enough to be read and to cost the guest nothing.
     const INTERVAL: Duration = Duration::from_millis(250);
 
     fn new(guest: &'a G) -> Self {
@@ -309,7 +305,7 @@ impl<'a, G: DemoGuest> Live<'a, G> {
     }
 }
 
-/// Lets time pass, and shows it.
+/// Waits and shows the progress.
 async fn wait(duration: Duration, progress: &mut Progress) {
     const STEPS: u32 = 20;
     for step in 1..=STEPS {

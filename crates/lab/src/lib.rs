@@ -1,4 +1,4 @@
-//! Workloads, the demo and the benchmarks: guests that know what they wrote, and clocks beside them.
+//! Workloads, the demo and the benchmarks: guests that know what they wrote, and their measurement.
 //!
 //! ```text
 //!   demo ──► a daemon as child process, two stores in a temporary folder, a guest, a report
@@ -7,10 +7,10 @@
 //!     └─ vm ──► a guest that is a VM in QEMU (`testbed::vm`), with a checker inside (`src/bin/guest_disk_check.rs`)
 //! ```
 //!
-//! The benchmarks ([`mod@bench`]) start the daemon as the demo does, and let fio be the guest. Hosts and the links between
-//! them are network namespaces ([`network`]). Daemons, links without namespaces and the NBD client are in `testbed`.
+//! The benchmarks ([`mod@bench`]) start the daemon as the demo does, with fio as guest. Hosts and the links between them are
+//! network namespaces ([`network`]). Daemons, links without namespaces and the NBD client are in `testbed`.
 //!
-//! The tests of other crates use `workload` and `network` as well. This crate knows the daemon by its API alone.
+//! The tests of other crates use `workload` and `network` as well. This crate knows the daemon only by its API.
 
 pub mod bench;
 pub mod demo;

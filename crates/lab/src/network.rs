@@ -10,15 +10,15 @@
 //!   measure: what a TCP connection of the kernel carries over a link, and how long a round trip takes
 //! ```
 //!
-//! TCP on either side is the kernel's own. A link can be re-shaped while it is in use, and cut in the two ways that look
-//! different to a program ([`Cut`]). Everything here needs root; [`check()`] tells whether it will work, and if not, what
-//! to do. What to do without is for the caller to decide.
+//! TCP on either side is the kernel's own. A link can be re-shaped and cut while it is in use. The two kinds of a cut look
+//! different to a program ([`Cut`]). Everything here needs root; [`check()`] returns whether it works, and what to do if not. The
+//! caller decides what happens without it.
 //!
-//! **Nothing is left behind, whatever happens.** A namespace has no name in the file system: it is held by a descriptor
-//! ([`Namespace::path`]), so that the kernel removes it, its interfaces and its links when the last process that uses it
-//! has ended, also by `kill -9`. A program that was started in a namespace and outlives this process keeps it.
+//! **The kernel removes everything, whatever happens.** A namespace has no name in the file system: a descriptor holds it
+//! ([`Namespace::path`]). The kernel removes it with its interfaces and links when the last process that uses it ends, even by
+//! `kill -9`. A program that was started in a namespace and outlives this process keeps it.
 //!
-//! This module knows nothing of disks and daemons, and blocks its caller: its calls take milliseconds.
+//! This module knows nothing of disks and daemons. Its calls block for milliseconds.
 
 mod commands;
 mod error;
@@ -40,20 +40,17 @@ pub use self::wide_area::{Carried, Conditions, Order, WideAreaLink};
 
 use std::time::Duration;
 
-/// How a link fails.
+/// The ways in which a link fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
-    /// The interfaces at both ends go down, as if a cable were pulled: whoever connects hears at once that the network
-    /// is unreachable. Connections that are there stay, and go on if the link is restored before TCP gives up.
+    /// The interfaces at both ends go down, as if a cable were pulled: a connecting client learns at once that the network is
+    /// unreachable. Existing connections stay, and continue if the link is restored before TCP gives up.
     Down,
-    /// Packets disappear and the interfaces stay up, as if a switch on the way had died: nobody is told anything.
+    /// Packets disappear and the interfaces stay up, as if a switch on the path had died: neither end is notified.
     BlackHole,
 }
 
-/// Makes two hosts with a network for guests, and lets them go again.
-///
-/// # Errors
-/// If it cannot be made here; the message says what is needed.
+/// Makes two hosts with a network for guests, and removes them. If that fails, the error says what is needed.
 pub fn check_lan() -> Result<(), NetworkError> {
     let mut hosts = Hosts::create(["a", "b"])?;
     hosts.shaped_link([0, 1], BitRate::megabits(1000))?;
@@ -61,10 +58,7 @@ pub fn check_lan() -> Result<(), NetworkError> {
     Ok(())
 }
 
-/// Makes two hosts with a link of each kind between them, and lets them go again.
-///
-/// # Errors
-/// If hosts and links cannot be made here; the message says what is needed.
+/// Makes two hosts with a link of each kind between them, and removes them. If that fails, the error says what is needed.
 pub fn check() -> Result<(), NetworkError> {
     let mut hosts = Hosts::create(["a", "b"])?;
     let rate = BitRate::megabits(1000);

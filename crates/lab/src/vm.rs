@@ -1,4 +1,4 @@
-//! A VM as a guest of the demo: what it felt is read from its console.
+//! A VM as a guest of the demo: its figures come from its console.
 
 use std::path::Path;
 use std::time::Duration;
@@ -14,10 +14,8 @@ pub use testbed::vm::{GuestImage, Vm, VmOptions};
 /// Bytes of a page of memory, as the checker counts them.
 const MEMORY_PAGE_BYTES: u64 = 4096;
 
-/// Boots a VM on a volume, and waits until it has filled its disk and works.
-///
-/// # Errors
-/// If QEMU is missing, ends, or the VM does not begin to work; the message ends with its console.
+/// Boots a VM on a volume, and waits until it has filled its disk and works. If that fails, the error
+/// ends with the console's output.
 pub async fn start_vm(address: &Address, options: VmOptions, progress: &mut Progress) -> anyhow::Result<Vm> {
     progress.begin("booting a VM");
     let vm = Vm::launch(address, options)?;
@@ -25,7 +23,7 @@ pub async fn start_vm(address: &Address, options: VmOptions, progress: &mut Prog
     Ok(vm)
 }
 
-/// A moment in a VM's record: how many ticks had come until then.
+/// A moment in a VM's record: the number of ticks so far.
 #[derive(Clone, Copy, Debug)]
 pub struct VmMark {
     ticks: usize,
@@ -43,12 +41,12 @@ impl DemoGuest for Vm {
         VmMark { ticks: self.console().ticks().len() }
     }
 
-    /// By the VM's own clock, which stands still while the VM does.
+    /// By the VM's own clock, which stops during a downtime.
     fn between(&self, first: &VmMark, last: &VmMark) -> Felt {
         between(self.console().ticks(), *first, *last)
     }
 
-    /// By the VM's own clock, which stands still while the VM does.
+    /// By the VM's own clock, which stops during a downtime.
     fn windows(&self, first: &VmMark, last: &VmMark) -> Vec<Window> {
         windows(self.console().ticks(), *first, *last)
     }
@@ -57,7 +55,7 @@ impl DemoGuest for Vm {
         Self::failure(self).await
     }
 
-    /// Its memory is compared, too.
+    /// The memory is compared, too.
     async fn stop_and_verify(mut self, progress: &mut Progress) -> anyhow::Result<StoppedVm> {
         progress.begin(match self.options().memory_bytes {
             0 => "verifying the whole disk in the VM",
@@ -78,7 +76,7 @@ pub struct StoppedVm {
 }
 
 impl StoppedVm {
-    /// Bytes of its memory that it has compared.
+    /// Returns the bytes of memory that the VM has compared.
     pub fn memory_bytes(&self) -> u64 {
         self.verdict.memory_pages * MEMORY_PAGE_BYTES
     }
@@ -103,7 +101,7 @@ impl StoppedDemoGuest for StoppedVm {
         self.wrong.clone()
     }
 
-    /// QEMU does not tell.
+    /// QEMU does not report reconnects.
     fn reconnects(&self) -> u64 {
         0
     }
@@ -120,9 +118,9 @@ fn windows(ticks: &[Tick], first: VmMark, last: VmMark) -> Vec<Window> {
     ticks.iter().zip(ticks.iter().skip(1)).map(window).collect()
 }
 
-/// What the VM felt between two marks, to the next tick: a tenth of a second.
+/// Returns the VM's figures between two marks, rounded to the next tick: a tenth of a second.
 fn between(ticks: &[Tick], first: VmMark, last: VmMark) -> Felt {
-    // The tick after a mark tells of the time before it too, and the window must not be empty.
+    // The tick after a mark also covers time before it. The window must not be empty.
     let end = last.ticks.max(first.ticks + 1).min(ticks.len().saturating_sub(1));
     let start = first.ticks.saturating_sub(1).min(end);
     let (Some(begin), Some(finish)) = (ticks.get(start), ticks.get(end)) else {

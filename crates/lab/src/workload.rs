@@ -1,4 +1,4 @@
-//! The demo's guest: it knows the content of every block of its disk and checks every read in full.
+//! The demo's guest: it knows the content of every block of its disk and checks every read completely.
 //!
 //! ```text
 //!   fill ─► Guest (random requests, marks) ─► stop ─► verify_export ─► verify_file
@@ -6,7 +6,7 @@
 //!              └► Recorder                       └► Content: what the disk must hold
 //! ```
 //!
-//! Rates are measured, never assumed: the guest asks as fast as it is answered.
+//! Rates are measured: the guest sends requests as fast as they are answered.
 
 mod content;
 mod disruption;

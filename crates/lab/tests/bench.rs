@@ -1,5 +1,5 @@
-//! Tests of short benchmarks: the shape of their output, the errors for missing programs, and that nothing is left behind. They
-//! need fio and qemu-storage-daemon. The benchmark of links needs root, and is left out without it.
+//! Tests of short benchmarks: the shape of their output, the errors for missing programs, and that they clean up. They need fio
+//! and qemu-storage-daemon. The benchmark of links needs root, and is left out without it.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "the whole file is tests and their support")]
 
@@ -11,7 +11,6 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use testbed::program::sterna;
 
-/// How a command ended.
 #[derive(Debug)]
 struct Outcome {
     code: i32,
@@ -27,7 +26,7 @@ impl Outcome {
     }
 }
 
-/// `bench` of the program of this package, without the caller's settings.
+/// Returns `bench` of this package's program, without the caller's settings.
 fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sterna-lab"));
     command.arg("bench").env("STERNA_PROGRAM", sterna().unwrap());
@@ -35,7 +34,6 @@ fn program() -> Command {
     command
 }
 
-/// Returns the command of a short benchmark below `folder`.
 fn bench(folder: &Path, arguments: &[&str]) -> Command {
     let mut command = program();
     command.args(arguments).args(["--rounds", "1", "--size", "64MiB", "--folder"]).arg(folder);
@@ -100,7 +98,7 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
             ["intake", "device", "outbox", "send", "whole", "device-idle", "client-idle"],
             "{workload}"
         );
-        // The engine of threads has no ring.
+        // The engine with threads has no ring.
         assert!(
             of_ring.is_empty() || of_ring == ["queued", "disk", "handed-back", "asleep", "looking"],
             "{workload}"
@@ -150,7 +148,7 @@ fn bench_mirror_compares_every_copy_and_leaves_nothing_behind() {
         expect_figure(&contender["seconds"]);
         assert!(contender["allocated_bytes"]["median"].as_f64() >= Some(data), "{contender}");
     }
-    // Holes are holes on the other side as well.
+    // Holes are preserved at the target.
     assert!(idle["contenders"][0]["allocated_bytes"]["median"].as_f64() < Some(data * 1.1), "{idle}");
 
     let load = &report["load"];

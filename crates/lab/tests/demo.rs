@@ -1,4 +1,4 @@
-//! The demo against a daemon that is none: what it reports, what it notices, and that nothing is left behind.
+//! The demo against a fake daemon: its report, the faults that it finds, and that it cleans up.
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use self::fake_daemon::Behaviour;
 
-/// Runs a small demo; nothing may be left behind, however it ends.
+/// Runs a small demo, and checks that it cleans up.
 async fn demo(behaviour: Behaviour) -> anyhow::Result<Report> {
     let (programs, parent) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     let guest = GuestOptions { in_flight: NonZeroU32::new(4).unwrap(), ..GuestOptions::default() };
@@ -24,7 +24,7 @@ async fn demo(behaviour: Behaviour) -> anyhow::Result<Report> {
         program: fake_daemon::program(programs.path(), behaviour),
         parent: Some(parent.path().to_owned()),
         disk_bytes: 8 << 20,
-        // So long that the guest surely does something in it.
+        // Long enough for some requests of the guest.
         margin: Duration::from_millis(500),
         guest: GuestKind::Thread { block_bytes: 4096, fill_bytes: 4 << 20, options: guest },
         strategy: api::Strategy::default(),

@@ -1,4 +1,4 @@
-//! A signal ends the demo in order. In a process of its own, because the signal reaches every demo of a process.
+//! A signal ends the demo in order. This is a process of its own, because the signal reaches every demo of a process.
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 

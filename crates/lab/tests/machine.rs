@@ -1,6 +1,6 @@
-//! A real VM in QEMU against a server that is good, and against one that loses writes.
+//! A real VM in QEMU against a correct server, and against one that loses writes.
 //!
-//! They need QEMU and the guest image (`scripts/install-packages demo`, `scripts/guest-image`).
+//! The tests need QEMU and the guest image (`scripts/install-packages demo`, `scripts/guest-image`).
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 

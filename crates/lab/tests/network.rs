@@ -1,7 +1,7 @@
-//! Hosts and links of the lab, with the kernel's own TCP at both ends.
+//! Tests of the lab's hosts and links, with the kernel's own TCP at both ends.
 //!
-//! Namespaces need root. Where they are refused, these tests are left out. Other tests want the processors too: a bound that
-//! only an idle VM keeps is waited for, up to a minute.
+//! Namespaces need root; where they are refused, these tests are left out. Other tests use the processors too. The tests
+//! therefore wait, up to a minute, for bounds that need an idle machine.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot prepare its scene has failed")]
 
@@ -20,7 +20,7 @@ use lab::network::{BitRate, Conditions, Hosts, Namespace, NetworkError, measure}
 
 use crate::scene::{Scene, Turn, interfaces, wait_until};
 
-/// Tells the child of a test where its parent's namespace is.
+/// Names the parent's namespace to the child of a test.
 const PARENT: &str = "STERNA_TEST_PARENT_NAMESPACE";
 
 #[test]
@@ -60,7 +60,7 @@ fn three_hosts_have_as_many_links_as_they_are_given() {
 #[test]
 fn without_the_right_to_it_the_error_says_what_to_do() {
     use rustix::thread::{CapabilitySet, CapabilitySets, set_capabilities};
-    // The capabilities are those of a thread, and of the threads that it starts.
+    // Capabilities belong to a thread, and to the threads that it starts.
     let checked = std::thread::spawn(|| {
         let none = CapabilitySet::empty();
         set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })
@@ -85,14 +85,14 @@ fn a_killed_process_leaves_no_host_behind() {
         .unwrap();
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
     assert!(lines.any(|line| line.ends_with("ready")), "it never began");
-    // The other end of this interface is in a host of the child: it goes when that host goes.
+    // The other end of this interface is in a host of the child, and ends with it.
     assert_eq!(interfaces(&parent), ["lo", "probe"]);
     child.kill().unwrap();
     child.wait().unwrap();
     wait_until("the child's host is gone", || interfaces(&parent) == ["lo"]);
 }
 
-/// Not a test by itself: what the test above kills.
+/// Is the process that the test above kills, not a test.
 #[test]
 fn child_that_holds_hosts() {
     let Some(parent) = std::env::var_os(PARENT) else { return };
@@ -102,6 +102,6 @@ fn child_that_holds_hosts() {
     assert!(add.status().unwrap().success());
     println!("ready");
     std::io::stdout().flush().unwrap();
-    // Until it is killed.
+    // Waits to be killed.
     std::io::stdin().lines().for_each(drop);
 }

@@ -1,5 +1,5 @@
-//! The guest against servers that break their disks and their connections: it must see all of the former and none
-//! of the latter.
+//! The guest against servers that break their disks or their connections: it must report every broken disk,
+//! and survive every broken connection.
 
 #![expect(clippy::unwrap_used, reason = "the whole file is tests and their support")]
 
@@ -28,14 +28,14 @@ fn start(style: Style, fault: Fault) -> (Server, Client) {
     (server, client)
 }
 
-/// Lets a guest do so many requests.
+/// Lets a guest do this many requests.
 fn work(client: Client, content: Content, requests: u64) -> StoppedGuest {
     let options =
         GuestOptions { mix: MIX, requests_max: NonZeroU64::new(requests), ..GuestOptions::default() };
     Guest::start(client, content, options).unwrap().wait().unwrap()
 }
 
-/// Fills half the disk, works, and verifies all of it; returns what the guest found, and what the end showed.
+/// Fills half the disk, works, and verifies all of it; returns the guest's findings, and those of the final check.
 fn run(style: Style, fault: Fault) -> (Findings, Findings, StoppedGuest) {
     let (server, mut client) = start(style, fault);
     let mut content = Content::new(DISK_BYTES as u64, BLOCK_BYTES, 42);
@@ -47,7 +47,7 @@ fn run(style: Style, fault: Fault) -> (Findings, Findings, StoppedGuest) {
     (stopped.findings.clone(), at_end, stopped)
 }
 
-/// The guest, or the verification at the end, sees the fault.
+/// Checks that the guest, or the final check, finds the fault.
 fn check_is_caught(fault: Fault) {
     let (findings, at_end, _) = run(Style::Simple, fault);
     assert!(!findings.is_empty() || !at_end.is_empty(), "{fault:?} went unnoticed");
@@ -144,7 +144,7 @@ fn a_guest_that_loses_its_disk_says_why() {
     let content = Content::new(DISK_BYTES as u64, BLOCK_BYTES, 42);
     let guest = Guest::start(client, content, GuestOptions::default()).unwrap();
     let error = format!("{:#}", guest.wait().unwrap_err());
-    // Then how the connection broke: it depends on who was sending at that moment.
+    // The rest is the error of the connection, which depends on the side that was sending.
     assert!(error.starts_with("the guest lost its disk: no new connection within 0 s: "), "{error}");
 }
 

@@ -190,9 +190,9 @@ struct Output {
 #[derive(Debug, Deserialize)]
 struct OutputJob {
     error: i32,
-    /// In per cent of the job's time.
+    /// User time, in per cent of the job's time.
     usr_cpu: f64,
-    /// In per cent of the job's time.
+    /// System time, in per cent of the job's time.
     sys_cpu: f64,
     mixed: Requests,
 }

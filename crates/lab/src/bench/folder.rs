@@ -51,8 +51,8 @@ impl BenchFolder {
         self.folder.close().with_context(|| format!("remove {}", path.display()))
     }
 
-    /// Checks that direct I/O works here: otherwise the page cache would be measured, and all contenders would be as fast as
-    /// memory.
+    /// Checks that direct I/O works here: otherwise the page cache would be measured, and all contenders would
+    /// be as fast as memory.
     fn check_direct_io(&self) -> anyhow::Result<()> {
         let path = self.path("direct");
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::DIRECT | OFlags::CLOEXEC;

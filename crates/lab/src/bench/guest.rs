@@ -98,7 +98,6 @@ pub(super) struct Guest {
     log: PathBuf,
 }
 
-/// A completed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
     /// Completion, in milliseconds since 1970.
@@ -312,8 +311,8 @@ impl Request {
     }
 }
 
-/// Waits until the server reads or writes for its guest; fio prints nothing before its end. Fails if no request comes, or the
-/// server has ended.
+/// Waits until the server reads or writes for its guest; fio prints nothing before its end. Fails if no request comes,
+/// or the server has ended.
 pub(super) async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
     let idle = bytes_moved(server)?;
     let give_up_at = Instant::now() + START_DEADLINE;

@@ -215,7 +215,6 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// A compared copy.
 #[derive(Clone, Copy, Debug)]
 struct Finished {
     /// Bytes that the target took on the disk.

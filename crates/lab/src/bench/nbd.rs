@@ -149,8 +149,8 @@ struct Sample {
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// A missing program, or too little room, with what to do; a failure with the server's log; [`crate::demo::Interrupted`] after a
-/// signal.
+/// A missing program, or too little room, with what to do; a failure with the log of the
+/// server; [`crate::demo::Interrupted`] after a signal.
 pub async fn run(options: &NbdOptions, progress: &mut Progress) -> anyhow::Result<NbdReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());

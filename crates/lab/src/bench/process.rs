@@ -7,8 +7,8 @@ use anyhow::Context as _;
 /// Clock ticks per second in what the kernel reports: fixed, whatever its own tick is.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Returns the CPU time of the process `id` so far, in steps of 10 ms. Kernel threads that work for it, such as io_uring's,
-/// count.
+/// Returns the CPU time of the process `id` so far, in steps of 10 ms. Kernel threads that work for
+/// it, such as io_uring's, count.
 pub(super) fn cpu_time(id: u32) -> anyhow::Result<Duration> {
     let path = format!("/proc/{id}/stat");
     let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;

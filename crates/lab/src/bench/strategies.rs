@@ -129,8 +129,8 @@ impl Scale {
         }
     }
 
-    /// Returns the size of the image for the target that is ten times as slow. Rounds are given up after four times the time of a
-    /// copy.
+    /// Returns the image's size for the target that is ten times as slow: rounds are given up after four times
+    /// the time of a copy.
     fn slow_size(self, size_bytes: u64) -> u64 {
         match self {
             Self::Quick => size_bytes / 4,
@@ -295,7 +295,7 @@ impl Column {
             strategy: self.strategy,
             not_incremental: self.not_incremental,
             ignore_hot_blocks: self.ignore_hot_blocks,
-            // Only strategies with rounds take this option.
+            // Strategies without rounds do not take this option.
             max_downtime_ms: self.has_rounds().then_some(max_downtime_ms),
             keep_source: true,
             ..MigrateVolume::to(to)

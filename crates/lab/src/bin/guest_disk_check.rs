@@ -1,5 +1,5 @@
-//! The program that works inside the demo's VM: it writes and checks its disk for as long as it runs, and if it is
-//! asked to its memory too, uses a TPM if there is one, and answers a client outside.
+//! The program inside the demo's VM: it writes and checks its disk all the time. On request it also checks memory, uses a TPM,
+//! and answers a client outside.
 //!
 //! ```text
 //!   fill ─► workers: each owns every n-th block, writes, reads, compares, flushes
@@ -10,11 +10,11 @@
 //!   verify ─► memory and the whole disk are read and compared, the disk hashed over block numbers and versions
 //! ```
 //!
-//! The guest image contains it as a static program, so it stands alone: no crate but the standard library, and of the
-//! lab the two files that say what blocks contain. Its words on the console are read by `testbed::vm`.
+//! The guest image contains it as a static program. It therefore uses only the standard library, and the lab's two files about
+//! the content of blocks. `testbed::vm` reads its lines on the console.
 //!
-//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES [PAUSE_US]]]]`. Several
-//! devices are one disk, striped; 0 stands for none, of workers too: then the VM is idle but for its ticks.
+//! Usage: `guest_disk_check DEVICE[:DEVICE…] BLOCK_BYTES WORKERS FILL_BYTES SEED [MEMORY_BYTES [PORT [SWEPT_BYTES [PAUSE_US]]]]`.
+//! Several devices are one striped disk. 0 switches a part off; with 0 workers the VM only reports its ticks.
 
 #[path = "guest_disk_check/memory.rs"]
 mod memory;
@@ -42,13 +42,13 @@ use random::Random;
 use tally::Tally;
 use tpm::Tpm;
 
-/// How much is written or read at once when going over the whole disk.
+/// Bytes per request of a pass over the whole disk.
 const SWEEP_BYTES: usize = 1 << 20;
-/// Of so many requests one is a flush.
+/// The workers flush once in this many requests.
 const REQUESTS_PER_FLUSH: u64 = 2000;
-/// Out of a hundred requests so many are reads.
+/// Share of reads, in per cent.
 const READS_PERCENT: u64 = 70;
-/// What direct I/O asks of addresses in memory, on every disk there is.
+/// The alignment in memory that direct I/O needs, on every disk.
 const MEMORY_ALIGNMENT: usize = 4096;
 
 fn main() {
@@ -58,20 +58,19 @@ fn main() {
     }
 }
 
-/// What the command line says.
 struct Arguments {
     device: String,
     block_bytes: usize,
     workers: u64,
     fill_bytes: u64,
     seed: u64,
-    /// How much of the VM's memory is checked too.
+    /// Bytes of the VM's memory that are checked too.
     memory_bytes: u64,
-    /// Where clients are answered; 0: nowhere.
+    /// Port of the web server; 0: none.
     port: u16,
-    /// How much of the VM's memory is written as fast as it goes.
+    /// Bytes of the VM's memory that are written as fast as possible.
     swept_bytes: u64,
-    /// Between two requests of a worker.
+    /// Pause between two requests of a worker.
     pause: Duration,
 }
 
@@ -141,11 +140,10 @@ fn run(arguments: &Arguments) -> Result<(), String> {
     Ok(())
 }
 
-/// The disk under test.
 struct Disk {
-    /// Its devices: a sweep of each in turn.
+    /// The devices, one per stripe.
     files: Vec<File>,
-    /// Of a logical sector, as the system sees it; 0 for a file.
+    /// Bytes of a logical sector, as the system reports them; 0 for a file.
     sector_bytes: u64,
     blocks: u64,
     block_bytes: usize,
@@ -155,7 +153,7 @@ struct Disk {
 
 impl Disk {
     fn open(arguments: &Arguments) -> Result<Self, String> {
-        // O_DIRECT, by its number on this architecture: the page cache would answer in the disk's place.
+        // O_DIRECT of this architecture: otherwise the page cache would answer for the disk.
         const O_DIRECT: i32 =
             if cfg!(any(target_arch = "aarch64", target_arch = "arm")) { 0x10000 } else { 0x4000 };
         let Arguments { block_bytes, seed, pause, .. } = *arguments;
@@ -177,7 +175,7 @@ impl Disk {
         Ok(Self { files, sector_bytes: sector, blocks, block_bytes, seed, pause })
     }
 
-    /// The device that has a byte of the disk, and where.
+    /// Returns the device that holds a byte of the disk, and the offset there.
     fn place(&self, offset: u64) -> (&File, u64) {
         let (devices, sweep) = (self.files.len() as u64, SWEEP_BYTES as u64);
         let stripe = offset / sweep;
@@ -188,7 +186,7 @@ impl Disk {
         self.files.iter().try_for_each(File::sync_data).map_err(|error| format!("flush: {error}"))
     }
 
-    /// Writes the first blocks with their first version; returns how many.
+    /// Writes the first blocks with their first version; returns their number.
     fn fill(&self, bytes: u64) -> Result<u64, String> {
         let end = (bytes / self.block_bytes as u64).min(self.blocks);
         let mut memory = Aligned::new(SWEEP_BYTES);
@@ -204,7 +202,7 @@ impl Disk {
         Ok(end)
     }
 
-    /// Works on every `workers`th block, from the `worker`th on, until told to stop; returns their versions.
+    /// Works on every `workers`th block, from the `worker`th on, until stopped; returns their versions.
     fn work(&self, worker: u64, workers: u64, filled: u64, tally: &Tally) -> Vec<u32> {
         let own = (self.blocks + workers - 1 - worker) / workers;
         let mut versions: Vec<u32> =
@@ -235,7 +233,7 @@ impl Disk {
         versions
     }
 
-    /// Reads and compares all, and tells the outcome with a digest of every block's version.
+    /// Reads and compares everything, and prints the result with a digest of every block's version.
     fn verify(
         &self,
         filled: u64,
@@ -252,7 +250,7 @@ impl Disk {
             self.read(first, part)?;
             for (bytes, block) in part.chunks_exact(self.block_bytes).zip(first..) {
                 let version = match versions.len() as u64 {
-                    // Nobody has worked on what was filled.
+                    // No worker has changed the filled blocks.
                     0 => u32::from(block < filled),
                     workers => {
                         let own = &versions[(block % workers) as usize];
@@ -293,14 +291,14 @@ impl Disk {
     }
 }
 
-/// Bytes of a logical sector of a device; 0 if the system does not tell.
+/// Returns the bytes of a device's logical sector; 0 if unknown.
 fn sector_bytes(device: &str) -> u64 {
     let name = device.rsplit('/').next().unwrap_or_default();
     let told = std::fs::read_to_string(format!("/sys/block/{name}/queue/logical_block_size"));
     told.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(0)
 }
 
-/// Waits until the console says `command`, or nothing can come from it any more.
+/// Waits until the console says `command`, or is closed.
 fn wait_for_command(command: &str) {
     for line in io::stdin().lock().lines() {
         match line {
@@ -311,10 +309,10 @@ fn wait_for_command(command: &str) {
     }
 }
 
-/// Writes one line to the console, whole: other threads and the kernel write there too.
+/// Writes one line to the console at once: other threads and the kernel write there too.
 fn say(words: &str) {
     let line = format!("sterna: {words}\n");
-    // Without a console there is nobody to tell.
+    // Nothing reads the lines if there is no console.
     let _ = io::stdout().lock().write_all(line.as_bytes());
 }
 

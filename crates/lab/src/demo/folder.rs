@@ -1,4 +1,4 @@
-//! Where the demo's folders are made, and whether there is room.
+//! The demo's folders: their place, and whether there is room.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,13 @@ use testbed::Folder;
 
 use super::report::Bytes;
 
-/// What the daemon's journal, its log and the file systems' own bookkeeping may take.
+/// Room for the daemon's journal, its log and the file systems' own records.
 const RESERVE_BYTES: u64 = 64 << 20;
-/// Names of the two stores of a host: where the volume begins, and where it is moved to.
+/// The two stores of a host: the first holds the volume before it moves to the second.
 pub(crate) const STORES: [&str; 2] = ["first", "second"];
 
-/// Makes the folder of a host below `parent`, or below the usual place for large temporary files.
-///
-/// # Errors
-/// If the file system has not room for two whole copies of the disk; the message says how much is needed where.
+/// Makes the folder of a host below `parent`, or in the default place for large temporary files. Fails if the file system has no
+/// room for two complete copies of the disk; the message names size and place.
 pub(crate) fn create_folder(parent: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Folder> {
     let parent = parent.map_or_else(usual_parent, Path::to_owned);
     let needed = disk_bytes.saturating_mul(2).saturating_add(RESERVE_BYTES);
@@ -23,7 +21,7 @@ pub(crate) fn create_folder(parent: Option<&Path>, disk_bytes: u64) -> anyhow::R
     Folder::create(&parent, STORES)
 }
 
-/// The temporary folder, unless that is memory: then the one that survives a reboot, which is on a disk.
+/// Returns the temporary folder; if that is in memory, the one that survives a reboot, which is on a disk.
 pub(crate) fn usual_parent() -> PathBuf {
     let usual = std::env::temp_dir();
     let on_disk = Path::new("/var/tmp");
@@ -33,14 +31,11 @@ pub(crate) fn usual_parent() -> PathBuf {
 fn is_memory(path: &Path) -> bool {
     const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
     const RAMFS_MAGIC: rustix::fs::FsWord = 0x8584_58f6;
-    // Where it cannot be told, creating the folder will say more.
+    // If this is unknown, creating the folder will say more.
     rustix::fs::statfs(path).is_ok_and(|file_system| [TMPFS_MAGIC, RAMFS_MAGIC].contains(&file_system.f_type))
 }
 
-/// Finds out whether `needed` bytes are free in `parent`. The message says that `who` needs them, and for what.
-///
-/// # Errors
-/// If they are not, with the figures; if the file system does not say.
+/// Checks that `needed` bytes are free in `parent`. The error says that `who` needs them for `what`.
 pub(crate) fn check_free_space(parent: &Path, needed: u64, who: &str, what: &str) -> anyhow::Result<()> {
     let file_system = rustix::fs::statvfs(parent)
         .with_context(|| format!("find out how much room there is in {}", parent.display()))?;

@@ -1,4 +1,4 @@
-//! The two guests of the demo, behind one contract: a thread of this process, and a VM in QEMU.
+//! The two guests of the demo behind one trait: a thread of this process, and a VM in QEMU.
 
 use std::future::Future;
 use std::path::Path;
@@ -11,60 +11,57 @@ use super::progress::Progress;
 use super::report::{Bytes, Wrong};
 use crate::workload::{self, Content, Findings, Guest, GuestOptions, Mark, Step, StoppedGuest, Window};
 
-/// A guest that works on a disk and knows what it must hold.
+/// A guest that works on a disk and knows its content.
 pub trait DemoGuest: Sized {
     /// A moment in the guest's record.
     type Mark;
-    /// What is left of the guest once it has stopped: it still knows the disk.
+    /// The guest after its end: it still knows the disk.
     type Stopped: StoppedDemoGuest;
 
-    /// What the guest does, in a few words.
+    /// Describes the guest's work in a few words.
     fn description(&self) -> String;
 
-    /// Marks this moment.
+    /// Returns a mark of this moment.
     fn mark(&self) -> Self::Mark;
 
-    /// What the guest felt between two marks.
+    /// Returns the guest's figures between two marks.
     fn between(&self, first: &Self::Mark, last: &Self::Mark) -> Felt;
 
-    /// What the guest felt between two marks, in windows of about a tenth of a second.
+    /// Returns the guest's figures between two marks, in windows of about a tenth of a second.
     fn windows(&self, first: &Self::Mark, last: &Self::Mark) -> Vec<Window>;
 
-    /// Fails as soon as the guest can no longer work; never ends otherwise.
+    /// Returns an error as soon as the guest cannot work; otherwise never ends.
     fn failure(&self) -> impl Future<Output = anyhow::Error>;
 
     /// Stops the guest and lets it compare its whole disk.
     ///
     /// # Errors
-    /// If the guest, or its disk, was lost. Wrong content is no error here: the stopped guest tells.
+    /// If the guest or its disk was lost. Wrong content is not an error: the stopped guest reports it.
     fn stop_and_verify(self, progress: &mut Progress) -> impl Future<Output = anyhow::Result<Self::Stopped>>;
 }
 
 /// A guest that has compared its disk.
 pub trait StoppedDemoGuest {
-    /// Compares the image file, which nobody serves any more, with what the guest knows.
-    ///
-    /// # Errors
-    /// If the file cannot be read.
+    /// Compares the image file with the guest's knowledge, once no daemon serves the file. Fails if it cannot be read.
     fn verify_image(
         &mut self,
         image: &Path,
         progress: &mut Progress,
     ) -> impl Future<Output = anyhow::Result<()>>;
 
-    /// All that was wrong, from the beginning on.
+    /// Returns all errors since the beginning.
     fn wrong(&self) -> Wrong;
 
-    /// How often the guest had to connect again.
+    /// Returns how often the guest had to connect again.
     fn reconnects(&self) -> u64;
 }
 
-/// What a guest felt in a window of time.
+/// A guest's figures in a window of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Felt {
-    /// Requests completed.
+    /// Number of completed requests.
     pub requests: u64,
-    /// Requests per second.
+    /// Completed requests per second.
     pub iops: f64,
     /// The longest time without a completion.
     pub longest_stall: Duration,
@@ -80,9 +77,6 @@ pub struct ThreadGuest {
 
 impl ThreadGuest {
     /// Connects, fills the first `fill_bytes` bytes of the disk, and begins to work. `stop` ends any wait.
-    ///
-    /// # Errors
-    /// If the disk cannot be reached or filled.
     pub async fn start(
         address: Address,
         fill_bytes: u64,
@@ -104,9 +98,9 @@ impl ThreadGuest {
     }
 }
 
-/// Any number will do: the disk is new, so that no older content can be mistaken for this.
+/// Any number: the disk is new, so there is no older content.
 const FILL_SEED: u64 = 0x5e74a;
-/// How often it is looked whether a guest has failed.
+/// Interval between checks whether a guest has failed.
 const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl DemoGuest for ThreadGuest {
@@ -158,7 +152,7 @@ impl DemoGuest for ThreadGuest {
     }
 }
 
-/// A thread guest that has stopped.
+/// A stopped thread guest.
 #[derive(Debug)]
 pub struct StoppedThreadGuest {
     content: Content,
@@ -188,7 +182,7 @@ impl StoppedDemoGuest for StoppedThreadGuest {
     }
 }
 
-/// Runs blocking work on a thread of its own and shows how many of `bytes_total` bytes it has done.
+/// Runs blocking work on a thread of its own and shows how many of `bytes_total` bytes are done.
 pub(crate) async fn with_progress<T: Send + 'static>(
     progress: &mut Progress,
     bytes_total: u64,
@@ -200,7 +194,7 @@ pub(crate) async fn with_progress<T: Send + 'static>(
             sender.send_replace(bytes);
         })
     });
-    // The sender goes when the work has ended.
+    // The work drops the sender at its end.
     while receiver.changed().await.is_ok() {
         let bytes = *receiver.borrow_and_update();
         progress.advance(bytes as f64 / bytes_total.max(1) as f64);

@@ -1,5 +1,4 @@
-//! The demo with two hosts: the disk of a working guest moves to the other host and home again, over a link that is cut
-//! once.
+//! The demo with two hosts: the disk of a working guest moves to the other host and back, over a link that is cut once.
 //!
 //! ```text
 //!     host a: folder, daemon ◄────── link ──────► host b: folder, daemon          the hosts are paired
@@ -9,8 +8,8 @@
 //!     report ◄─ compare the image file ◄─ daemons end ◄─ compare the whole disk ◄─ guest stops
 //! ```
 //!
-//! The guest is connected to host *a* from the beginning to the end. However it ends, nothing is left behind, as with
-//! the plain demo; namespaces have no names, and go with the daemons in them.
+//! The guest stays connected to host *a*. The demo always cleans up, as the plain demo does; namespaces have no names, and end
+//! with the daemons in them.
 
 mod followed;
 mod link;
@@ -48,47 +47,46 @@ pub(crate) use self::pair::Pair;
 pub use self::report::{Copied, HostsFigures, HostsReport, WayFigures};
 pub use self::travel::{Cut, CutPlan};
 
-/// What the hosts are called.
 const NAMES: [&str; 2] = ["a", "b"];
-/// The store of either host.
+/// The store that each host uses.
 const STORE: &str = STORES[0];
-/// How long a guest may do nothing at all before it is measured as one that does nothing.
+/// Limit of the time without any request; after it the guest's rate counts as zero.
 const IDLE_MAX: Duration = Duration::from_secs(10);
-/// How much longer it is given each time.
+/// Addition to the measured time, again and again, until the guest does something.
 const IDLE_MORE: Duration = Duration::from_millis(100);
 
-/// How the demo with two hosts is run.
+/// The options of the demo with two hosts.
 #[derive(Clone, Debug)]
 pub struct HostsOptions {
-    /// The program whose `serve` is the daemons: normally the one that runs now.
+    /// The program whose `serve` is the daemons: normally the running one.
     pub program: PathBuf,
-    /// Where the temporary folders are made; `None`: the usual place for temporary files, if it is on a disk.
+    /// Where the temporary folders are made; `None`: the default place for temporary files, if it is on a disk.
     pub parent: Option<PathBuf>,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// How much of it the guest fills at first, in bytes.
+    /// Bytes of the disk that the guest fills at first.
     pub fill_bytes: u64,
-    /// Bytes of a request.
+    /// Size of a request in bytes.
     pub block_bytes: u32,
-    /// What the guest does.
+    /// The mix and number of the guest's requests.
     pub guest: GuestOptions,
     /// How long the guest works before, between and after the migrations.
     pub margin: Duration,
-    /// What the hosts are; `None`: namespaces if they can be made.
+    /// The kind of the hosts; `None`: namespaces if they can be made.
     pub kind: Option<LinkKind>,
-    /// What the link carries each way.
+    /// The link's rate in each direction.
     pub rate: BitRate,
-    /// How it is copied, there and home.
+    /// The strategy of both migrations.
     pub strategy: Strategy,
-    /// When the link is cut on the way there.
+    /// The cut of the link during the first migration.
     pub cut: CutPlan,
 }
 
 impl HostsOptions {
-    /// The demo as everybody sees it, with a disk of so many bytes.
+    /// Returns the demo with its default options and a disk of `disk_bytes`.
     pub fn new(program: PathBuf, disk_bytes: u64) -> Self {
-        // Without locality the writes of two seconds would touch most of the disk, and all of it would have to be copied
-        // again, whether the copying goes on or begins anew.
+        // Without locality, two seconds of writes would touch most of the disk. A resumed copy would then copy as
+        // much as a new one.
         const WORKING_SET: NonZeroU64 = NonZeroU64::new(64 << 20).unwrap();
         Self {
             program,
@@ -109,8 +107,8 @@ impl HostsOptions {
 /// Runs the demo with two hosts. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What went wrong, with the logs of the daemons; [`super::Interrupted`] after a signal. Wrong content is no error: then
-/// [`super::Figures::verified`] is false. Nor is a copy that began anew: then [`HostsFigures::resumed`] is false.
+/// A failure with the logs of the daemons; [`super::Interrupted`] after a signal. Wrong content and a restarted copy are not
+/// errors: then [`super::Figures::verified`] or [`HostsFigures::resumed`] is false.
 pub async fn run_hosts(options: HostsOptions, progress: &mut Progress) -> anyhow::Result<HostsReport> {
     let disks = (options.parent.as_deref(), options.disk_bytes);
     in_folders(disks, progress, async |folders, signals, progress| {
@@ -119,7 +117,7 @@ pub async fn run_hosts(options: HostsOptions, progress: &mut Progress) -> anyhow
     .await
 }
 
-/// Runs `play` in the folders of two hosts, with room for a disk of so many bytes in each. They are gone when this returns.
+/// Runs `play` in the temporary folders of two hosts, each with room for a disk of `disk_bytes`, and removes them.
 async fn in_folders<R>(
     (parent, disk_bytes): (Option<&Path>, u64),
     progress: &mut Progress,
@@ -137,11 +135,11 @@ async fn in_folders<R>(
     near.and(far).map(|()| report)
 }
 
-/// What is known when the volume is home again, and the guest has compared its disk.
+/// The results once the volume has returned, and the guest has compared its disk.
 struct Travelled {
     stopped: StoppedThreadGuest,
     guest: String,
-    /// The volume where it is in the end.
+    /// The volume at its final place.
     volume: Volume,
     ways: [Way; 2],
     copied: Copied,
@@ -150,11 +148,12 @@ struct Travelled {
     after: Felt,
     whole: Felt,
     timeline: Timeline,
-    /// For how long the guest was worse off than before, on both ways and after them; `None` if it did nothing before.
+    /// Total time in which the guest was served worse than before, during both migrations and after them; `None`
+    /// if it did nothing before.
     disruption: Option<Duration>,
 }
 
-/// Runs the demo in its folders; the daemons have ended when this returns.
+/// Runs the demo in its folders, and stops the daemons.
 async fn play(
     options: &HostsOptions,
     folders: &Folders,
@@ -179,7 +178,7 @@ async fn play(
     Ok(report::report(travelled, options, link.description()))
 }
 
-/// Makes the volume at the first host, moves it to the second and home under a guest, which then compares its disk.
+/// Creates the volume at the first host, moves it to the second and back under a guest, and lets the guest compare its disk.
 async fn there_and_home(
     options: &HostsOptions,
     pair: &Pair,
@@ -223,7 +222,7 @@ async fn there_and_home(
             (Some("home"), &home.windows),
             (None, &after.1),
         ]);
-        // N.B. not while it is forwarded, which is another way of working, and may last.
+        // N.B. without the time at the other host, which is another way of working, and may last.
         let disturbed = there.windows.iter().chain(&home.windows).chain(&after.1);
         let disruption = Baseline::of(&before.1).map(|baseline| baseline.disruption(disturbed));
         let felt = [before.0, forwarded.0, after.0, whole];
@@ -252,7 +251,7 @@ async fn there_and_home(
     })
 }
 
-/// Lets a guest work for a while, and until it has done something; returns what it felt, as a whole and in windows.
+/// Lets a guest work for a while, and until it has done something; returns its figures, as a whole and in windows.
 async fn work(
     step: &str,
     guest: &impl DemoGuest,
@@ -263,7 +262,7 @@ async fn work(
     let first = guest.mark();
     wait(duration, progress).await;
     let began = Instant::now();
-    // Its processor may be emulated, on a machine that is busy: then it has done nothing yet that it could be measured by.
+    // On a busy machine, an emulated guest may have done nothing yet that could be measured.
     while guest.between(&first, &guest.mark()).iops == 0.0 && began.elapsed() < IDLE_MAX {
         sleep(IDLE_MORE).await;
     }
@@ -271,7 +270,7 @@ async fn work(
     (guest.between(&first, &last), guest.windows(&first, &last))
 }
 
-/// What a volume takes of its store, and what its guest had written, at one moment.
+/// The volume's allocation in its store, and the guest's writes so far, at one moment.
 struct Wrote {
     allocated_bytes: u64,
     bytes_written: u64,
@@ -285,7 +284,7 @@ impl Wrote {
         Ok(Self { allocated_bytes, bytes_written: statistics.bytes_written })
     }
 
-    /// What was copied since then, and what of that had to be.
+    /// Returns what was copied since then, and how much of it was necessary.
     async fn copied(self, daemon: &Daemon, way: &Way) -> anyhow::Result<Copied> {
         let now = Self::ask(daemon).await?;
         Ok(Copied {

@@ -1,12 +1,11 @@
-//! How far the demo is: a bar on a terminal, plain lines elsewhere. Both go to standard error, so that standard output
-//! holds nothing but the report.
+//! The demo's progress: a bar on a terminal, lines otherwise. Both go to standard error; standard output holds only the report.
 
 use std::io::IsTerminal as _;
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 
-/// Lines come no more often than this: a log is read afterwards.
+/// The least interval between lines, for readable logs.
 const LINE_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Shows one step after the other.
@@ -15,9 +14,8 @@ pub struct Progress(Form);
 
 #[derive(Debug)]
 enum Form {
-    /// A bar that redraws itself.
     Bar(ProgressBar),
-    /// A line for each step, and now and then one that tells how far it is.
+    /// A line for each step, and now and then one with the progress.
     Lines {
         step: String,
         told: Instant,
@@ -26,13 +24,13 @@ enum Form {
 }
 
 impl Progress {
-    /// A bar if standard error is a terminal, lines otherwise.
+    /// Returns a bar if standard error is a terminal, otherwise lines.
     pub fn on_stderr() -> Self {
         if !std::io::stderr().is_terminal() {
             return Self(Form::Lines { step: String::new(), told: Instant::now() });
         }
         let bar = ProgressBar::with_draw_target(Some(1000), ProgressDrawTarget::stderr_with_hz(20));
-        // A template that does not parse costs the looks, nothing else.
+        // An invalid template only changes the bar's looks.
         if let Ok(style) =
             ProgressStyle::with_template("{elapsed:>4} {msg:<38!} [{bar:24}] {percent:>3} %  {prefix}")
         {
@@ -41,12 +39,12 @@ impl Progress {
         Self(Form::Bar(bar))
     }
 
-    /// Shows nothing.
+    /// Returns a progress that shows nothing.
     pub fn silent() -> Self {
         Self(Form::Silent)
     }
 
-    /// Begins a step.
+    /// Begins a step called `name`.
     pub fn begin(&mut self, name: &str) {
         match &mut self.0 {
             Form::Bar(bar) => {
@@ -63,14 +61,14 @@ impl Progress {
         }
     }
 
-    /// Tells how much of the step is done, 0 to 1. It is shown as 100 % only when all of it is.
+    /// Sets the done part of the step, 0 to 1. Only 1 is shown as 100 %.
     pub fn advance(&mut self, fraction: f64) {
         match &mut self.0 {
             Form::Bar(bar) => bar.set_position((fraction * 1000.0) as u64),
             Form::Lines { step, told } => {
                 if told.elapsed() >= LINE_INTERVAL {
                     *told = Instant::now();
-                    // Cut, not rounded: 100 % means that nothing is left.
+                    // Rounded down: 100 % means that nothing is left.
                     eprintln!("{step}: {} %", (fraction * 100.0) as u32);
                 }
             }
@@ -85,7 +83,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar from the terminal.
     pub fn end(&mut self) {
         if let Form::Bar(bar) = &self.0 {
             bar.finish_and_clear();

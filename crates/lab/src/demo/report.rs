@@ -1,4 +1,4 @@
-//! What the demo shows at its end, for people and for programs.
+//! The demo's final report, as text and as JSON.
 
 use std::fmt;
 
@@ -10,29 +10,29 @@ use super::sparkline::Timeline;
 /// The demo's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Report {
-    /// What a program reads.
+    /// The figures of the JSON output.
     pub figures: Figures,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the guest did, in a few words.
+    /// The guest's work, in a few words.
     pub guest: String,
-    /// From which store to which.
+    /// The names of the source's and the target's store.
     pub stores: (String, String),
-    /// How long the gate was closed at the switch-over, in milliseconds, as the daemon says.
+    /// How long the gate was closed at the switch, in milliseconds, as the daemon reports.
     pub gate_closed_ms: Option<f64>,
     /// Requests that the guest completed, from the first mark to the last.
     pub requests: u64,
     /// How often the guest had to connect again.
     pub reconnects: u64,
-    /// What the guest did from the first measurement to the last.
+    /// The guest's requests, from the first measurement to the last.
     pub timeline: Timeline,
-    /// What was wrong: all of it is counted, the first few are told.
+    /// All errors, counted; the first few in words.
     pub wrong: Wrong,
-    /// What the daemon recorded of the migration; `None` if it gave nothing.
+    /// The daemon's record of the migration; `None` if unavailable.
     pub history: Option<MigrationHistory>,
 }
 
-/// The figures of the demo. Names and number of the fields are a contract with those who read the JSON.
+/// The figures of the demo. Names and number of the fields are a contract with readers of the JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Figures {
     /// Bytes written to the target.
@@ -43,31 +43,28 @@ pub struct Figures {
     pub longest_stall_ms: f64,
     /// Requests per second before the migration.
     pub iops_before: f64,
-    /// Requests per second while it ran.
+    /// Requests per second during the migration.
     pub iops_during: f64,
-    /// Requests per second afterwards.
+    /// Requests per second after the migration.
     pub iops_after: f64,
     /// Whether every read, the whole disk at the end, and the target's image held what the guest had written.
     pub verified: bool,
-    /// For how long, while and after it migrated, the guest had less than 90 % of the requests of before, or its slowest
-    /// hundredth took more than twice as long, in milliseconds; `None` if it did nothing before.
+    /// Total time, in milliseconds, in which the guest had less than 90 % of its earlier requests, or its slowest hundredth took
+    /// more than twice as long; during the migration and after it. `None` if it did nothing before.
     pub disruption_ms: Option<f64>,
 }
 
-/// What was found to be wrong.
+/// The errors that a guest has found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Wrong {
-    /// How many blocks and requests.
+    /// Number of wrong blocks and requests.
     pub count: u64,
-    /// The first few, in words.
+    /// The first few errors, in words.
     pub first: Vec<String>,
 }
 
 impl Report {
-    /// The figures as one line of JSON.
-    ///
-    /// # Errors
-    /// None that can happen with numbers that were measured.
+    /// Returns the figures as one line of JSON.
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string(&self.figures)
     }
@@ -120,19 +117,19 @@ pub(super) fn row(formatter: &mut fmt::Formatter<'_>, name: &str, value: &str, r
     writeln!(formatter, "{}", line.trim_end())
 }
 
-/// Says for how long a guest was worse off, in seconds: it is counted in tenths of them.
+/// Writes the disruption in seconds, to a tenth.
 pub(super) fn disruption_row(formatter: &mut fmt::Formatter<'_>, disruption_ms: Option<f64>) -> fmt::Result {
     let Some(disruption_ms) = disruption_ms else { return Ok(()) };
     let remark = "below 90 % of before, or twice its latency";
     row(formatter, "disruption", &seconds(disruption_ms / 1000.0), remark)
 }
 
-/// Bytes per second; 0 if no time has passed.
+/// Returns bytes per second; 0 if no time has passed.
 pub(super) fn rate(bytes: u64, seconds: f64) -> u64 {
     if seconds > 0.0 { (bytes as f64 / seconds) as u64 } else { 0 }
 }
 
-/// `after` relative to `before`, as a change in per cent.
+/// Returns the change from `before` to `after` in per cent.
 pub(super) fn change(before: f64, after: f64) -> String {
     if before <= 0.0 {
         return String::new();
@@ -151,7 +148,7 @@ pub(super) fn milliseconds(value: f64) -> String {
     if value < 10.0 { format!("{value:.1} ms") } else { format!("{value:.0} ms") }
 }
 
-/// A whole number with a comma at every thousand.
+/// Formats a whole number with a comma at every thousand.
 pub(super) fn grouped(value: f64) -> String {
     let digits = format!("{value:.0}");
     let mut grouped = String::with_capacity(digits.len() + digits.len() / 3);

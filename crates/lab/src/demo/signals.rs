@@ -5,7 +5,7 @@ use std::future::Future;
 use anyhow::Context as _;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// The demo was ended by a signal.
+/// The error of a demo that a signal has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("ended by a signal; everything has been cleaned up")]
 pub struct Interrupted {
@@ -13,7 +13,7 @@ pub struct Interrupted {
     pub signal: i32,
 }
 
-/// Ctrl-C, SIGTERM and SIGHUP, from the moment on that this is made. None is missed.
+/// Ctrl-C, SIGTERM and SIGHUP since the creation of this. None is missed.
 #[derive(Debug)]
 pub(crate) struct Signals {
     interrupt: Signal,
@@ -22,7 +22,7 @@ pub(crate) struct Signals {
 }
 
 impl Signals {
-    /// Takes over the signals, for the rest of the process's life.
+    /// Takes over the signals for the lifetime of the process.
     pub(crate) fn listen() -> anyhow::Result<Self> {
         let listen = |kind| signal(kind).context("listen for signals");
         Ok(Self {
@@ -32,7 +32,7 @@ impl Signals {
         })
     }
 
-    /// Does `work`, unless a signal comes first: then drops it and fails with [`Interrupted`].
+    /// Does `work`. If a signal comes first, drops the work and fails with [`Interrupted`].
     pub(crate) async fn unless<T>(
         &mut self,
         work: impl Future<Output = anyhow::Result<T>>,

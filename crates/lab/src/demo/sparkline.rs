@@ -1,46 +1,46 @@
-//! A line of small bars: how many requests the guest did, from the first measurement to the last.
+//! A line of small bars: the guest's requests, from the first measurement to the last.
 //!
 //! ```text
 //!   ▇▇▇█▇▇▇▇▆▅▅▅▅▅▅▅▅▅▅▅▅▅▅▇▇▇▇▇▇▇▇
 //!           └─ migrating ─┘
 //! ```
 //!
-//! Parts that have a name are marked below their bars; there may be several.
+//! Named parts are marked below their bars; there may be several.
 
 use crate::workload::Window;
 
-/// How wide the line is at most, so that the report fits a terminal of 80 columns.
+/// The widest line, so that the report fits a terminal of 80 columns.
 const COLUMNS_MAX: usize = 56;
-/// From nothing to the most.
+/// Bars from nothing to the most.
 const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
-/// The rates of a guest in equal steps of time, and which of them belong to a migration.
+/// The rates of a guest in equal steps of time, with the parts to be marked.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Timeline {
     /// Requests per second, step by step.
     pub rates: Vec<f64>,
-    /// The parts that are marked, in order and apart.
+    /// The marked parts, in order and disjoint.
     pub spans: Vec<Span>,
 }
 
-/// A part of a timeline that has a name.
+/// A named part of a timeline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// What is written below it.
+    /// The name that is written below it.
     pub name: &'static str,
-    /// The first step of it.
+    /// Index of the part's first step.
     pub begin: usize,
-    /// The first step after it.
+    /// Index of the first step after it.
     pub end: usize,
 }
 
 impl Timeline {
-    /// Puts the three parts of a demo together.
+    /// Joins the three parts of a demo.
     pub fn of(before: &[Window], during: &[Window], after: &[Window]) -> Self {
         Self::of_parts(&[(None, before), (Some("migrating"), during), (None, after)])
     }
 
-    /// Puts parts together; those that have a name are marked.
+    /// Joins parts; the named ones are marked.
     pub fn of_parts(parts: &[(Option<&'static str>, &[Window])]) -> Self {
         let mut timeline = Self::default();
         for (name, windows) in parts {
@@ -51,7 +51,7 @@ impl Timeline {
         timeline
     }
 
-    /// The bars, and below them the marks. `None` if there is nothing to show.
+    /// Returns the bars, and the marks below them; `None` if there is nothing to show.
     pub fn lines(&self) -> Option<(String, String)> {
         if self.rates.is_empty() {
             return None;
@@ -68,7 +68,7 @@ impl Timeline {
         Some((bars, marks))
     }
 
-    /// The mean rate of the steps that fall into a column.
+    /// Returns the mean rate of the steps in a column.
     fn mean(&self, column: usize, columns: usize) -> f64 {
         let begin = column * self.rates.len() / columns;
         let end = ((column + 1) * self.rates.len() / columns).max(begin + 1);
@@ -77,15 +77,14 @@ impl Timeline {
     }
 }
 
-/// The bar for a part of the whole; only nothing at all looks like nothing.
+/// Returns the bar for a part of the maximum; only zero gives the empty bar.
 fn bar(part: f64) -> char {
     let last = BARS.len() - 1;
     let index = if part <= 0.0 { 0 } else { (part * last as f64).round() as usize };
     BARS[index.clamp(usize::from(part > 0.0), last)]
 }
 
-/// Adds the mark of the columns from `begin` to `end` to a line of marks that may end before or, if a name was too long
-/// for its part, behind `begin`.
+/// Adds the mark of the columns from `begin` to `end` to a line of marks. A long name may have extended the line beyond `begin`.
 fn mark(line: &mut String, name: &str, begin: usize, end: usize) {
     let label = format!(" {name} ");
     let length = label.chars().count();
@@ -93,7 +92,7 @@ fn mark(line: &mut String, name: &str, begin: usize, end: usize) {
     line.push_str(&" ".repeat(begin.saturating_sub(line.chars().count())));
     let mark = match width {
         0 | 1 => format!("╵{label}"),
-        // Too narrow to hold the words.
+        // Too narrow for the name.
         width if width < length + 4 => format!("└{}┘{label}", "─".repeat(width - 2)),
         width => {
             let dashes = width - 2 - length;
@@ -109,7 +108,7 @@ mod tests {
 
     use super::*;
 
-    /// Seconds with so many requests.
+    /// Returns seconds with `requests` requests each.
     fn of<const COUNT: usize>(requests: u64) -> [Window; COUNT] {
         [Window { length: Duration::from_secs(1), requests, latency_p99: None }; COUNT]
     }

@@ -5,21 +5,15 @@ use std::process::{Command, Stdio};
 use super::error::NetworkError;
 use super::namespace::Namespace;
 
-/// The package of Debian that both programs are in.
+/// The Debian package of both programs.
 const PACKAGE: &str = "iproute2";
 
-/// Runs `ip` with `arguments` in `namespace`.
-///
-/// # Errors
-/// If it is not there or fails; the message holds what it said.
+/// Runs `ip` with `arguments` in `namespace`. The error of a failure holds its output.
 pub(super) fn ip(namespace: &Namespace, arguments: &[&str]) -> Result<(), NetworkError> {
     run(namespace, "ip", arguments)
 }
 
-/// Runs `tc` with `arguments` in `namespace`.
-///
-/// # Errors
-/// If it is not there or fails; the message holds what it said.
+/// Runs `tc` with `arguments` in `namespace`. The error of a failure holds its output.
 pub(super) fn tc(namespace: &Namespace, arguments: &[&str]) -> Result<(), NetworkError> {
     run(namespace, "tc", arguments)
 }

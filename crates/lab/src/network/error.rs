@@ -1,4 +1,4 @@
-//! Why hosts or links cannot be made or changed.
+//! The errors of making or changing hosts and links.
 
 use std::io;
 use std::process::ExitStatus;
@@ -12,7 +12,7 @@ pub enum NetworkError {
          (in a container, with these capabilities)"
     )]
     Refused {
-        /// What the kernel said.
+        /// The kernel's error, unchanged.
         source: io::Error,
     },
     /// TUN devices cannot be made.
@@ -21,7 +21,7 @@ pub enum NetworkError {
          pass the device on)"
     )]
     NoTun {
-        /// What the kernel said.
+        /// The kernel's error, unchanged.
         source: io::Error,
     },
     /// A program is not installed.
@@ -29,42 +29,42 @@ pub enum NetworkError {
         "{program} is needed and not installed: on Debian it is in the package {package} (apt-get install {package})"
     )]
     NoProgram {
-        /// What is executed.
+        /// The program's name, as executed.
         program: &'static str,
-        /// What it is in.
+        /// The Debian package that contains it.
         package: &'static str,
     },
-    /// A command did not do what it was told.
+    /// A command failed with an exit status.
     #[error("`{command}` ended with {status}: {said}")]
     Command {
         /// The command, as it would be typed.
         command: String,
-        /// How it ended.
+        /// The exit status of the command.
         status: ExitStatus,
-        /// What it said.
+        /// The command's output on standard error.
         said: String,
     },
-    /// A namespace has as many links as there are addresses for.
+    /// The namespace has no address left for another link.
     #[error("{links} links are the most between the hosts of one network; make another `Hosts`")]
     TooManyLinks {
-        /// How many there can be.
+        /// The greatest number of links.
         links: usize,
     },
-    /// The thread of a wide-area link has ended before its time.
+    /// The thread of a wide-area link has ended too early.
     #[error("the emulator of a wide-area link has ended by itself; its link is gone, make it anew")]
     EmulatorEnded,
-    /// A call of the system failed.
+    /// A system call has failed.
     #[error("failed to {what}")]
     System {
-        /// What was tried.
+        /// The attempted action, as a verb.
         what: &'static str,
-        /// What the kernel said.
+        /// The kernel's error, unchanged.
         source: io::Error,
     },
 }
 
 impl NetworkError {
-    /// For `map_err`: names what was tried.
+    /// Returns a conversion for `map_err` that adds the attempted action.
     pub(super) fn system<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> Self {
         move |source| Self::System { what, source: source.into() }
     }

@@ -1,4 +1,4 @@
-//! Some hosts, and the plan of the addresses of their links.
+//! Hosts, and the address plan of their links.
 
 use std::net::Ipv4Addr;
 
@@ -9,13 +9,13 @@ use super::rate::BitRate;
 use super::shaped::ShapedLink;
 use super::wide_area::{Conditions, WideAreaLink};
 
-/// Links between the hosts of one network: as many as a byte of an address can number.
+/// Links between the hosts of one network: one byte of an address numbers them.
 const LINKS_MAX: usize = 256;
 
-/// Hosts that have nothing but the links that are made between them.
+/// Hosts with only the links that are made between them.
 ///
-/// Link number *n*, counted from zero in the order of making, has the network `10.77.n.0/30`; its first host is
-/// `10.77.n.1` and its second `10.77.n.2`. Namespaces are apart, so every network may use the same addresses.
+/// Link number *n*, counted from zero in the order of creation, has the network `10.77.n.0/30`; its first host is `10.77.n.1` and
+/// its second `10.77.n.2`. Namespaces are isolated, so every network may use the same addresses.
 #[derive(Debug)]
 pub struct Hosts {
     namespaces: Vec<Namespace>,
@@ -25,59 +25,50 @@ pub struct Hosts {
 /// The addresses of a link's ends, in the order in which its hosts were named.
 pub type Addresses = [Ipv4Addr; 2];
 
-/// One end of a link that is to be made.
+/// One end of a link to be made.
 #[derive(Clone, Debug)]
 pub(super) struct End {
     pub(super) namespace: Namespace,
-    /// Name of the interface; it is the same at both ends.
+    /// The interface's name, the same at both ends.
     pub(super) interface: String,
     pub(super) address: Ipv4Addr,
 }
 
 impl End {
-    /// How many bits of an address are the link's.
+    /// Length of the links' network prefix, in bits.
     pub(super) const PREFIX_BITS: u8 = 30;
 
-    /// The address with the length of its prefix.
+    /// Returns the address with the length of its prefix.
     pub(super) fn address_with_prefix(&self) -> String {
         format!("{}/{}", self.address, Self::PREFIX_BITS)
     }
 }
 
 impl Hosts {
-    /// Makes hosts; they are numbered in the order of their names.
-    ///
-    /// # Errors
-    /// [`NetworkError::Refused`] without root; otherwise what the system says.
+    /// Makes hosts, numbered in the order of their names. Fails with [`NetworkError::Refused`] without root.
     pub fn create<const COUNT: usize>(names: [&str; COUNT]) -> Result<Self, NetworkError> {
         let namespaces = names.into_iter().map(Namespace::create).collect::<Result<_, _>>()?;
         Ok(Self { namespaces, links_made: 0 })
     }
 
-    /// The host of a number, or none.
+    /// Returns the host of this number; `None` if there is none.
     pub fn get(&self, host: usize) -> Option<&Namespace> {
         self.namespaces.get(host)
     }
 
     /// Makes a link without delay between two hosts.
     ///
-    /// # Errors
-    /// What the system says.
-    ///
     /// # Panics
-    /// If there is no host of one of the numbers.
+    /// If a number has no host.
     pub fn shaped_link(&mut self, hosts: [usize; 2], rate: BitRate) -> Result<ShapedLink, NetworkError> {
         let ends = self.next_ends("shaped", hosts)?;
         ShapedLink::create(ends, rate)
     }
 
-    /// Makes a link over which everything takes its time.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Makes a link with delay and loss between two hosts.
     ///
     /// # Panics
-    /// If there is no host of one of the numbers.
+    /// If a number has no host.
     pub fn wide_area_link(
         &mut self,
         hosts: [usize; 2],
@@ -87,18 +78,15 @@ impl Hosts {
         WideAreaLink::create(ends, conditions)
     }
 
-    /// Makes a network on which a guest of either host is, beside the hosts' links.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Makes a network for a guest of either host, beside the hosts' links.
     ///
     /// # Panics
-    /// If there is no host of one of the numbers.
+    /// If a number has no host.
     pub fn lan(&self, hosts: [usize; 2]) -> Result<Lan, NetworkError> {
         Lan::create(hosts.map(|host| &self.namespaces[host]))
     }
 
-    /// What the plan says of the next link.
+    /// Returns both ends of the next link, by the address plan.
     fn next_ends(&mut self, kind: &str, hosts: [usize; 2]) -> Result<[End; 2], NetworkError> {
         let too_many = |_| NetworkError::TooManyLinks { links: LINKS_MAX };
         let number = u8::try_from(self.links_made).map_err(too_many)?;

@@ -1,13 +1,12 @@
-//! A network that guests are on, wherever they run: a switch, a client beside it, and two hosts with a place for a guest
-//! each.
+//! A network for guests on any host: a switch, a client beside it, and two hosts with a place for a guest each.
 //!
 //! ```text
 //!   namespace of a host                     namespace outside                    namespace of the other host
 //!   QEMU ► tap "guest" ► bridge ► veth ───► bridge "lan", 10.78.0.1 ◄─── veth ◄ bridge ◄ tap "guest" ◄ QEMU
 //! ```
 //!
-//! It is apart from the links that the hosts' daemons talk over, as it is in most VM rooms. The switch learns where a
-//! guest is from what the guest sends, as any switch does.
+//! It is separate from the links between the hosts' daemons, as in most server rooms. Like any switch, this one learns a guest's
+//! place from the guest's packets.
 
 use std::net::Ipv4Addr;
 
@@ -15,30 +14,26 @@ use super::commands::ip;
 use super::error::NetworkError;
 use super::namespace::Namespace;
 
-/// The address of the client beside the switch, which is an interface of the switch itself.
+/// The client's address, on an interface of the switch itself.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
-/// The address that is left for the guest.
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
-/// How many bits of an address are the network's.
+/// Length of the network's prefix, in bits.
 const PREFIX_BITS: u8 = 24;
-/// What the bridges are called, in each namespace.
+/// Name of the bridges in each namespace.
 const BRIDGE: &str = "lan";
-/// What the guest's card is connected to, on either host.
+/// The guest's network interface on either host.
 const TAP: &str = "guest";
-/// A host's end of its cable to the switch.
+/// A host's end of the cable to the switch.
 const CABLE: &str = "cable";
 
-/// The network. It goes when its namespaces do.
+/// A network of guests. It ends with its namespaces.
 #[derive(Debug)]
 pub struct Lan {
     outside: Namespace,
 }
 
 impl Lan {
-    /// Connects two hosts to a new switch. A host is on one such network at most.
-    ///
-    /// # Errors
-    /// What the system says: it needs the kernel's bridge, and TUN devices.
+    /// Connects two hosts to a new switch. A host is on at most one such network. It needs the kernel's bridge, and TUN devices.
     pub(super) fn create(hosts: [&Namespace; 2]) -> Result<Self, NetworkError> {
         let outside = Namespace::create("outside")?;
         make_bridge(&outside)?;
@@ -58,17 +53,17 @@ impl Lan {
         Ok(Self { outside })
     }
 
-    /// Where the client is.
+    /// Returns the namespace of the client outside.
     pub fn outside(&self) -> &Namespace {
         &self.outside
     }
 
-    /// What a guest's card is connected to, on whichever host it runs.
+    /// Returns the interface for a guest's card, the same on both hosts.
     pub fn tap(&self) -> &'static str {
         TAP
     }
 
-    /// The address of the guest, and the length of its prefix.
+    /// Returns the address of the guest, and the length of its prefix.
     pub fn guest(&self) -> (Ipv4Addr, u8) {
         (GUEST, PREFIX_BITS)
     }

@@ -1,7 +1,7 @@
-//! What plain TCP carries over a link, and how long a round trip takes: what everything else is measured against.
+//! The throughput of plain TCP over a link, and the time of a round trip: the reference of all other measurements.
 //!
-//! The sender writes and the receiver reads, with the kernel's own buffers, as large as the namespace lets them grow
-//! ([`Namespace`]); nothing is tuned, and nothing is read from a disk.
+//! The sender writes and the receiver reads, with the kernel's own buffers, up to the namespace's limits ([`Namespace`]). Nothing
+//! is tuned, and nothing is read from a disk.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
@@ -14,25 +14,22 @@ use super::error::NetworkError;
 use super::namespace::Namespace;
 use super::rate::BitRate;
 
-/// What is written and read at once.
+/// Bytes of a read or write.
 const CHUNK_BYTES: usize = 1 << 20;
-/// A round trip that takes longer than this has failed.
+/// A longer round trip has failed.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
 
-/// A connection that carries as much as it can, or as much as was asked for. Dropping it ends it.
+/// A connection that carries as much as it can, or a given number of bytes. Dropping it ends it.
 #[derive(Debug)]
 pub struct Flow {
     streams: [TcpStream; 2],
     received_bytes: Arc<AtomicU64>,
-    /// The sender, then the receiver; empty once they have been waited for.
+    /// The sender, then the receiver; empty once they have been joined.
     threads: Vec<JoinHandle<io::Result<()>>>,
 }
 
 impl Flow {
-    /// Connects `source` to `address`, which is one of `target`, and begins. It ends after `bytes`, if a number is given.
-    ///
-    /// # Errors
-    /// If they cannot be connected.
+    /// Connects `source` to `address`, an address of `target`, and begins to send. Ends after `bytes`, if given.
     pub fn start(
         source: &Namespace,
         target: &Namespace,
@@ -52,20 +49,17 @@ impl Flow {
         Ok(Self { streams, received_bytes, threads })
     }
 
-    /// Bytes of payload that the receiver has read.
+    /// Returns the bytes of payload that the receiver has read.
     pub fn received_bytes(&self) -> u64 {
         self.received_bytes.load(Ordering::Relaxed)
     }
 
-    /// Tells whether everything was received, or the connection failed: then [`Flow::wait`] waits no more.
+    /// Returns whether everything was received, or the connection failed: then [`Flow::wait`] returns at once.
     pub fn has_ended(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Waits until everything was received; returns how much.
-    ///
-    /// # Errors
-    /// If the connection failed.
+    /// Waits until everything was received; returns the number of bytes.
     pub fn wait(mut self) -> Result<u64, NetworkError> {
         for thread in self.threads.drain(..) {
             let ended = thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
@@ -78,20 +72,17 @@ impl Flow {
 impl Drop for Flow {
     fn drop(&mut self) {
         for stream in &self.streams {
-            // It may have ended.
+            // The connection may have ended.
             let _ = stream.shutdown(Shutdown::Both);
         }
         for thread in self.threads.drain(..) {
-            // That it ends with an error is what was asked for.
+            // The shutdown above makes it fail.
             let _ = thread.join();
         }
     }
 }
 
-/// What one connection to each of `addresses` carries together: payload, once `warm_up` is over, for the time `window`.
-///
-/// # Errors
-/// If they cannot be connected.
+/// Returns the payload rate of one connection to each of `addresses` together, after `warm_up`, during `window`.
 pub fn throughput(
     source: &Namespace,
     target: &Namespace,
@@ -109,10 +100,8 @@ pub fn throughput(
     Ok(BitRate::bits((bytes as f64 * 8.0 / seconds) as u64))
 }
 
-/// Sends a byte there and back, `count` times, one after the other; returns how long each took.
-///
-/// # Errors
-/// If they cannot be connected, or one takes longer than 10 s.
+/// Sends a byte there and back, `count` times, one after the other; returns the time of each. Fails if one
+/// takes longer than 10 s.
 pub fn round_trips(
     source: &Namespace,
     target: &Namespace,
@@ -145,13 +134,13 @@ pub fn round_trips(
     Ok(times)
 }
 
-/// The time in the middle of `times`; zero of none.
+/// Returns the median of `times`; zero without times.
 pub fn median(mut times: Vec<Duration>) -> Duration {
     times.sort_unstable();
     times.get(times.len() / 2).copied().unwrap_or_default()
 }
 
-/// A connection: the end at the source, and the end at the target.
+/// Returns both ends of a connection: the source's and the target's.
 fn connect(
     source: &Namespace,
     target: &Namespace,

@@ -1,4 +1,4 @@
-//! A network namespace: a host, as far as its network goes.
+//! A network namespace: the network of a host.
 
 use std::ffi::OsStr;
 use std::fs::File;
@@ -12,19 +12,19 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use super::commands::ip;
 use super::error::NetworkError;
 
-/// The most that a socket's buffers may grow to, in either direction.
+/// The largest size of a socket's buffers, in either direction.
 ///
-/// A connection that fills 1 Gbit/s at a round trip of 180 ms has 22.5 MB on the way, and twice that while a queue of
-/// the same length is full; the kernel reckons with twice the payload for its own bookkeeping.
+/// A connection that fills 1 Gbit/s at a round trip of 180 ms has 22.5 MB in flight, and twice that while a queue of the same
+/// length is full. The kernel counts twice the payload, for its own records.
 const SOCKET_BUFFER_BYTES_MAX: u32 = 128 << 20;
 
-/// What is set in each namespace, below `/proc/sys/net`. The least and the usual size of buffers are the kernel's own.
+/// Settings of each namespace, below `/proc/sys/net`. The least and the default size of buffers are the kernel's own.
 const SETTINGS: [(&str, BufferSizes); 2] = [
     ("ipv4/tcp_wmem", BufferSizes { least: 4096, usual: 16 << 10 }),
     ("ipv4/tcp_rmem", BufferSizes { least: 4096, usual: 128 << 10 }),
 ];
 
-/// Neighbours are asked for by IPv6 as soon as an interface is up; without it a quiet link is quiet.
+/// IPv6 looks for neighbours as soon as an interface is up; without it an idle link is quiet.
 const NO_IPV6: &str = "ipv6/conf/default/disable_ipv6";
 
 struct BufferSizes {
@@ -32,7 +32,7 @@ struct BufferSizes {
     usual: u32,
 }
 
-/// A network namespace. Clones are the same namespace; it lives as long as one of them, or a process in it.
+/// A network namespace. Clones are the same namespace; it lives as long as a clone, or a process in it.
 #[derive(Clone, Debug)]
 pub struct Namespace {
     name: String,
@@ -40,12 +40,10 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes a namespace with nothing but a loopback interface. `name` is for people.
-    ///
-    /// # Errors
-    /// [`NetworkError::Refused`] without root; otherwise what the system says.
+    /// Makes a namespace with only a loopback interface; `name` is for messages.
+    /// Fails with [`NetworkError::Refused`] without root.
     pub fn create(name: &str) -> Result<Self, NetworkError> {
-        // A thread of its own: this one stays where it is.
+        // On another thread, so that this one keeps its namespace.
         let made = std::thread::scope(|scope| scope.spawn(unshare).join());
         let file = made.unwrap_or_else(|panic| std::panic::resume_unwind(panic))?;
         let namespace = Self { name: name.to_owned(), file: Arc::new(file) };
@@ -54,22 +52,19 @@ impl Namespace {
         Ok(namespace)
     }
 
-    /// What people call it.
+    /// Returns the name for messages.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Where it can be found as long as this process keeps it: `nsenter --net=PATH` looks inside.
+    /// Returns a path to the namespace, valid while this process holds it: `nsenter --net=PATH` enters.
     pub fn path(&self) -> PathBuf {
         PathBuf::from(format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd()))
     }
 
     /// Does `work` on a thread inside, and waits for it.
     ///
-    /// Sockets and processes that it makes stay inside. A panic of `work` goes on here.
-    ///
-    /// # Errors
-    /// If the namespace cannot be entered.
+    /// Sockets and processes that it makes stay inside. A panic of `work` continues here.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, NetworkError> {
         let inside = || {
             self.enter()?;
@@ -79,19 +74,15 @@ impl Namespace {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     }
 
-    /// Moves the calling thread in, for good.
-    ///
-    /// # Errors
-    /// What the kernel says; [`NetworkError::Refused`] without root.
+    /// Moves the calling thread into the namespace for good. Fails with [`NetworkError::Refused`] without root.
     pub fn enter(&self) -> Result<(), NetworkError> {
         let moved = move_into_link_name_space(self.file.as_fd(), Some(LinkNameSpaceType::Network));
         moved.map_err(|error| NetworkError::Refused { source: error.into() })
     }
 
-    /// A command that will run inside; the process that is spawned becomes the program itself.
+    /// Returns a command that runs inside; the spawned process becomes the program itself.
     ///
-    /// It must be spawned while this process lives. `nsenter` is what enters: if `program` cannot be executed, it says so
-    /// on its standard error.
+    /// It must be spawned while this process lives. If `program` cannot be executed, `nsenter` says so on standard error.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", self.path().display())).arg("--").arg(program);
@@ -99,14 +90,14 @@ impl Namespace {
     }
 }
 
-/// Takes the calling thread into a new namespace.
+/// Moves the calling thread into a new namespace.
 fn unshare() -> Result<File, NetworkError> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
         .map_err(|error| NetworkError::Refused { source: error.into() })?;
     File::open("/proc/thread-self/ns/net").map_err(NetworkError::system("open a new network namespace"))
 }
 
-/// Writes the settings of the namespace that the calling thread is in.
+/// Writes the settings of the calling thread's namespace.
 fn set_up() -> Result<(), NetworkError> {
     for (name, BufferSizes { least, usual }) in SETTINGS {
         let sizes = format!("{least} {usual} {SOCKET_BUFFER_BYTES_MAX}");
@@ -114,7 +105,7 @@ fn set_up() -> Result<(), NetworkError> {
             .map_err(NetworkError::system("set how large the buffers of TCP may grow in a namespace"))?;
     }
     match std::fs::write(format!("/proc/sys/net/{NO_IPV6}"), "1") {
-        // A kernel without IPv6.
+        // This kernel has no IPv6.
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
         written => written.map_err(NetworkError::system("switch IPv6 off in a namespace")),
     }

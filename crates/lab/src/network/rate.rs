@@ -3,38 +3,38 @@
 use std::fmt;
 use std::time::Duration;
 
-/// How much a link carries.
+/// The rate of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct BitRate(u64);
 
 impl BitRate {
-    /// `bits` each second; at least one, so that everything arrives some day.
+    /// Returns a rate of `bits` per second; at least one, so that everything arrives at last.
     pub const fn bits(bits: u64) -> Self {
         Self(if bits == 0 { 1 } else { bits })
     }
 
-    /// A million bits each second, `megabits` times.
+    /// Returns a rate of `megabits` million bits per second.
     pub const fn megabits(megabits: u64) -> Self {
         Self::bits(megabits.saturating_mul(1_000_000))
     }
 
-    /// Bits each second.
+    /// Returns the bits per second.
     pub fn bits_per_second(self) -> u64 {
         self.0
     }
 
-    /// Bytes each second.
+    /// Returns the bytes per second.
     pub fn bytes_per_second(self) -> f64 {
         self.0 as f64 / 8.0
     }
 
-    /// How long `bytes` take.
+    /// Returns how long `bytes` take.
     pub fn time_of(self, bytes: u64) -> Duration {
         let nanoseconds = u128::from(bytes) * 8 * 1_000_000_000 / u128::from(self.0);
         Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX))
     }
 
-    /// How many bytes fit into `time`.
+    /// Returns how many bytes fit into `time`.
     pub fn bytes_in(self, time: Duration) -> u64 {
         let bytes = u128::from(self.0).saturating_mul(time.as_nanos()) / 8 / 1_000_000_000;
         u64::try_from(bytes).unwrap_or(u64::MAX)

@@ -13,33 +13,32 @@ use super::error::NetworkError;
 use super::hosts::{Addresses, End};
 use super::rate::BitRate;
 
-/// What the bucket holds at least: two of the largest packets that TCP hands down at once. With less, each of them would
-/// have to be cut up before it is sent, at the cost of processor time that is not the link's.
+/// The least capacity of the bucket: two of the largest packets that TCP passes on at once. With less, each of them would be
+/// split before it is sent, which costs processor time.
 const BURST_BYTES_MIN: u64 = 128 << 10;
-/// What the bucket holds at higher rates: more would let through bursts that the link could not carry.
+/// The bucket's capacity at higher rates: more would let through bursts that the link could not carry.
 const BURST_TIME: Duration = Duration::from_millis(1);
-/// What waits before the bucket: the buffer of a small switch. Over a link without delay TCP needs no more, and a deep
-/// queue would make every round trip long.
+/// The length of the queue before the bucket: the buffer of a small switch. Without delay TCP needs no more, and a deep queue
+/// would make every round trip long.
 const QUEUE_TIME: Duration = Duration::from_millis(10);
 
-/// A link between two hosts that carries so much and no more, each way. Dropping it removes it.
+/// A link between two hosts with a fixed rate in each direction. Dropping it removes it.
 #[derive(Debug)]
 pub struct ShapedLink {
     ends: [End; 2],
     rate: BitRate,
-    /// How it is cut at present.
     cut: Option<Cut>,
 }
 
 impl ShapedLink {
-    /// Makes the interfaces, gives them addresses and shapes them.
+    /// Makes the interfaces, addresses and shapes them.
     pub(super) fn create(ends: [End; 2], rate: BitRate) -> Result<Self, NetworkError> {
         let [first, second] = &ends;
         let path = second.namespace.path();
         let path = path.to_string_lossy();
         let pair = ["link", "add", &first.interface, "type", "veth", "peer", "name", &second.interface];
         ip(&first.namespace, &[&pair[..], &["netns", &path]].concat())?;
-        // From here on dropping it removes the pair.
+        // From here on, dropping the link removes the pair.
         let link = Self { ends, rate, cut: None };
         for end in &link.ends {
             ip(&end.namespace, &["address", "add", &end.address_with_prefix(), "dev", &end.interface])?;
@@ -49,20 +48,17 @@ impl ShapedLink {
         Ok(link)
     }
 
-    /// The addresses of its ends.
+    /// Returns the addresses of its ends.
     pub fn addresses(&self) -> Addresses {
         self.ends.each_ref().map(|end| end.address)
     }
 
-    /// What it carries each way.
+    /// Returns the rate in each direction.
     pub fn rate(&self) -> BitRate {
         self.rate
     }
 
-    /// Lets it carry more or less from now on; what waits goes on waiting.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Changes the rate; queued packets stay in the queue.
     pub fn set_rate(&mut self, rate: BitRate) -> Result<(), NetworkError> {
         self.rate = rate;
         if self.cut != Some(Cut::BlackHole) {
@@ -71,10 +67,7 @@ impl ShapedLink {
         Ok(())
     }
 
-    /// Cuts it; what waits is lost. One that is cut already is cut in the other way.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Cuts the link; queued packets are lost. If it is already cut, changes the kind of the cut.
     pub fn cut(&mut self, cut: Cut) -> Result<(), NetworkError> {
         self.restore()?;
         self.cut = Some(cut);
@@ -89,10 +82,7 @@ impl ShapedLink {
         Ok(())
     }
 
-    /// Lets it carry again.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Restores the link after a cut.
     pub fn restore(&mut self) -> Result<(), NetworkError> {
         for end in &self.ends {
             match self.cut {
@@ -108,7 +98,7 @@ impl ShapedLink {
 
 impl Drop for ShapedLink {
     fn drop(&mut self) {
-        // The other end goes with it. If it cannot be removed, it goes with the namespaces.
+        // The other end is removed with it. If this fails, the namespaces' end removes both.
         let [first, _] = &self.ends;
         if let Err(error) = ip(&first.namespace, &["link", "delete", &first.interface]) {
             tracing::warn!(%error, "a link of the lab is not removed");
@@ -116,7 +106,7 @@ impl Drop for ShapedLink {
     }
 }
 
-/// Puts a token bucket before an interface, or gives the one that is there another rate.
+/// Puts a token bucket before an interface, or changes the rate of the present one.
 fn shape(end: &End, rate: BitRate) -> Result<(), NetworkError> {
     let burst = rate.bytes_in(BURST_TIME).max(BURST_BYTES_MIN);
     let limit = burst + rate.bytes_in(QUEUE_TIME);

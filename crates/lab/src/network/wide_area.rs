@@ -1,12 +1,11 @@
-//! A link over which everything takes its time: a wide-area network in user space.
+//! A link with delay and loss: a wide-area network in user space.
 //!
 //! ```text
 //!   namespace a                                            namespace b
 //!   program ► TCP ► TUN ──► a thread, with a Line each way ──► TUN ► TCP ► program
 //! ```
 //!
-//! The kernel's own emulator (netem) is not on every VM, and those that it is not on cannot load it. TUN devices are
-//! everywhere.
+//! The kernel's own emulator (netem) is missing on some VMs, which cannot load it either. TUN devices are everywhere.
 
 mod conditions;
 mod forwarder;
@@ -31,16 +30,16 @@ use super::commands::ip;
 use super::error::NetworkError;
 use super::hosts::{Addresses, End};
 
-/// What most networks carry in one packet.
+/// The largest packet of most networks.
 const MTU: u16 = 1500;
-/// Packets that wait for the thread to read them. The usual 500 would be full after 6 ms of a gigabit in single packets,
-/// which is no longer than the thread may have to wait for a processor.
+/// Packets that wait for the thread to read them. The default of 500 would be full after 6 ms of a gigabit in single packets. The
+/// thread may have to wait as long for a processor.
 const DEVICE_QUEUE_PACKETS: u32 = 10_000;
-/// TCP hands down at most what the wire carries in this time, so that a slow link does not carry bursts.
+/// TCP passes on at most what the wire carries in this time, so that a slow link does not carry bursts.
 const SEGMENTATION_TIME: Duration = Duration::from_millis(1);
-/// The most that the kernel can hand down at once.
+/// The kernel's limit of bytes in one packet of segments.
 const SEGMENTATION_BYTES_MAX: u64 = 65_536;
-/// The most segments that the kernel can hand down at once.
+/// The kernel's limit of segments in one packet.
 const SEGMENTS_MAX: u64 = 65_535;
 
 /// A link between two hosts with rate, delay, jitter and loss. Dropping it removes it.
@@ -48,26 +47,25 @@ const SEGMENTS_MAX: u64 = 65_535;
 pub struct WideAreaLink {
     ends: [End; 2],
     conditions: Conditions,
-    /// How it is cut at present.
     cut: Option<Cut>,
     instructions: Sender<Told>,
     wake: Arc<OwnedFd>,
     counters: Arc<[Counters; 2]>,
-    /// `None` once it has been waited for.
+    /// `None` once it has been joined.
     thread: Option<JoinHandle<std::io::Result<()>>>,
 }
 
-/// What a link has carried one way since it was made.
+/// The traffic of a link in one direction since its creation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// Bytes of IP packets that arrived.
     pub bytes: u64,
-    /// Packets that found the queue full. One can stand for up to 64 KiB of segments.
+    /// Packets that were dropped at a full queue. One can stand for up to 64 KiB of segments.
     pub refused_packets: u64,
 }
 
 impl WideAreaLink {
-    /// Makes the devices, gives them addresses and starts the thread between them.
+    /// Makes the devices, addresses them, and starts the thread between them.
     pub(super) fn create(ends: [End; 2], conditions: Conditions) -> Result<Self, NetworkError> {
         let [first, second] = &ends;
         let devices = [device(first)?, device(second)?];
@@ -89,17 +87,17 @@ impl WideAreaLink {
         Ok(Self { ends, conditions, cut: None, instructions, wake, counters, thread: Some(thread) })
     }
 
-    /// The addresses of its ends.
+    /// Returns the addresses of its ends.
     pub fn addresses(&self) -> Addresses {
         self.ends.each_ref().map(|end| end.address)
     }
 
-    /// What it does to packets.
+    /// Returns the conditions for packets.
     pub fn conditions(&self) -> Conditions {
         self.conditions
     }
 
-    /// What it has carried: from the first host to the second, and the other way.
+    /// Returns the traffic from the first host to the second, and back.
     pub fn carried(&self) -> [Carried; 2] {
         self.counters.each_ref().map(|counters| Carried {
             bytes: counters.delivered_bytes.load(Ordering::Relaxed),
@@ -107,10 +105,8 @@ impl WideAreaLink {
         })
     }
 
-    /// Lets other conditions hold for whatever is not on its way yet. The seed of a link does not change.
-    ///
-    /// # Errors
-    /// What the system says, or [`NetworkError::EmulatorEnded`].
+    /// Changes the conditions for packets that are not on the wire yet. The seed of a link does not change. Fails with
+    /// [`NetworkError::EmulatorEnded`] if the thread has ended.
     pub fn change(&mut self, conditions: Conditions) -> Result<(), NetworkError> {
         self.ends.iter().try_for_each(|end| limit_segmentation(end, conditions))?;
         self.tell(Instruction::Change(conditions))?;
@@ -118,10 +114,7 @@ impl WideAreaLink {
         Ok(())
     }
 
-    /// Cuts it; what is under way is lost. One that is cut already is cut in the other way.
-    ///
-    /// # Errors
-    /// What the system says, or [`NetworkError::EmulatorEnded`].
+    /// Cuts the link; packets on their way are lost. If it is already cut, changes the kind of the cut.
     pub fn cut(&mut self, cut: Cut) -> Result<(), NetworkError> {
         self.restore()?;
         self.cut = Some(cut);
@@ -132,10 +125,7 @@ impl WideAreaLink {
         }
     }
 
-    /// Lets it carry again.
-    ///
-    /// # Errors
-    /// What the system says, or [`NetworkError::EmulatorEnded`].
+    /// Restores the link after a cut.
     pub fn restore(&mut self) -> Result<(), NetworkError> {
         if self.cut == Some(Cut::Down) {
             self.set_interfaces("up")?;
@@ -151,7 +141,7 @@ impl WideAreaLink {
         self.ends.iter().try_for_each(|end| ip(&end.namespace, &["link", "set", &end.interface, state]))
     }
 
-    /// Has something done by the thread, and waits until it is.
+    /// Sends an instruction to the thread, and waits until it is carried out.
     fn tell(&self, instruction: Instruction) -> Result<(), NetworkError> {
         let (done, is_done) = sync_channel(1);
         self.instructions.send((instruction, done)).map_err(|_| NetworkError::EmulatorEnded)?;
@@ -163,9 +153,9 @@ impl WideAreaLink {
 
 impl Drop for WideAreaLink {
     fn drop(&mut self) {
-        // It answers to this by ending, or has ended.
+        // The thread ends upon this, or has already ended.
         let _ = self.tell(Instruction::End);
-        // The devices go with the thread.
+        // The devices are removed with the thread.
         match self.thread.take().map(JoinHandle::join) {
             None | Some(Ok(Ok(()))) => {}
             Some(Ok(Err(error))) => {
@@ -176,7 +166,7 @@ impl Drop for WideAreaLink {
     }
 }
 
-/// Makes the device of an end. It is not up yet.
+/// Makes the device of an end, which is still down.
 fn device(end: &End) -> Result<SyncDevice, NetworkError> {
     let made = end.namespace.run(|| {
         DeviceBuilder::new()
@@ -190,7 +180,7 @@ fn device(end: &End) -> Result<SyncDevice, NetworkError> {
     made.map_err(|source| NetworkError::NoTun { source })
 }
 
-/// Says how much TCP may hand down at once. What is lost by chance is lost packet by packet, so each must come alone.
+/// Limits how much TCP may pass on at once. Random losses affect single packets, so with losses each must come alone.
 fn limit_segmentation(end: &End, conditions: Conditions) -> Result<(), NetworkError> {
     let bytes = conditions.rate.bytes_in(SEGMENTATION_TIME).clamp(MTU.into(), SEGMENTATION_BYTES_MAX);
     let segments = if conditions.lost_per_million > 0 { 1 } else { SEGMENTS_MAX };

@@ -1,8 +1,7 @@
-//! What a guest knows of its disk: the content of every block.
+//! A guest's knowledge of its disk: the content of every block.
 //!
-//! A version is never used twice for a block, also not after the block was made zero, so that a lost or stale write
-//! can never look right. Requests do not overlap while they are in flight ([`Content::claim`]), so that what a block
-//! must hold is known exactly, not as one of two possibilities.
+//! A version is never used twice for a block, even after the block was made zero, so that a lost or stale write can never look
+//! right. Requests in flight do not overlap ([`Content::claim`]), so that the expected content of a block is always unique.
 
 use std::ops::Range;
 
@@ -15,7 +14,7 @@ pub struct Content {
     block_bytes: u32,
     disk_bytes: u64,
     blocks: Vec<BlockState>,
-    /// One bit a block: a request for it is in flight.
+    /// One bit per block: a request for it is in flight.
     claimed: Vec<u64>,
 }
 
@@ -36,10 +35,10 @@ impl BlockState {
 }
 
 impl Content {
-    /// A disk of zeroes.
+    /// Returns the content of a zeroed disk.
     ///
     /// # Panics
-    /// If `block_bytes` is no multiple of 512, or 0.
+    /// If `block_bytes` is 0 or not a multiple of 512.
     pub fn new(disk_bytes: u64, block_bytes: u32, seed: u64) -> Self {
         assert!(block_bytes > 0 && block_bytes.is_multiple_of(512), "blocks are made of sectors");
         let blocks = usize::try_from(disk_bytes / u64::from(block_bytes)).unwrap_or(usize::MAX);
@@ -48,22 +47,22 @@ impl Content {
         Self { seed, block_bytes, disk_bytes, blocks, claimed }
     }
 
-    /// Number of whole blocks. What the disk has beyond them is never written, and must stay zero.
+    /// Returns the number of whole blocks. The rest of the disk is never written, and must stay zero.
     pub fn blocks(&self) -> u64 {
         self.blocks.len() as u64
     }
 
-    /// Bytes of a block.
+    /// Returns the bytes of a block.
     pub fn block_bytes(&self) -> u32 {
         self.block_bytes
     }
 
-    /// Size of the disk in bytes.
+    /// Returns the size of the disk in bytes.
     pub fn disk_bytes(&self) -> u64 {
         self.disk_bytes
     }
 
-    /// Claims blocks for a request; tells whether that worked. If not, nothing changes.
+    /// Claims blocks for a request; returns whether that worked. If not, nothing changes.
     pub fn claim(&mut self, blocks: Range<u64>) -> bool {
         let free = blocks.end <= self.blocks()
             && blocks.clone().all(|block| self.claimed[(block / 64) as usize] & (1 << (block % 64)) == 0);
@@ -82,36 +81,36 @@ impl Content {
         }
     }
 
-    /// The content that the next write of `block` must bear.
+    /// Returns the content for the next write of `block`.
     pub fn next_stamp(&self, block: u64) -> Stamp {
         let version = self.blocks[block as usize].version() + 1;
         debug_assert!(version < BlockState::VERSION, "no workload rewrites a block a thousand million times");
         Stamp { seed: self.seed, block, version }
     }
 
-    /// Notes that the blocks were written with their next stamps.
+    /// Records that the blocks were written with their next stamps.
     pub fn note_written(&mut self, blocks: Range<u64>) {
         for state in self.states(blocks) {
             *state = BlockState(state.version() + 1);
         }
     }
 
-    /// Notes that the blocks were made zero.
+    /// Records that the blocks were made zero.
     pub fn note_zeroed(&mut self, blocks: Range<u64>) {
         for state in self.states(blocks) {
             *state = BlockState(state.version() | BlockState::ZEROED);
         }
     }
 
-    /// Notes that a write of the blocks, or making them zero, failed: they may hold anything.
+    /// Records that writing or zeroing the blocks failed: they may hold anything.
     pub fn note_failed(&mut self, blocks: Range<u64>) {
         for state in self.states(blocks) {
-            // The stamp that may or may not have arrived is used up.
+            // The stamp that may have arrived is used up.
             *state = BlockState((state.version() + 1) | BlockState::UNCERTAIN);
         }
     }
 
-    /// What a block must hold; `None` if a request for it failed.
+    /// Returns the expected content of a block; `None` if a request for it failed.
     pub fn expected(&self, block: u64) -> Option<Expected> {
         let state = self.blocks[block as usize];
         match (state.0 & BlockState::UNCERTAIN != 0, state.0 & BlockState::ZEROED != 0, state.version()) {
@@ -121,19 +120,19 @@ impl Content {
         }
     }
 
-    /// Number of blocks that hold something else than zeroes.
+    /// Returns the number of blocks whose expected content is not zeroes.
     pub fn blocks_written(&self) -> u64 {
         let written = |state: &&BlockState| state.version() > 0 && state.0 & BlockState::ZEROED == 0;
         self.blocks.iter().filter(written).count() as u64
     }
 
-    /// Compares data, read from `offset` on, with what is known, and notes in `findings` what is wrong.
+    /// Compares data, read from `offset` on, with the expected content, and adds differences to `findings`.
     ///
-    /// `offset` must be the start of a block; only the disk's end may cut the last one short.
+    /// `offset` must be the start of a block; only the disk's end may cut the last block short.
     pub fn check(&self, offset: u64, data: &[u8], findings: &mut Findings) {
         let first = offset / u64::from(self.block_bytes);
         for (bytes, block) in data.chunks(self.block_bytes as usize).zip(first..) {
-            // Beyond the last whole block nothing is ever written.
+            // The part beyond the last whole block is never written.
             let expected = if block < self.blocks() { self.expected(block) } else { Some(Expected::Zeroes) };
             if let Some(Err(mismatch)) = expected.map(|expected| expected.check(bytes)) {
                 findings.add(Finding::Content { block, mismatch });
@@ -141,7 +140,7 @@ impl Content {
         }
     }
 
-    /// The blocks of a byte range.
+    /// Returns the blocks of a byte range.
     pub fn blocks_of(&self, offset: u64, length: u64) -> Range<u64> {
         let block_bytes = u64::from(self.block_bytes);
         offset / block_bytes..(offset + length).div_ceil(block_bytes)
@@ -152,39 +151,39 @@ impl Content {
     }
 }
 
-/// What went wrong with a guest's disk. The first few are kept, all are counted.
+/// The errors of a guest's disk. The first few are kept, all are counted.
 #[derive(Clone, Debug, Default)]
 pub struct Findings {
     count: u64,
     first: Vec<Finding>,
 }
 
-/// One thing that a disk must never do.
+/// An error that a correct disk never makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// A block did not hold what was written to it.
     Content {
-        /// The block's number.
+        /// The number of the block.
         block: u64,
-        /// What it holds.
+        /// The expected and the found content.
         mismatch: Mismatch,
     },
     /// A request was answered with an error.
     Failed {
-        /// What was asked for: `read`, `write`, `flush`, `trim`, `write-zeroes`.
+        /// The requested operation: `read`, `write`, `flush`, `trim`, `write-zeroes`.
         operation: &'static str,
         /// First byte of the range.
         offset: u64,
-        /// The server's answer.
+        /// The server's error code.
         errno: u32,
     },
 }
 
 impl Findings {
-    /// A broken disk breaks in thousands of places; the first ones tell why.
+    /// A broken disk fails in thousands of places; the first ones show why.
     const KEPT_MAX: usize = 16;
 
-    /// Adds a finding.
+    /// Adds and counts a finding.
     pub fn add(&mut self, finding: Finding) {
         self.count += 1;
         if self.first.len() < Self::KEPT_MAX {
@@ -199,17 +198,17 @@ impl Findings {
         self.first.extend(other.first.into_iter().take(room));
     }
 
-    /// Number of all findings.
+    /// Returns the number of all findings.
     pub fn count(&self) -> u64 {
         self.count
     }
 
-    /// The first findings.
+    /// Returns the kept findings, the first ones.
     pub fn first(&self) -> &[Finding] {
         &self.first
     }
 
-    /// Tells whether nothing was found.
+    /// Returns whether there are no findings.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }

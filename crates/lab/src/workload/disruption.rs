@@ -1,4 +1,4 @@
-//! Disruption: for how long a client was served worse than before (\[TPM\] §III-A).
+//! Disruption: how long a client was served worse than before (\[TPM\] §III-A).
 //!
 //! ```text
 //!   before  ▇▇▇▇▇▇▇▇ ─► Baseline: its rate, its usual slowest requests
@@ -6,51 +6,51 @@
 //!             ×  ××
 //! ```
 //!
-//! \[TPM\] says what it is and not how it is measured. Here: the time during which a client's throughput was below 90 % of
-//! before, or the latency of its slowest hundredth above twice that of before. Nothing here knows who the client is.
+//! \[TPM\] defines disruption, but not its measurement. Here it is the time in which a client's throughput was below 90 % of
+//! before, or the latency of its slowest hundredth above twice that of before. This applies to any kind of client.
 
 use std::time::Duration;
 
 use super::record::per_second;
 
-/// Below this part of the rate of before a client is disrupted.
+/// Below this part of its earlier rate, a client is disrupted.
 const RATE_LEAST: f64 = 0.9;
-/// Above so many times the latency of before it is, too.
+/// Above this multiple of its earlier latency, a client is disrupted.
 const LATENCY_MOST: f64 = 2.0;
 
-/// What a client felt in a short time, a tenth of a second or so.
+/// A client's figures in a short time, about a tenth of a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// How long it was.
+    /// The length of the window.
     pub length: Duration,
-    /// Requests that were answered in it.
+    /// Number of requests answered in it.
     pub requests: u64,
-    /// What 99 % of them took at most; `None` if nothing was answered, or it is not known.
+    /// 99th percentile of their latency; `None` if unknown, or nothing was answered.
     pub latency_p99: Option<Duration>,
 }
 
 impl Window {
-    /// A time in which nothing was answered.
+    /// Returns a window in which nothing was answered.
     pub fn standstill(length: Duration) -> Self {
         Self { length, requests: 0, latency_p99: None }
     }
 
-    /// Requests per second.
+    /// Returns the requests per second.
     pub fn rate(&self) -> f64 {
         per_second(self.requests, self.length)
     }
 }
 
-/// How a client is served when nothing happens.
+/// The undisturbed service of a client.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Baseline {
     rate: f64,
-    /// The 99th percentile of the window in the middle: one outlier does not make it. `None` if none is known.
+    /// The median of the windows' 99th percentiles, so that one outlier does not count. `None` if none is known.
     latency_p99: Option<Duration>,
 }
 
 impl Baseline {
-    /// What `before` was like; `None` if nothing was answered.
+    /// Returns the baseline of the windows `before`; `None` if nothing was answered.
     pub fn of(before: &[Window]) -> Option<Self> {
         let requests: u64 = before.iter().map(|window| window.requests).sum();
         let rate = per_second(requests, before.iter().map(|window| window.length).sum());
@@ -60,7 +60,7 @@ impl Baseline {
         (rate > 0.0).then_some(Self { rate, latency_p99 })
     }
 
-    /// Whether a client was worse off in a window.
+    /// Returns whether a client was disrupted in a window.
     pub fn is_disrupted(&self, window: &Window) -> bool {
         let is_slower = match (self.latency_p99, window.latency_p99) {
             (Some(before), Some(now)) => now > before.mul_f64(LATENCY_MOST),
@@ -69,7 +69,7 @@ impl Baseline {
         is_slower || window.rate() < self.rate * RATE_LEAST
     }
 
-    /// How long, of all of these windows, a client was worse off.
+    /// Returns the total length of the windows in which a client was disrupted.
     pub fn disruption<'a>(&self, windows: impl IntoIterator<Item = &'a Window>) -> Duration {
         windows.into_iter().filter(|window| self.is_disrupted(window)).map(|window| window.length).sum()
     }

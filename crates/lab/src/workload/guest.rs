@@ -1,6 +1,6 @@
 //! A guest that works on an NBD export: random reads and writes, some flushes, trims and zeroes.
 //!
-//! It runs on a thread of its own, keeps a fixed number of requests in flight, and checks every read in full.
+//! It runs on a thread of its own, keeps a fixed number of requests in flight, and checks every read completely.
 
 use std::error::Error as _;
 use std::num::{NonZeroU32, NonZeroU64};
@@ -16,18 +16,18 @@ use super::content::{Content, Finding, Findings};
 use super::random::Random;
 use super::record::{Mark, Recorder, Step, Summary};
 
-/// How a guest works.
+/// The options of a guest.
 #[derive(Clone, Copy, Debug)]
 pub struct GuestOptions {
-    /// How many requests are in flight.
+    /// Number of requests in flight.
     pub in_flight: NonZeroU32,
-    /// What it asks for.
+    /// The kinds of requests.
     pub mix: Mix,
-    /// How much of the disk, from its beginning, it works on, in bytes; `None`: on all of it.
+    /// The guest uses only this many bytes from the disk's beginning; `None`: all of it.
     pub working_set_bytes: Option<NonZeroU64>,
-    /// Decides which requests come, and in which order.
+    /// The seed of the sequence of requests.
     pub seed: u64,
-    /// After how many requests the guest ends by itself; `None` means never.
+    /// Number of requests after which the guest ends by itself; `None`: never.
     pub requests_max: Option<NonZeroU64>,
 }
 
@@ -44,14 +44,14 @@ impl Default for GuestOptions {
     }
 }
 
-/// How often, out of [`Mix::WHOLE`] requests, a guest asks for what; the rest are reads.
+/// The kinds of requests, as parts of [`Mix::WHOLE`]; the rest are reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mix {
     /// Writes of one block.
     pub writes: u32,
     /// Writes of one block that must be durable when answered.
     pub durable_writes: u32,
-    /// Flushes.
+    /// Flushes of the whole disk.
     pub flushes: u32,
     /// Trims of up to [`RANGE_BLOCKS_MAX`] blocks.
     pub trims: u32,
@@ -60,30 +60,28 @@ pub struct Mix {
 }
 
 impl Mix {
-    /// What the numbers of a mix are parts of.
+    /// The sum of all parts of a mix.
     pub const WHOLE: u32 = 100_000;
 }
 
 impl Default for Mix {
-    /// 70 % reads, 30 % writes, and so few others that a rate is still one of reads and writes.
+    /// Returns 70 % reads and 30 % writes, with so few others that they do not affect rates.
     fn default() -> Self {
         Self { writes: 30_000, durable_writes: 20, flushes: 50, trims: 20, zeroes: 20 }
     }
 }
 
-/// The most blocks that one trim or write-zeroes covers.
+/// The largest trim or write-zeroes, in blocks.
 pub const RANGE_BLOCKS_MAX: u64 = 16;
 
-/// A guest at work.
-///
-/// Dropping it tells the guest to stop, without waiting for that.
+/// A working guest. Dropping it tells the guest to stop, without waiting.
 #[derive(Debug)]
 pub struct Guest {
-    /// `None` once somebody waits for its end.
+    /// `None` once it is being joined.
     thread: Option<JoinHandle<Result<Worker, ClientError>>>,
     stop: StopFlag,
     recorder: Arc<Mutex<Recorder>>,
-    /// Why the guest lost its disk, in words.
+    /// Why the guest lost its disk, as a message.
     failure: Arc<Mutex<Option<String>>>,
 }
 
@@ -92,19 +90,16 @@ pub struct Guest {
 pub struct StoppedGuest {
     /// The connection, with nothing in flight.
     pub client: Client,
-    /// What the disk must hold.
+    /// The expected content of the disk.
     pub content: Content,
-    /// What was wrong while the guest worked.
+    /// Errors found while the guest worked.
     pub findings: Findings,
-    /// What the guest felt.
+    /// The record of all completions.
     pub recorder: Recorder,
 }
 
 impl Guest {
-    /// Lets a guest work on a disk whose content is known.
-    ///
-    /// # Errors
-    /// If no thread can be started.
+    /// Starts a guest on a disk whose content is known.
     pub fn start(client: Client, content: Content, options: GuestOptions) -> anyhow::Result<Self> {
         let stop = StopFlag::default();
         let recorder = Arc::new(Mutex::new(Recorder::new(Instant::now())));
@@ -131,34 +126,28 @@ impl Guest {
         lock(&self.recorder).mark(Instant::now())
     }
 
-    /// What the guest felt between two marks.
+    /// Returns the guest's figures between two marks.
     pub fn between(&self, first: &Mark, last: &Mark) -> Summary {
         lock(&self.recorder).between(first, last)
     }
 
-    /// The steps of the guest's record from one mark to the other.
+    /// Returns the steps of the guest's record between two marks.
     pub fn timeline(&self, first: &Mark, last: &Mark) -> Vec<Step> {
         lock(&self.recorder).steps_between(first, last).to_vec()
     }
 
-    /// Why the guest lost its disk for good, in words; `None` while it works.
+    /// Returns why the guest lost its disk for good; `None` while it works.
     pub fn failure(&self) -> Option<String> {
         lock(&self.failure).clone()
     }
 
-    /// Lets the guest finish what is in flight, then flush, and stops it.
-    ///
-    /// # Errors
-    /// If its connection was lost for good.
+    /// Lets the guest complete the requests in flight, then flush, and stops it. Fails if its connection was lost for good.
     pub fn stop(self) -> anyhow::Result<StoppedGuest> {
         self.stop.raise();
         self.wait()
     }
 
-    /// Waits until the guest has done all its requests ([`GuestOptions::requests_max`]), then as [`Guest::stop`].
-    ///
-    /// # Errors
-    /// If its connection was lost for good.
+    /// Waits until the guest has done all its requests ([`GuestOptions::requests_max`]), then stops it as [`Guest::stop`] does.
     pub fn wait(mut self) -> anyhow::Result<StoppedGuest> {
         let thread = self.thread.take().context("the guest is already waited for")?;
         let worker = thread.join().map_err(|_| anyhow!("the guest's thread panicked"))?;
@@ -174,18 +163,18 @@ impl Drop for Guest {
     }
 }
 
-/// The guest's side of the thread.
+/// The state of the guest's thread.
 #[derive(Debug)]
 struct Worker {
     client: Client,
     content: Content,
     options: GuestOptions,
-    /// How many blocks, from the first on, it works on.
+    /// The number of used blocks, from the first on.
     blocks: u64,
     random: Random,
     findings: Findings,
     recorder: Arc<Mutex<Recorder>>,
-    /// Buffers of one block that are not in flight.
+    /// Free buffers of one block.
     buffers: Vec<Vec<u8>>,
 }
 
@@ -281,7 +270,7 @@ impl Worker {
         (blocks.start * u64::from(block_bytes), length)
     }
 
-    /// Claims up to `count` blocks at a place where no request is in flight.
+    /// Claims up to `count` blocks that no request in flight uses.
     fn claim_blocks(&mut self, count: u64) -> Range<u64> {
         loop {
             let start = self.random.below(self.blocks);
@@ -345,13 +334,13 @@ impl Worker {
     }
 }
 
-/// An error with its causes.
+/// Returns an error with its causes.
 fn in_words(error: &ClientError) -> String {
     let causes = std::iter::successors(error.source(), |cause: &&dyn std::error::Error| (*cause).source());
     causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
 
-/// A panic elsewhere does not make what is shared wrong.
+/// Locks; a panic of another thread leaves no invalid value here.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }

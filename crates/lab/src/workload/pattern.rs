@@ -1,15 +1,15 @@
-//! What a block contains: a readable stamp, then a pattern that covers the block to its end.
+//! The content of a block: a readable stamp, then a pattern up to the block's end.
 //!
 //! ```text
 //!   0        8        16       24       32                                 block's end
 //!   ├ magic ─┼─ seed ─┼─ block ┼ version┼─ base + 4·step │ base + 5·step │ … ┤   (little-endian words)
 //! ```
 //!
-//! `base` depends on seed, block and version. So a block that was lost, swapped, torn at any byte, or taken from an
-//! older version never looks right, and the stamp mostly says what it is instead. Addition keeps the pattern cheap:
-//! the compiler makes SIMD code of it, a few hundred nanoseconds for 8 KiB.
+//! `base` depends on seed, block and version. A block that was lost, swapped, torn at any byte, or taken from an older version
+//! therefore never looks right, and its stamp usually shows what it is. Addition keeps the pattern cheap: the compiler makes SIMD
+//! code of it, a few hundred nanoseconds for 8 KiB.
 //!
-//! It stands alone, so that the checker inside the guest shares it.
+//! This file stands alone, so that the checker inside the guest shares it.
 
 use std::fmt;
 
@@ -17,24 +17,24 @@ use super::random::mix;
 
 /// The first word of every stamped block: "SternaBk" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"SternaBk");
-/// Words of the readable part.
+/// Words of the stamp.
 const STAMP_WORDS: usize = 4;
 /// Odd and far from every power of two, so that each word differs from its neighbours in most bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Which content a block holds.
+/// The content of a block, as seed, block number and version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stamp {
-    /// The workload's seed: content of an earlier run is recognised as foreign.
+    /// The workload's seed, by which content of an earlier run is recognised as foreign.
     pub seed: u64,
     /// The block's number on its disk.
     pub block: u64,
-    /// How often the block had been written, this time included.
+    /// Number of writes to the block, this one included.
     pub version: u32,
 }
 
 impl Stamp {
-    /// Fills a block with this content. Its length must be a multiple of 8 and hold at least the stamp.
+    /// Fills a block with this content. Its length must be a multiple of 8, and at least the stamp's.
     pub fn fill(&self, block: &mut [u8]) {
         let base = self.base();
         for (chunk, index) in block.chunks_exact_mut(8).zip(0_u64..) {
@@ -45,12 +45,12 @@ impl Stamp {
         }
     }
 
-    /// Tells whether the whole block holds exactly this content.
+    /// Returns whether the whole block holds exactly this content.
     pub fn matches(&self, block: &[u8]) -> bool {
         self.matches_from(block, 0)
     }
 
-    /// As [`Stamp::matches`], for the part from `first_word` on.
+    /// Returns whether the part from `first_word` on holds exactly this content.
     fn matches_from(&self, block: &[u8], first_word: usize) -> bool {
         let base = self.base();
         let (head, body) = block.split_at(block.len().min(STAMP_WORDS * 8));
@@ -58,7 +58,7 @@ impl Stamp {
         let skipped = first_word.saturating_sub(STAMP_WORDS);
         let body = body.get(skipped * 8..).unwrap_or_default();
         let first_index = (STAMP_WORDS + skipped) as u64;
-        // No early end: without a branch per word the loop becomes SIMD code.
+        // No early exit: without a branch per word the loop becomes SIMD code.
         let difference = body
             .chunks_exact(8)
             .zip(first_index..)
@@ -75,19 +75,19 @@ impl Stamp {
     }
 }
 
-/// Tells whether all bytes are zero. The length must be a multiple of 8.
+/// Returns whether all bytes are zero. The length must be a multiple of 8.
 pub fn is_zero(block: &[u8]) -> bool {
     block.chunks_exact(8).fold(0, |sum, chunk| sum | word(chunk)) == 0
 }
 
-/// Adds a block to a digest of which version every block of a disk has; version 0 stands for zeroes.
+/// Adds a block to a digest of the versions of all blocks; version 0 stands for zeroes.
 ///
-/// The VM in the demo tells its digest, and the image file is compared with it afterwards.
+/// The demo's VM prints its digest, which is then compared with the image file.
 pub fn digest_block(digest: u64, block: u64, version: u32) -> u64 {
     mix(digest ^ mix(block ^ mix(u64::from(version))))
 }
 
-/// The stamp that a block bears, if it holds exactly that stamp's content.
+/// Returns the stamp of a block, if the block holds exactly that stamp's content.
 pub fn read_stamp(block: &[u8]) -> Option<Stamp> {
     let mut words = block.chunks_exact(8).map(word);
     let (magic, seed, number, version) = (words.next()?, words.next()?, words.next()?, words.next()?);
@@ -95,12 +95,12 @@ pub fn read_stamp(block: &[u8]) -> Option<Stamp> {
     (magic == MAGIC && stamp.matches(block)).then_some(stamp)
 }
 
-/// What a block should hold.
+/// The expected content of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Expected {
-    /// It was never written, or was made zero.
+    /// The block was never written, or was made zero.
     Zeroes,
-    /// It was written.
+    /// The block was written with this stamp.
     Stamp(Stamp),
 }
 
@@ -108,7 +108,7 @@ impl Expected {
     /// Compares the whole block.
     ///
     /// # Errors
-    /// What is there instead.
+    /// The difference, with the content that was found instead.
     pub fn check(&self, block: &[u8]) -> Result<(), Mismatch> {
         let right = match self {
             Self::Zeroes => is_zero(block),
@@ -118,25 +118,25 @@ impl Expected {
     }
 }
 
-/// A block that does not hold what it should.
+/// A block without its expected content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// What it should hold.
+    /// The expected content of the block.
     pub expected: Expected,
-    /// The first byte, within the block, that is wrong (rounded down to a multiple of 8).
+    /// Offset of the first wrong byte within the block, rounded down to a multiple of 8.
     pub first_wrong_byte: usize,
-    /// What is there from that byte on.
+    /// The content from that byte on.
     pub found: Found,
 }
 
-/// What is in the wrong part of a block.
+/// The content of the wrong part of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
     /// Zeroes to the block's end.
     Zeroes,
     /// Another content of this or of another block, to the block's end.
     Stamp(Stamp),
-    /// Nothing that any guest wrote.
+    /// Content that no guest wrote.
     Unknown,
 }
 
@@ -162,9 +162,9 @@ impl fmt::Display for Mismatch {
     }
 }
 
-/// Finds out what a wrong block holds. Slow, and only called when something is lost anyway.
+/// Finds out what a wrong block holds. Slow, and only called after an error.
 fn diagnose(expected: &Expected, block: &[u8]) -> Mismatch {
-    /// A torn block mostly mixes neighbouring versions.
+    /// A torn block usually mixes neighbouring versions.
     const VERSIONS_TRIED: u32 = 64;
 
     let mut right = vec![0; block.len()];
@@ -219,7 +219,7 @@ mod tests {
         block
     }
 
-    /// `block` is not what [`STAMP`] says, and the diagnosis is this.
+    /// Checks that the diagnosis of `block`, which should hold [`STAMP`], is this.
     fn check(block: &[u8], first_wrong_byte: usize, found: Found) {
         let mismatch = Expected::Stamp(STAMP).check(block).unwrap_err();
         assert_eq!((mismatch.first_wrong_byte, mismatch.found), (first_wrong_byte, found));

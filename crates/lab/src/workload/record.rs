@@ -1,4 +1,4 @@
-//! What a guest felt: every completion goes into a histogram of latencies, a timeline, and a list of stalls.
+//! A guest's record: every completion goes into a histogram of latencies, a timeline, and a list of stalls.
 //!
 //! ```text
 //!   mark "before" ──── mark "during" ─────── mark "after" ───── mark "end"
@@ -13,43 +13,42 @@ use super::disruption::Window;
 
 /// Length of a step of the timeline.
 pub const STEP: Duration = Duration::from_millis(100);
-/// Gaps between completions shorter than this are no stalls worth remembering, at first.
+/// Shorter gaps between completions are not recorded as stalls, at first.
 const STALL_MIN: Duration = Duration::from_micros(100);
-/// How many stalls are remembered; past that the shorter ones are forgotten.
+/// Number of recorded stalls; beyond it the shortest are dropped.
 const STALLS_MAX: usize = 1 << 20;
-/// How many latencies of a step are kept: more than any guest has requests in it.
+/// Number of recorded latencies of a step: more than any guest has requests in it.
 const STEP_LATENCIES_MAX: usize = 1 << 18;
-/// The longest latency that the histogram tells apart, in microseconds: ten minutes, longer than any deadline.
+/// The longest latency that the histogram distinguishes, in microseconds: ten minutes, longer than any deadline.
 const LATENCY_US_MAX: u64 = 600_000_000;
 
 /// Records completions as they come.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     started: Instant,
-    /// When the last request completed; `None` while the guest does not work.
+    /// Time of the last completion; `None` while the guest does not work.
     last_completion: Option<Instant>,
     completions: u64,
     latencies_us: Histogram<u64>,
     timeline: Vec<Step>,
-    /// The latencies of the last step of the timeline, in microseconds.
     step_latencies_us: Vec<u32>,
     stalls: Vec<Stall>,
     stall_min: Duration,
 }
 
-/// A tenth of a second of a guest's life.
+/// A step of the timeline, a tenth of a second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Step {
-    /// Requests completed in it.
+    /// Requests completed in this step.
     pub completions: u32,
-    /// The longest latency among them, in microseconds.
+    /// The longest latency in this step, in microseconds.
     pub latency_us_max: u32,
-    /// What 99 % of them took at most, in microseconds; 0 of a step that may not be over.
+    /// 99th percentile of the latencies, in microseconds; 0 for an unfinished step.
     latency_us_p99: u32,
 }
 
 impl Step {
-    /// As one of the windows by which disruption is judged. A step that may not be over is judged by its slowest request.
+    /// Returns the step as a window for disruption. An unfinished step is judged by its slowest request.
     pub fn window(&self) -> Window {
         let latency_us = if self.latency_us_p99 > 0 { self.latency_us_p99 } else { self.latency_us_max };
         Window {
@@ -59,13 +58,13 @@ impl Step {
         }
     }
 
-    /// Completions per second.
+    /// Returns the completions per second.
     pub fn iops(&self) -> f64 {
         f64::from(self.completions) / STEP.as_secs_f64()
     }
 }
 
-/// A time in which nothing completed, between two completions.
+/// The time between two completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stall {
     began: Instant,
@@ -78,36 +77,36 @@ impl Stall {
     }
 }
 
-/// A moment, with all that was recorded until then.
+/// A moment, with everything recorded until then.
 #[derive(Clone, Debug)]
 pub struct Mark {
-    /// When it was made.
+    /// The time of the mark.
     pub at: Instant,
     completions: u64,
     latencies_us: Histogram<u64>,
 }
 
-/// What happened between two marks.
+/// The figures between two marks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Summary {
     /// Time between the marks.
     pub duration: Duration,
-    /// Requests completed in that time.
+    /// Number of completions between the marks.
     pub completions: u64,
-    /// Completions per second.
+    /// Completions per second between the marks.
     pub iops: f64,
-    /// Half of the requests took at most this long.
+    /// Median latency of the requests.
     pub latency_median: Duration,
-    /// 99 % of the requests took at most this long.
+    /// 99th percentile of the latencies.
     pub latency_p99: Duration,
-    /// The slowest request.
+    /// Latency of the slowest request.
     pub latency_max: Duration,
-    /// The longest time without a completion that lies in the window, in whole or in part.
+    /// The longest time without a completion that lies in the window, at least in part.
     pub longest_stall: Duration,
 }
 
 impl Recorder {
-    /// A recorder for a guest that begins to work at `now`.
+    /// Returns a recorder for a guest that begins to work at `now`.
     pub fn new(now: Instant) -> Self {
         Self {
             started: now,
@@ -121,7 +120,7 @@ impl Recorder {
         }
     }
 
-    /// Records that a request, submitted earlier, completed. Calls come in the order of completion.
+    /// Records a completion. Calls come in the order of completion.
     pub fn record(&mut self, submitted: Instant, completed: Instant) {
         let latency_us = micros(completed.saturating_duration_since(submitted));
         self.completions += 1;
@@ -134,44 +133,44 @@ impl Recorder {
         }
     }
 
-    /// Notes that the guest stops working by its own will: the time until [`Recorder::resume`] is no stall.
+    /// Records that the guest pauses by itself: the time until [`Recorder::resume`] is not a stall.
     pub fn pause(&mut self) {
         self.last_completion = None;
     }
 
-    /// Notes that the guest works again.
+    /// Records that the guest works again.
     pub fn resume(&mut self, now: Instant) {
         self.last_completion = Some(now);
     }
 
-    /// Number of completions so far.
+    /// Returns the number of completions so far.
     pub fn completions(&self) -> u64 {
         self.completions
     }
 
-    /// The whole life in steps of [`STEP`], from the start on.
+    /// Returns the whole record in steps of [`STEP`].
     pub fn timeline(&self) -> &[Step] {
         &self.timeline
     }
 
-    /// The steps of the timeline from one mark to the other; adjoining windows share no step.
+    /// Returns the steps of the timeline from one mark to the other; adjoining windows share no step.
     pub fn steps_between(&self, first: &Mark, last: &Mark) -> &[Step] {
-        // A step in which nothing completed at the very end is not there yet.
+        // An idle step at the very end is not in the timeline yet.
         let end = self.step_of(last.at).min(self.timeline.len());
         &self.timeline[self.step_of(first.at).min(end)..end]
     }
 
-    /// Marks a moment, to be compared with an earlier or later one.
+    /// Marks a moment, for comparison with another.
     pub fn mark(&self, now: Instant) -> Mark {
         Mark { at: now, completions: self.completions, latencies_us: self.latencies_us.clone() }
     }
 
-    /// What happened from `first` to `last`, both marks of this recorder.
+    /// Returns the figures from `first` to `last`, both marks of this recorder.
     pub fn between(&self, first: &Mark, last: &Mark) -> Summary {
         let duration = last.at.saturating_duration_since(first.at);
         let completions = last.completions.saturating_sub(first.completions);
         let mut latencies_us = last.latencies_us.clone();
-        // Both are of one make, and the earlier is contained in the later; otherwise the whole is the honest answer.
+        // The histograms have the same layout, and the later contains the earlier. Otherwise the whole is the honest answer.
         if latencies_us.subtract(&first.latencies_us).is_err() {
             latencies_us.clone_from(&last.latencies_us);
         }
@@ -187,10 +186,10 @@ impl Recorder {
         }
     }
 
-    /// The longest time without a completion that lies, in whole or in part, between two moments.
+    /// Returns the longest time without a completion that lies, at least in part, between two moments.
     ///
-    /// A stall that lasts until `to` counts as long as it has lasted then. If there was none worth remembering (a
-    /// tenth of a millisecond), that limit is the answer: no window is free of stalls altogether.
+    /// A stall that lasts until `to` counts up to `to`. Without a recorded stall, the result is the threshold of recording (at
+    /// first a tenth of a millisecond): no window is completely free of stalls.
     pub fn longest_stall(&self, from: Instant, to: Instant) -> Duration {
         let open = self
             .last_completion
@@ -221,7 +220,7 @@ impl Recorder {
         }
     }
 
-    /// The last step of the timeline is over.
+    /// Ends the last step of the timeline.
     fn end_step(&mut self) {
         let rank = self.step_latencies_us.len() * 99 / 100;
         if let Some(step) = self.timeline.last_mut()
@@ -241,7 +240,7 @@ impl Recorder {
     }
 }
 
-/// `count` per second, 0 if no time has passed.
+/// Returns `count` per second; 0 if no time has passed.
 pub fn per_second(count: u64, duration: Duration) -> f64 {
     if duration.is_zero() { 0.0 } else { count as f64 / duration.as_secs_f64() }
 }
@@ -262,12 +261,12 @@ fn new_histogram() -> Histogram<u64> {
 mod tests {
     use super::*;
 
-    /// A recorder, and a clock that the test turns.
+    /// Returns a moment after `start`: a clock that the test controls.
     fn at(start: Instant, milliseconds: u64) -> Instant {
         start + Duration::from_millis(milliseconds)
     }
 
-    /// Completions every 2 ms from `from` to `to`, each after 1 ms.
+    /// Records completions every 2 ms from `from` to `to`, each after 1 ms.
     fn work(recorder: &mut Recorder, start: Instant, from: u64, to: u64) {
         for milliseconds in (from..to).step_by(2) {
             recorder.record(at(start, milliseconds), at(start, milliseconds + 1));

@@ -1,4 +1,4 @@
-//! Going over a whole disk in order: the first filling, and the last comparison.
+//! Passes over a whole disk in order: the first filling, and the last comparison.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
@@ -10,15 +10,11 @@ use testbed::nbd_client::{Client, Completion, Operation, WriteDurability};
 use super::content::{Content, Findings};
 use super::pattern::{digest_block, is_zero, read_stamp};
 
-/// How much one request of a sweep covers: large enough to be fast, small enough to be cheap to keep.
+/// Bytes of a request: large enough to be fast, small enough for memory.
 const REQUEST_BYTES: u64 = 1 << 20;
-/// How many requests of a sweep are in flight.
 const IN_FLIGHT: usize = 4;
 
-/// Writes every block of the first `bytes` bytes, in order, and flushes. `progress` hears how many bytes are done.
-///
-/// # Errors
-/// If the connection is lost or a write is refused.
+/// Writes every block of the first `bytes` bytes, in order, and flushes. `progress` gets the number of done bytes.
 pub fn fill(
     client: &mut Client,
     content: &mut Content,
@@ -58,10 +54,8 @@ pub fn fill(
     Ok(())
 }
 
-/// Reads the whole disk and compares it with what must be there. `progress` hears how many bytes are done.
-///
-/// # Errors
-/// If the connection is lost, a read is refused, or the export has another size than the content.
+/// Reads the whole disk and compares it with the expected content. `progress` gets the number of done bytes. Fails if a read is
+/// refused, or the sizes differ.
 pub fn verify_export(
     client: &mut Client,
     content: &Content,
@@ -96,13 +90,8 @@ pub fn verify_export(
     Ok(findings)
 }
 
-/// Reads a raw image file and compares it with what must be there.
-///
-/// Nobody may be writing to it. An image may be longer than its disk (stores round up); what lies beyond is not
-/// looked at.
-///
-/// # Errors
-/// If the file cannot be read, or is shorter than the disk.
+/// Reads a raw image file, which must not change, and compares it with the expected content. The file may be longer than its
+/// disk, because stores round up; the rest is ignored. Fails if it is shorter.
 pub fn verify_file(
     path: &Path,
     content: &Content,
@@ -128,14 +117,10 @@ pub fn verify_file(
     Ok(findings)
 }
 
-/// Reads a raw image file that another guest wrote, of which only a digest of all versions is known
-/// ([`digest_block`]). Returns what is wrong, in words.
+/// Reads a raw image file of another guest, by a digest of all versions ([`digest_block`]). Returns the errors in words.
 ///
-/// Every block must be zero, or hold in full the content of a stamp with its own number and the right seed; and
-/// together they must have the versions of the digest. So no block can be wrong, old or misplaced.
-///
-/// # Errors
-/// If the file cannot be read, or is too short.
+/// Every block must be zero, or hold the content of a stamp with its own number and the right seed. All versions together must
+/// have the digest. So no block can be wrong, old or misplaced.
 pub fn verify_digest(
     path: &Path,
     blocks: u64,
@@ -176,7 +161,7 @@ pub fn verify_digest(
     Ok(wrong)
 }
 
-/// Blocks per request: at most what the server takes, at least one.
+/// Returns the blocks per request: at most the server's limit, and at least one.
 fn request_blocks(client: &Client, content: &Content) -> u64 {
     let bytes = REQUEST_BYTES.min(u64::from(client.export().payload_bytes_max));
     (bytes / u64::from(content.block_bytes())).max(1)

@@ -1,4 +1,4 @@
-//! Two hosts with a link, and what tests ask of them.
+//! Two hosts with a link, and the checks of tests.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
@@ -9,9 +9,8 @@ use lab::network::measure::Flow;
 use lab::network::{BitRate, Conditions, Hosts, Namespace, ShapedLink, WideAreaLink, check};
 use lab::workload::random::Random;
 
-/// What a test waits for comes within this time, or never.
+/// An awaited event comes within this time, or never.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
-/// How long a rate is measured.
 const WINDOW: Duration = Duration::from_millis(500);
 
 /// Tests of time take turns.
@@ -20,10 +19,10 @@ pub(crate) struct Turn {
 }
 
 impl Turn {
-    /// Waits for the turn; none if these tests are left out.
+    /// Waits for the turn; `None` if these tests are left out.
     pub(crate) fn take() -> Option<Self> {
         static TURN: Mutex<()> = Mutex::new(());
-        // A failed test has nothing that the next would find.
+        // A failed test leaves nothing that the next would find.
         let guard = TURN.lock().unwrap_or_else(PoisonError::into_inner);
         let Err(error) = check() else { return Some(Self { _guard: guard }) };
         omission::machine_lacks(&format!("what hosts need: {error}"));
@@ -31,7 +30,6 @@ impl Turn {
     }
 }
 
-/// Two hosts and a link.
 pub(crate) struct Scene<Link> {
     pub(crate) link: Link,
     hosts: Hosts,
@@ -68,12 +66,12 @@ impl<Link> Scene<Link> {
         self.hosts.get(1).unwrap()
     }
 
-    /// Keeps a link busy.
+    /// Starts a flow that keeps the link busy.
     pub(crate) fn flow(&self, address: Ipv4Addr) -> Flow {
         Flow::start(self.source(), self.target(), address, None).unwrap()
     }
 
-    /// Two ends of a connection.
+    /// Returns both ends of a connection.
     pub(crate) fn connection(&self, address: Ipv4Addr) -> [TcpStream; 2] {
         let listener = self.target().run(|| TcpListener::bind((address, 0))).unwrap().unwrap();
         let local = listener.local_addr().unwrap();
@@ -83,12 +81,12 @@ impl<Link> Scene<Link> {
         [near, far]
     }
 
-    /// How an attempt to connect fails, where somebody answers or nobody can be reached.
+    /// Returns the error of an attempt to connect, where a host answers or none can be reached.
     pub(crate) fn refusal(&self, address: Ipv4Addr) -> ErrorKind {
         self.connect(address, DEADLINE).unwrap_err().kind()
     }
 
-    /// Whether half a second passes without any answer to an attempt to connect.
+    /// Returns whether half a second passes without an answer to an attempt to connect.
     pub(crate) fn is_silent(&self, address: Ipv4Addr) -> bool {
         let connected = self.connect(address, Duration::from_millis(500));
         connected.unwrap_err().kind() == ErrorKind::TimedOut
@@ -99,22 +97,21 @@ impl<Link> Scene<Link> {
     }
 }
 
-/// Payload that a flow carries, in parts of `rate`.
+/// Returns the payload rate of a flow, as a part of `rate`.
 pub(crate) fn part_of(rate: BitRate, flow: &Flow) -> f64 {
     let (begun, before) = (Instant::now(), flow.received_bytes());
-    // What is measured is what passes in a time.
     std::thread::sleep(WINDOW);
     let bytes = flow.received_bytes() - before;
     bytes as f64 / begun.elapsed().as_secs_f64() / rate.bytes_per_second()
 }
 
-/// Waits until a flow carries its rate, no less and no more. What others did to the processors in one moment is forgiven, for
-/// a link that is too fast or too slow is so at every moment.
+/// Waits until a flow carries its rate, no less and no more. One busy moment of the processors is ignored: a link that is too
+/// fast or too slow is so all the time.
 pub(crate) fn expect_rate(rate: BitRate, flow: &Flow) {
     wait_until("the link carries its rate", || (0.9..1.0).contains(&part_of(rate, flow)));
 }
 
-/// Sends random bytes, does `meanwhile` when half is sent, and sees whether the same bytes arrive.
+/// Sends random bytes, does `meanwhile` when half is sent, and checks that the same bytes arrive.
 pub(crate) fn expect_intact([mut near, mut far]: [TcpStream; 2], bytes: usize, meanwhile: impl FnOnce()) {
     let mut random = Random::new(bytes as u64);
     let sent: Vec<u8> =
@@ -132,7 +129,7 @@ pub(crate) fn expect_intact([mut near, mut far]: [TcpStream; 2], bytes: usize, m
     receiver.join().unwrap();
 }
 
-/// Names of the interfaces of a host.
+/// Returns the names of a host's interfaces.
 pub(crate) fn interfaces(host: &Namespace) -> Vec<String> {
     let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).unwrap().unwrap();
     let lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -141,7 +138,7 @@ pub(crate) fn interfaces(host: &Namespace) -> Vec<String> {
     names
 }
 
-/// Waits until something is so.
+/// Waits until `is_so` returns true.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let give_up_at = Instant::now() + DEADLINE;
     while !is_so() {

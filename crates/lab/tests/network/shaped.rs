@@ -1,4 +1,4 @@
-//! Links without delay.
+//! Tests of links without delay.
 
 use std::io::ErrorKind;
 
@@ -26,7 +26,7 @@ fn a_shaped_link_that_is_down_is_unreachable_at_once() {
     scene.link.cut(Cut::Down).unwrap();
     assert_eq!(scene.refusal(scene.address()), ErrorKind::NetworkUnreachable);
     scene.link.restore().unwrap();
-    // Nobody listens, but somebody answers.
+    // No program listens, but the host answers.
     assert_eq!(scene.refusal(scene.address()), ErrorKind::ConnectionRefused);
 }
 
@@ -36,7 +36,7 @@ fn a_black_hole_in_a_shaped_link_tells_nobody() {
     let mut scene = Scene::with_shaped(RATE);
     scene.link.cut(Cut::BlackHole).unwrap();
     assert!(scene.is_silent(scene.address()));
-    // A rate that is set meanwhile holds afterwards, and opens nothing.
+    // A rate that is set during a cut holds afterwards, and does not restore the link.
     let slower = BitRate::megabits(50);
     scene.link.set_rate(slower).unwrap();
     assert!(scene.is_silent(scene.address()));

@@ -1,4 +1,4 @@
-//! Links over which everything takes its time.
+//! Tests of links with delay and loss.
 
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
@@ -25,7 +25,7 @@ fn round_trips_take_what_they_are_told_to() {
         wait_until("a round trip takes little more than it is told to", || {
             let times = measure::round_trips(scene.source(), scene.target(), scene.address(), count).unwrap();
             assert!(times.iter().all(|time| *time >= round_trip), "{times:?}");
-            // The shortest tells of the link, the others of who else wants the processors.
+            // The shortest shows the link, the others how busy the processors are.
             times.iter().any(|time| *time < round_trip.mul_f64(1.2))
         });
     }
@@ -51,7 +51,7 @@ fn a_gigabit_fills_at_180_ms_for_buffers_grow_as_far_as_that_needs() {
     let rate = BitRate::megabits(1000);
     let scene = Scene::with_wide_area(Conditions::of(rate, Duration::from_millis(180)));
     let flow = scene.flow(scene.address());
-    // With buffers of 4 MiB it would be at most 0.19; how much more it is, is a matter of the processors.
+    // With buffers of 4 MiB it would be at most 0.19. How much more it is depends on the processors.
     wait_until("a third of the link is used", || part_of(rate, &flow) > 0.33);
 }
 
@@ -60,7 +60,7 @@ fn what_a_wide_area_link_carries_is_intact() {
     let Some(_turn) = Turn::take() else { return };
     let mut scene = Scene::with_wide_area(Conditions::of(BitRate::megabits(1000), Duration::from_millis(2)));
     let connection = scene.connection(scene.address());
-    // Large packets first, then each by itself, with losses and jitter.
+    // Large packets first, then single ones, with losses and jitter.
     expect_intact(connection, 16 << 20, || {
         let lossy = Conditions {
             lost_per_million: 2_000,
@@ -84,18 +84,18 @@ fn the_same_packets_are_lost_for_the_same_seed() {
         let near = scene.source().run(|| UdpSocket::bind(("0.0.0.0", 0))).unwrap().unwrap();
         near.connect(far.local_addr().unwrap()).unwrap();
         let mut survivors = BTreeSet::new();
-        // They come in the order in which they were sent: when a later one is there, all earlier ones are, or are lost.
+        // Packets keep their order: once a later one is there, all earlier ones have arrived or are lost.
         far.set_read_timeout(Some(DEADLINE)).unwrap();
         for number in 0..COUNT {
             near.send(&number.to_le_bytes()).unwrap();
-            // Far more would not fit into the buffers on the way; and of so many in a row some arrive.
+            // Many more would not fit into the buffers on the path; and of this many, some arrive.
             while number >= AHEAD_MAX && survivors.last() < Some(&(number - AHEAD_MAX)) {
                 survivors.insert(receive(&far).unwrap());
             }
         }
         far.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
         while !survivors.contains(&COUNT) {
-            // It may be lost as well.
+            // This packet may be lost as well.
             near.send(&COUNT.to_le_bytes()).unwrap();
             while survivors.last() < Some(&COUNT)
                 && let Some(number) = receive(&far)
@@ -113,7 +113,7 @@ fn the_same_packets_are_lost_for_the_same_seed() {
     assert_ne!(first, survivors(2));
 }
 
-/// The number that comes next, if one comes in time.
+/// Returns the next number, if one comes in time.
 fn receive(socket: &UdpSocket) -> Option<u32> {
     let mut bytes = [0; 4];
     socket.recv(&mut bytes).ok().map(|_| u32::from_le_bytes(bytes))
@@ -126,7 +126,7 @@ fn jitter_is_felt_and_stays_within_its_bounds() {
     let scene = Scene::with_wide_area(Conditions { jitter, ..conditions(20) });
     let times = measure::round_trips(scene.source(), scene.target(), scene.address(), 60).unwrap();
     let (least, most) = (*times.iter().min().unwrap(), *times.iter().max().unwrap());
-    // Twice the jitter, there and back, less and more; of 60 some come near that.
+    // Jitter both ways changes a round trip by up to twice its value, up and down; some of 60 come near that.
     assert!(least >= Duration::from_millis(12), "{times:?}");
     assert!(most - least > Duration::from_millis(6), "{times:?}");
 }

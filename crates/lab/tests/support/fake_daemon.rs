@@ -1,8 +1,8 @@
-//! A program that looks to the demo like the daemon, but keeps its only volume in memory and "migrates" by writing
-//! it to a file when it ends.
+//! A program that looks like the daemon to the demo, but keeps its only volume in memory and "migrates" by writing it to
+//! a file at its end.
 //!
-//! The test's own executable is the program: [`program`] makes a script that starts it again, with the one test that
-//! calls [`main`].
+//! The test's own executable is the program: [`program`] makes a script that starts it again, with the
+//! one test that calls [`main`].
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -20,11 +20,11 @@ use crate::support::{Fault, Server, Style};
 
 /// Name of the test that calls [`main`].
 pub(crate) const TEST: &str = "the_fake_daemon";
-/// Carries the command line, which the test harness would take for its own.
+/// Carries the command line, which the test harness would otherwise parse.
 const ARGUMENTS: &str = "FAKE_DAEMON_ARGUMENTS";
 const BEHAVIOUR: &str = "FAKE_DAEMON_BEHAVIOUR";
 
-/// What the fake does when it is asked to migrate.
+/// What the fake does upon a migration order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behaviour {
     Good,
@@ -33,14 +33,14 @@ pub(crate) enum Behaviour {
     /// The migration ends as failed.
     Fails,
     Dies,
-    /// It ends the demo with a SIGTERM, and never answers.
+    /// The fake ends the demo with a SIGTERM, and never answers.
     Interrupts,
 }
 
 const ALL: [Behaviour; 5] =
     [Behaviour::Good, Behaviour::CorruptImage, Behaviour::Fails, Behaviour::Dies, Behaviour::Interrupts];
 
-/// Makes a program in `folder` that behaves so.
+/// Makes a program in `folder` with this behaviour.
 pub(crate) fn program(folder: &Path, behaviour: Behaviour) -> PathBuf {
     let path = folder.join("sterna");
     let executable = std::env::current_exe().unwrap();
@@ -48,15 +48,15 @@ pub(crate) fn program(folder: &Path, behaviour: Behaviour) -> PathBuf {
         "#!/bin/sh\nexport {ARGUMENTS}=\"$*\" {BEHAVIOUR}={behaviour:?}\nexec '{}' --exact {TEST} --ignored --nocapture\n",
         executable.display()
     );
-    // Written by another process: if this one had it open, a program that another test is just starting would too, for a
-    // moment, and what is open for writing cannot be started.
+    // Another process writes the script. If this process had it open, so would, for a moment, a program that another test is
+    // starting; and a file that is open for writing cannot be executed.
     let write = "printf %s \"$1\" >\"$2\" && chmod 755 \"$2\"";
     let written = Command::new("sh").args(["-c", write, "sh", &script]).arg(&path).status();
     assert!(written.unwrap().success());
     path
 }
 
-/// Serves until SIGTERM; does nothing if it was not [`program`] that started it.
+/// Serves until SIGTERM; does nothing unless [`program`] has started it.
 pub(crate) fn main() {
     let Ok(arguments) = std::env::var(ARGUMENTS) else { return };
     let words: Vec<&str> = arguments.split(' ').collect();
@@ -94,7 +94,6 @@ struct FakeDaemon {
 }
 
 impl FakeDaemon {
-    /// Answers one HTTP request and closes the connection.
     fn answer(&self, mut stream: &UnixStream) {
         let mut reader = BufReader::new(stream);
         let mut head = Vec::new();
@@ -115,7 +114,7 @@ impl FakeDaemon {
         let answer = self.respond(request, &body);
         let length = answer.len();
         let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n");
-        // A demo that was interrupted does not listen any more.
+        // An interrupted demo does not read the answer.
         let _ = stream.write_all(&[head.into_bytes(), answer].concat());
     }
 

@@ -1,4 +1,4 @@
-//! An NBD server in memory that can be told to break its disk or its connections.
+//! An NBD server in memory that breaks its disk or its connections on request.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use tempfile::TempDir;
 use testbed::nbd_client::Address;
 
-/// What the server does wrong, at every [`FAULTY_WRITE`]th write unless said otherwise.
+/// The server's faults, at every [`FAULTY_WRITE`]th write unless said otherwise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     None,
@@ -21,18 +21,18 @@ pub(crate) enum Fault {
     MisplaceWrite,
     /// Answers trims and write-zeroes without doing them, always.
     IgnoreZeroes,
-    /// Brings back, some writes later, what a block held before: a stale copy that lands on newer data.
+    /// Restores, some writes later, an earlier content of a block: a stale copy that overwrites newer data.
     RestoreOldBlock,
     /// Answers a write with EIO, and does half of it.
     FailWrite,
     /// Closes the connection at every `n`th request: after doing it, before answering it.
     DropConnections {
-        /// Every how many requests.
+        /// The `n` of the requests.
         every: u64,
     },
 }
 
-/// How the server answers reads.
+/// The server's replies to reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     /// Simple replies only; structured ones are refused.
@@ -41,7 +41,7 @@ pub(crate) enum Style {
     Structured,
 }
 
-/// The server; it lives until the test ends.
+/// A server that lives until the test ends.
 pub(crate) struct Server {
     folder: PathBuf,
     _temporary: Option<TempDir>,
@@ -53,14 +53,13 @@ struct Shared {
     fault: Fault,
     writes: AtomicU64,
     requests: AtomicU64,
-    /// A block's place and what it held before a write.
+    /// A block's place and its content before a write.
     old: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
-/// Rare enough that the disk is in use meanwhile; often enough that one of the faults is seen before the guest
-/// writes over it.
+/// Rare enough that the disk is in use between faults, and frequent enough that a fault is seen before the guest overwrites it.
 const FAULTY_WRITE: u64 = 200;
-/// So many writes later an old block comes back.
+/// An old block returns after this many writes.
 const RESTORED_LATER: u64 = 20;
 
 impl Server {
@@ -71,7 +70,7 @@ impl Server {
         Self { _temporary: Some(temporary), ..server }
     }
 
-    /// As [`Server::start`], with its socket in a folder that is somebody else's.
+    /// Serves a disk of zeroes, with its socket in the caller's folder.
     pub(crate) fn start_in(folder: &Path, disk_bytes: usize, style: Style, fault: Fault) -> Self {
         let listener = UnixListener::bind(folder.join("nbd.sock")).unwrap();
         let disk = Arc::new(Mutex::new(vec![0; disk_bytes]));
@@ -94,7 +93,7 @@ impl Server {
         Address::new(self.folder.join("nbd.sock"), "disk")
     }
 
-    /// Changes the disk behind everybody's back.
+    /// Changes the disk without the guest's knowledge.
     pub(crate) fn tamper(&self, change: impl FnOnce(&mut Vec<u8>)) {
         change(&mut self.disk.lock().unwrap());
     }
@@ -149,7 +148,7 @@ fn serve(mut stream: UnixStream, style: Style, shared: &Shared) -> io::Result<()
     }
 }
 
-/// Does a write, or what the fault makes of it; returns the error code to answer with.
+/// Does a write, or what the fault makes of it; returns the error code for the answer.
 fn write(shared: &Shared, offset: usize, data: &[u8]) -> u32 {
     let mut disk = shared.disk.lock().unwrap();
     let writes = shared.writes.fetch_add(1, Ordering::Relaxed) + 1;
@@ -193,7 +192,7 @@ fn read_in_chunks(reply: &mut Vec<u8>, cookie: [u8; 8], offset: usize, data: &[u
         reply.extend_from_slice(&(length as u32).to_be_bytes());
         payload.iter().for_each(|part| reply.extend_from_slice(part));
     };
-    // Backwards, which the protocol allows.
+    // In reverse order, which the protocol allows.
     for (index, bytes) in data.chunks(CHUNK_BYTES).enumerate().rev() {
         let at = ((offset + index * CHUNK_BYTES) as u64).to_be_bytes();
         if bytes.iter().all(|byte| *byte == 0) {
@@ -205,7 +204,7 @@ fn read_in_chunks(reply: &mut Vec<u8>, cookie: [u8; 8], offset: usize, data: &[u
     chunk(1, 0, &[]);
 }
 
-/// The server's side of the handshake; tells whether replies are structured.
+/// Does the server's side of the handshake; returns whether replies are structured.
 fn shake_hands(stream: &mut UnixStream, style: Style, disk_bytes: u64) -> io::Result<bool> {
     stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
     let _flags: [u8; 4] = read_array(stream)?;

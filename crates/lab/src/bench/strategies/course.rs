@@ -132,7 +132,7 @@ pub(super) async fn over_time(stage: &mut Stage<'_>, progress: &mut Progress) ->
 struct Latencies {
     /// At the source: the store's delay, or the wait for its limit if that is longer.
     source: f64,
-    /// At the target: behind the chunks that the mover always has there.
+    /// Latency at the target: behind the chunks that the mover always has there.
     target: f64,
 }
 

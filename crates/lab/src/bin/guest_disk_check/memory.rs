@@ -1,9 +1,8 @@
-//! Memory that is checked and rewritten for as long as the VM works, so that a VM whose memory was moved wrongly
-//! is found out: pages that were lost, mixed up, or left as they had been some rounds before.
+//! Memory that is checked and rewritten all the time. This reveals a VM whose memory was moved wrongly: pages that were lost,
+//! mixed up, or left in the state of an earlier round.
 //!
-//! What a page must hold follows from its version, and the versions lie elsewhere in memory. A page that was moved without
-//! its version, or the version without its page, is noticed; both left behind together are not, so pages are many and are
-//! changed at random.
+//! A page's version determines its content, and the versions lie in other pages. A page that was moved without its version, or
+//! the version without its page, is noticed. Both left behind together are not, so there are many pages, changed at random.
 
 use std::time::Duration;
 
@@ -11,34 +10,31 @@ use crate::pattern::{Expected, Stamp};
 use crate::random::Random;
 use crate::tally::Tally;
 
-/// Bytes of a page: what hypervisors track and send.
+/// Hypervisors track and send pages of this many bytes.
 const PAGE_BYTES: usize = 4096;
-/// Pages that are checked and rewritten at a time.
 const PAGES_PER_TURN: u32 = 2;
-/// Pause between two turns. About 8 MB are written anew each second: enough to have several rounds of them sent, little
-/// enough for any link.
+/// Pause between two turns. About 8 MB are rewritten each second: enough for several rounds, and little enough for any link.
 const PAUSE: Duration = Duration::from_millis(1);
 /// Sets the stamps of pages apart from those of the disk's blocks.
 const SEED_SALT: u64 = 0x6d65_6d6f;
 
-/// Pages of a sweep between two pauses.
 const PAGES_SWEPT_AT_ONCE: usize = 256;
 
-/// Memory that is written faster than any link carries it: one word of each page, over and over.
+/// Memory that is written faster than any link: one word of each page, over and over.
 pub(crate) struct Sweep {
     bytes: Vec<u8>,
-    /// How often all of it has been written.
+    /// Complete passes so far.
     passes: u64,
 }
 
 impl Sweep {
-    /// Takes so many bytes, cut to whole pages.
+    /// Allocates `bytes`, rounded down to whole pages.
     pub(crate) fn new(bytes: u64) -> Self {
         let count = usize::try_from(bytes).unwrap_or(0) / PAGE_BYTES;
         Self { bytes: vec![0; count * PAGE_BYTES], passes: 0 }
     }
 
-    /// Checks and rewrites all pages until the tally says stop.
+    /// Writes all pages until the tally is stopped.
     pub(crate) fn work(&mut self, tally: &Tally) {
         while !tally.is_stopped() && !self.bytes.is_empty() {
             self.pass(tally);
@@ -68,7 +64,7 @@ pub(crate) struct Memory {
 }
 
 impl Memory {
-    /// Fills so many bytes, cut to whole pages.
+    /// Fills `bytes`, rounded down to whole pages.
     pub(crate) fn fill(bytes: u64, seed: u64) -> Self {
         let count = usize::try_from(bytes).unwrap_or(0) / PAGE_BYTES;
         let (bytes, versions) = (vec![0; count * PAGE_BYTES], vec![0; count]);
@@ -79,12 +75,11 @@ impl Memory {
         memory
     }
 
-    /// How many there are.
     pub(crate) fn pages(&self) -> usize {
         self.versions.len()
     }
 
-    /// Checks and rewrites pages until the tally says stop.
+    /// Checks and rewrites pages until the tally is stopped.
     pub(crate) fn work(&mut self, tally: &Tally) {
         let mut random = Random::new(self.seed);
         while !tally.is_stopped() && self.pages() > 0 {

@@ -1,24 +1,19 @@
-//! A small web server: each request on a connection is answered with how many have been answered before.
+//! A small web server: it answers each request with the number of requests answered before.
 //!
-//! The number is one of the VM's memory, so whoever asks sees that it is the same VM that answers. A connection
-//! is kept until its client closes it, and requests may be sent ahead of answers. Nothing of a request is read but its end.
+//! The number is in the VM's memory, so a client sees that the same VM answers. A connection lasts until its client closes it.
+//! Requests may be sent ahead of answers; only the end of a request is read.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
-/// Connections at a time: the demo has one.
+/// Limit of connections: the demo has one.
 const CONNECTIONS_MAX: usize = 16;
-/// Bytes that are read at a time.
 const CHUNK_BYTES: usize = 4096;
-/// What a request ends with.
 const END: &[u8] = b"\r\n\r\n";
 
-/// Serves on `port` of all addresses, on threads of its own, for as long as the program lives.
-///
-/// # Errors
-/// If the port cannot be listened on.
+/// Serves on `port` of all addresses, on its own threads, until the program ends.
 pub(crate) fn start(port: u16) -> std::io::Result<()> {
     let listener = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))?;
     std::thread::spawn(move || {
@@ -30,7 +25,7 @@ pub(crate) fn start(port: u16) -> std::io::Result<()> {
             }
             let (answered, connections) = (Arc::clone(&answered), Arc::clone(&connections));
             std::thread::spawn(move || {
-                // What breaks a connection is its client's affair.
+                // A broken connection is its client's affair.
                 let _ = answer(stream, &answered);
                 connections.fetch_sub(1, Ordering::Relaxed);
             });
@@ -39,11 +34,10 @@ pub(crate) fn start(port: u16) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Answers the requests of a connection, in order.
 fn answer(mut stream: TcpStream, answered: &AtomicU64) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut chunk = [0; CHUNK_BYTES];
-    // How much of the end of a request has been seen.
+    // Bytes of the request's end that have been seen.
     let mut matched = 0;
     loop {
         let length = stream.read(&mut chunk)?;

@@ -1,4 +1,4 @@
-//! What the VM has done and found, told ten times a second.
+//! The VM's work and findings, printed ten times a second.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -6,14 +6,14 @@ use std::time::{Duration, Instant};
 
 use crate::say;
 
-/// How often a line tells what has been done.
+/// Interval between the printed lines.
 const TICK: Duration = Duration::from_millis(100);
-/// More lines about what is wrong than this tell nothing new.
+/// More error lines than this say nothing new.
 const ERRORS_TOLD_MAX: u64 = 16;
-/// More latencies than this are not kept for a tick; no emulated VM does a tenth of it.
+/// Latencies kept for a tick; no emulated VM makes a tenth of this number.
 const LATENCIES_MAX: usize = 1 << 17;
 
-/// What the workers have done, together.
+/// The workers' shared figures.
 pub(crate) struct Tally {
     stop: AtomicBool,
     requests: AtomicU64,
@@ -21,10 +21,9 @@ pub(crate) struct Tally {
     times: Mutex<Times>,
 }
 
-/// The times between completions, and those that requests took, since the last tick.
+/// Times between completions, and latencies, since the last tick.
 struct Times {
     last: Instant,
-    /// The longest time between two completions.
     longest: Duration,
     latencies_us: Vec<u32>,
 }
@@ -42,17 +41,15 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// Tells all who work to stop.
     pub(crate) fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
 
-    /// Whether they are to stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.stop.load(Ordering::Relaxed)
     }
 
-    /// A request that began then is answered.
+    /// Counts a completed request that began at `began`.
     pub(crate) fn complete(&self, began: Instant) {
         self.requests.fetch_add(1, Ordering::Relaxed);
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
@@ -64,19 +61,18 @@ impl Tally {
         }
     }
 
-    /// Something is not as it must be.
+    /// Counts and prints an error.
     pub(crate) fn wrong(&self, what: &str) {
         if self.errors.fetch_add(1, Ordering::Relaxed) < ERRORS_TOLD_MAX {
             say(&format!("wrong {what}"));
         }
     }
 
-    /// How often something was wrong.
     pub(crate) fn errors(&self) -> u64 {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// Tells every tenth of a second what has been done, until it is stopped.
+    /// Prints the figures at every tick, until stopped.
     pub(crate) fn tick(&self) {
         let started = Instant::now();
         while !self.is_stopped() {
@@ -91,8 +87,8 @@ impl Tally {
         }
     }
 
-    /// The longest gap that ended since the last call, or the one that has not ended, if that is longer; and what 99 % of
-    /// the requests took at most, 0 of none.
+    /// Returns the longest gap between completions since the last call, an unfinished one included, and the 99th percentile
+    /// of latencies; 0 without requests.
     fn take_times(&self) -> (Duration, u32) {
         let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
         let longest = std::mem::take(&mut times.longest).max(times.last.elapsed());

@@ -1,9 +1,9 @@
-//! The VM's TPM, if it has one: used and checked for as long as the VM works, so that one whose state was moved
-//! wrongly, or with other memory than its own, is found out.
+//! The VM's TPM, if it has one: used and checked all the time. This reveals a TPM whose state was moved wrongly, or together with
+//! other memory than its own.
 //!
-//! A register that can only be extended, and is empty after a reset, shows that the TPM's volatile state is that of this
-//! run; a counter that only grows, and outlasts a reset, shows that its lasting state is the latest. What both must hold is
-//! remembered in the VM's memory. The commands are those of the TPM 2.0 library specification, part 3.
+//! A register that can only be extended, and is empty after a reset, shows that the TPM's volatile state belongs to this run. A
+//! counter that only grows, and survives a reset, shows that its persistent state is the latest. The VM's memory holds the
+//! expected values. The commands are those of the TPM 2.0 library specification, part 3.
 
 use std::fs::File;
 use std::io::{self, Read as _, Write as _};
@@ -12,30 +12,28 @@ use std::time::Duration;
 use crate::say;
 use crate::tally::Tally;
 
-/// Where the kernel offers it.
 const DEVICE: &str = "/dev/tpm0";
-/// Pause between two uses: each of them writes the TPM's lasting state anew.
+/// Pause between two uses, each of which rewrites the TPM's persistent state.
 const PAUSE: Duration = Duration::from_millis(50);
-/// A register that neither firmware nor kernel uses: that for debugging.
+/// The register for debugging, which neither firmware nor kernel uses.
 const REGISTER: u8 = 16;
 /// A counter among those that an owner defines.
 const COUNTER: u32 = 0x0180_0001;
-/// Read and written by the owner, counts, and is not locked by wrong passwords: TPMA_NV.
+/// TPMA_NV: a counter that the owner reads and writes, and that wrong passwords do not lock.
 const COUNTER_ATTRIBUTES: u32 = 0x0202_0012;
 const COUNTER_BYTES: u16 = 8;
 const OWNER: u32 = 0x4000_0001;
-/// The authorisation of a password, which is empty.
+/// The authorisation with an empty password.
 const PASSWORD: [u8; 9] = [0x40, 0, 0, 0x09, 0, 0, 0, 0, 0];
 const SHA256: u16 = 0x000b;
 const DIGEST_BYTES: usize = 32;
-/// Bytes of a response before what it answers: tag, size, code.
+/// Bytes of a response's head: tag, size, code.
 const HEAD_BYTES: usize = 10;
-/// What no response exceeds.
 const RESPONSE_BYTES_MAX: usize = 4096;
-/// The counter is there already.
+/// The response code for an existing counter.
 const ALREADY_DEFINED: u32 = 0x014c;
 
-/// The TPM, and what it must hold.
+/// The TPM and its expected values.
 pub(crate) struct Tpm {
     device: File,
     register: [u8; DIGEST_BYTES],
@@ -43,7 +41,7 @@ pub(crate) struct Tpm {
 }
 
 impl Tpm {
-    /// Looks for it, and tells what its counter says; `None`: the VM has none.
+    /// Opens the TPM and prints the value of its counter; `None`: the VM has no TPM.
     pub(crate) fn find() -> Result<Option<Self>, String> {
         let device = match File::options().read(true).write(true).open(DEVICE) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -61,7 +59,7 @@ impl Tpm {
         Ok(Some(tpm))
     }
 
-    /// Uses and checks it until the tally says stop.
+    /// Uses and checks the TPM until the tally is stopped.
     pub(crate) fn work(&mut self, tally: &Tally) {
         while !tally.is_stopped() {
             if let Err(wrong) = self.turn() {
@@ -103,7 +101,7 @@ impl Tpm {
         selected[usize::from(REGISTER / 8)] = 1 << (REGISTER % 8);
         let selection = [&1_u32.to_be_bytes()[..], &SHA256.to_be_bytes(), &[3], &selected].concat();
         let answer = self.ask(&command(0x017e, &[], None, &selection))?;
-        // The digest is its end.
+        // The digest is at the end.
         answer.last_chunk().copied().ok_or(Refused::Short)
     }
 
@@ -114,12 +112,12 @@ impl Tpm {
     fn read_counter(&mut self) -> Result<u64, Refused> {
         let what = [COUNTER_BYTES.to_be_bytes(), 0_u16.to_be_bytes()].concat();
         let answer = self.ask(&command(0x014e, &[OWNER, COUNTER], Some(&PASSWORD), &what))?;
-        // The length of what is answered, then that of the value, the value, and the password's side.
+        // The length of the parameters, that of the value, the value, and the password's part.
         let value = answer.get(6..14).and_then(<[u8]>::first_chunk);
         value.map(|bytes| u64::from_be_bytes(*bytes)).ok_or(Refused::Short)
     }
 
-    /// Has a command carried out and returns what follows the head of its response.
+    /// Sends a command and returns the response after its head.
     fn ask(&mut self, command: &[u8]) -> Result<Vec<u8>, Refused> {
         self.device.write_all(command).map_err(Refused::Device)?;
         let mut response = vec![0; RESPONSE_BYTES_MAX];
@@ -133,11 +131,10 @@ impl Tpm {
     }
 }
 
-/// Why the TPM did not do something.
 #[derive(Debug)]
 enum Refused {
     Device(io::Error),
-    /// Its response is too short to be one.
+    /// The response is shorter than its fields.
     Short,
     Code(u32),
 }

@@ -29,7 +29,6 @@ pub(crate) struct Arguments {
     /// The program that is measured and shown; by default `sterna` in the folder of this program.
     #[arg(long, global = true, env = "STERNA_PROGRAM", value_name = "FILE", hide = true)]
     pub(crate) sterna: Option<PathBuf>,
-    /// What to do.
     #[command(subcommand)]
     pub(crate) command: Command,
 }

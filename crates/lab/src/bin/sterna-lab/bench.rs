@@ -101,7 +101,7 @@ fn options(sterna: PathBuf, folder: Option<PathBuf>, size_bytes: u64, rounds: u3
     BenchOptions { program: sterna, parent: folder, size_bytes, rounds }
 }
 
-/// A page that cannot be written should be known before minutes of measuring, not after.
+/// Checks that the page can be written, before minutes of measuring.
 fn check_page(path: Option<&Path>) -> anyhow::Result<()> {
     let Some(path) = path else { return Ok(()) };
     let existed = path.exists();
@@ -123,7 +123,6 @@ fn nbd_text(report: &NbdReport) -> String {
     let NbdReport { environment, size_bytes, rounds, seconds, workloads } = report;
     let mut text = heading(environment, *size_bytes, &format!("{rounds} rounds of {seconds} s each"));
     for workload in workloads {
-        // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}", workload.title, lines(&workload.table()));
         if let Some(table) = workload.trace_table() {
             let _ = write!(text, "\n{}", lines(&table));
@@ -157,7 +156,6 @@ fn link_text(report: &LinkReport) -> String {
     let mut text =
         heading(environment, *size_bytes, &format!("{rounds} rounds, TCP with {congestion_control}"));
     for copy in copies {
-        // Writing to a string cannot fail.
         let _ = write!(text, "\nNo guest uses the image: {}\n{}", copy.heading(), lines(&copy.table()));
     }
     if let Some(guest) = guest {
@@ -170,7 +168,6 @@ fn return_text(report: &ReturnReport) -> String {
     let ReturnReport { environment, size_bytes, rounds, loads, .. } = report;
     let mut text = heading(environment, *size_bytes, &format!("{rounds} rounds, three-phase"));
     for load in loads {
-        // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}", load.load.title(), lines(&load.table()));
     }
     text + "every image that returned was compared\n"
@@ -181,7 +178,6 @@ fn strategies_text(report: &StrategiesReport) -> String {
     let mut text = format!("{machine}\n{programs}\n{}\n", report.lead());
     for figure in &report.figures {
         let Some(table) = figure.table() else { continue };
-        // Writing to a string cannot fail.
         let _ = write!(text, "\n{}\n{}", figure.heading(), lines(&table));
     }
     text

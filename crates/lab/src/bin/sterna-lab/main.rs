@@ -1,6 +1,6 @@
 //! `sterna-lab`: the benchmarks and the demo of Sterna. `sterna bench` and `sterna demo` start it.
 //!
-//! It measures and shows the program `sterna` from outside, as a child process. What it runs is the library of this package.
+//! It measures the program `sterna` from outside, as a child process, and uses the library of this package.
 
 mod args;
 mod bench;
@@ -17,18 +17,18 @@ use tracing_subscriber::EnvFilter;
 
 use crate::args::{Arguments, Command};
 
-/// Exit codes, as docs/exit-codes.md has them.
+/// Exit codes of docs/exit-codes.md.
 mod exit {
     pub(crate) const UNEXPECTED: u8 = 1;
     pub(crate) const USAGE: u8 = 2;
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
-/// What a subcommand found.
+/// The result of a subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Good,
-    /// The demo's guest or its image is not what it should be.
+    /// The demo's guest, or its image, has wrong content.
     Wrong,
 }
 
@@ -90,12 +90,12 @@ fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
         Command::Demo(order) => runtime.block_on(demo::run(order, sterna, format)),
         Command::Generate { folder } => generate(&folder).map(|()| Outcome::Good),
     };
-    // A hung disk that is read must not keep the process.
+    // A hanging read of a disk must not keep the process.
     runtime.shutdown_background();
     outcome
 }
 
-/// Returns the program `sterna` in the folder of this one, or where a package puts it.
+/// Returns the path of `sterna`: in this program's folder, or where a package installs it.
 fn beside_this() -> anyhow::Result<PathBuf> {
     let this = std::env::current_exe().context("the program cannot find itself")?;
     let folder = this.parent().unwrap_or(&this);
@@ -106,7 +106,7 @@ fn beside_this() -> anyhow::Result<PathBuf> {
     })
 }
 
-/// Writes the manual pages of the subcommands, not one of this program: it is `sterna` to its users.
+/// Writes the manual pages of the subcommands, without one of this program: to its users it is `sterna`.
 fn generate(folder: &std::path::Path) -> anyhow::Result<()> {
     let mut command = Arguments::command().disable_help_subcommand(true);
     command.build();

@@ -1,4 +1,4 @@
-//! What followed a disk that left before it was copied (`post-copy`, `three-phase`).
+//! The blocks that followed a disk after its handover (`post-copy`, `three-phase`).
 
 use std::fmt;
 
@@ -8,19 +8,19 @@ use serde::Serialize;
 use super::travel::Way;
 use crate::demo::report::{Bytes, row, seconds};
 
-/// How early a disk was handed over, and what was missing then.
+/// The time of an early handover, and the bytes that followed it.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct Followed {
-    /// From the order until the disk was the other host's; on the way on which that was longest.
+    /// Time from the order to the handover; the longer one of several migrations.
     pub handed_over_seconds: f64,
-    /// Bytes that followed it, on both ways.
+    /// Bytes that followed the disk, in all migrations.
     pub bytes_followed: u64,
-    /// Of these, those that the guest waited for.
+    /// The part of these bytes that the guest waited for.
     pub bytes_pulled: u64,
 }
 
 impl Followed {
-    /// What followed on one way; `None` if it was complete when it was handed over.
+    /// Returns the figures of one migration; `None` if the disk was complete at its handover.
     pub(super) fn of(way: &Way) -> Option<Self> {
         let recording = way.history.as_ref()?.recording.as_ref()?;
         let filling = recording.phases.iter().find(|entered| entered.phase == Phase::Filling)?;
@@ -31,7 +31,7 @@ impl Followed {
         })
     }
 
-    /// What followed on all ways together.
+    /// Returns the figures of all migrations together.
     pub(super) fn of_all(ways: impl IntoIterator<Item = Option<Self>>) -> Option<Self> {
         ways.into_iter().flatten().reduce(|one, other| Self {
             handed_over_seconds: one.handed_over_seconds.max(other.handed_over_seconds),
@@ -40,7 +40,7 @@ impl Followed {
         })
     }
 
-    /// A row of a report, for one way.
+    /// Writes the row of one migration into a report.
     pub(super) fn write(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { handed_over_seconds, bytes_followed, bytes_pulled } = *self;
         let remark = format!(

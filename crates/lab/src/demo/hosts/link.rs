@@ -1,4 +1,4 @@
-//! The link between the two hosts: of namespaces, or a proxy where they cannot be made.
+//! The link between the two hosts: of namespaces, or a proxy if they cannot be made.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -9,13 +9,13 @@ use testbed::LinkState;
 
 use crate::network::{BitRate, Cut, Hosts, Lan, NetworkError, ShapedLink};
 
-/// Where a host listens for the other; namespaces are apart, so nobody else can have it.
+/// The second host's port in a namespace, where no other program can use it.
 const PORT: u16 = 7423;
 
-/// Which port it is, is asked for afterwards.
+/// The kernel chooses the port, which is read afterwards.
 const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
-/// What the hosts of the demo are, and what joins them.
+/// The kinds of hosts in the demo, and of their link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkKind {
     /// Two network namespaces and a shaped link; needs root.
@@ -24,7 +24,7 @@ pub enum LinkKind {
     Loopback,
 }
 
-/// The link, and where the hosts' daemons are started.
+/// The link, and the places where the hosts' daemons are started.
 #[derive(Debug)]
 pub(crate) struct Link {
     rate: BitRate,
@@ -39,10 +39,7 @@ enum Form {
 }
 
 impl Link {
-    /// Makes it: of the kind that is asked for, or else of namespaces if they can be made.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Makes a link of the requested kind; without a request, one of namespaces if they can be made.
     pub(crate) fn create(kind: Option<LinkKind>, rate: BitRate) -> anyhow::Result<Self> {
         let form = match kind {
             Some(LinkKind::Namespaces) => shaped(rate)?,
@@ -58,12 +55,11 @@ impl Link {
         Ok(Self { rate, form })
     }
 
-    /// Nothing between two daemons of this machine: as fast as loopback, and never cut.
+    /// Returns no link between two daemons of this machine: as fast as loopback, and never cut.
     pub(crate) fn direct() -> Self {
         Self { rate: BitRate::bits(u64::MAX), form: Form::Direct }
     }
 
-    /// What it is, in a few words.
     pub(super) fn description(&self) -> String {
         match &self.form {
             Form::Shaped { .. } => format!("two network namespaces, a link of {}", self.rate),
@@ -77,7 +73,7 @@ impl Link {
         }
     }
 
-    /// The command that becomes `program` on a host; 0 is the one that calls, 1 the one that listens.
+    /// Returns the command that becomes `program` on a host; host 0 connects, host 1 listens.
     pub(super) fn command(&self, host: usize, program: &Path) -> anyhow::Result<Command> {
         Ok(match &self.form {
             Form::Shaped { hosts, .. } => hosts.get(host).context("there are two hosts")?.command(program),
@@ -85,10 +81,7 @@ impl Link {
         })
     }
 
-    /// A network for a guest that is on either host, beside the link; `None` where there are no namespaces.
-    ///
-    /// # Errors
-    /// What the system says.
+    /// Makes a network for a guest on either host, beside the link; `None` without namespaces.
     pub(super) fn lan(&self) -> Result<Option<Lan>, NetworkError> {
         match &self.form {
             Form::Shaped { hosts, .. } => hosts.lan([0, 1]).map(Some),
@@ -96,7 +89,7 @@ impl Link {
         }
     }
 
-    /// Where the second host listens, and what the first is to call; `None`: where the second really listens.
+    /// Returns where the second host listens, and the address that the first uses; `None`: the same address.
     pub(super) fn addresses(&self) -> (SocketAddr, Option<SocketAddr>) {
         match &self.form {
             Form::Shaped { link, .. } => {
@@ -108,14 +101,14 @@ impl Link {
         }
     }
 
-    /// Hears where the second host really listens.
+    /// Sets the second host's real address as the proxy's target.
     pub(super) fn lead_to(&self, address: SocketAddr) {
         if let Form::Proxy(proxy) = &self.form {
             proxy.lead_to(address);
         }
     }
 
-    /// Cuts it: nothing arrives. Takes milliseconds, as [`Self::restore`] does.
+    /// Cuts the link within milliseconds: nothing arrives.
     pub(super) fn cut(&mut self) -> Result<(), NetworkError> {
         match &mut self.form {
             Form::Shaped { link, .. } => link.cut(Cut::Down),
@@ -127,7 +120,7 @@ impl Link {
         }
     }
 
-    /// Lets it carry again.
+    /// Restores the link within milliseconds.
     pub(super) fn restore(&mut self) -> Result<(), NetworkError> {
         match &mut self.form {
             Form::Shaped { link, .. } => link.restore(),

@@ -1,5 +1,5 @@
-//! The demo with two hosts and a whole VM: it moves to the other host and home again, with its disk, its memory and
-//! its connection to a client outside.
+//! The demo with two hosts and a whole VM. It moves to the other host and back, with its disk, its memory and its
+//! connection to a client outside.
 //!
 //! ```text
 //!     host a: daemon, QEMU ◄────── link ──────► host b: daemon, QEMU         the hosts are paired
@@ -9,7 +9,7 @@
 //!     report ◄─ compare the image file ◄─ daemons end ◄─ compare memory and disk ◄─┘
 //! ```
 //!
-//! However it ends, nothing is left behind, as with the other demos: QEMU outlives daemons, so it is ended here.
+//! The demo always cleans up, as the other demos do: QEMU outlives daemons, so the demo ends it.
 
 mod client;
 mod report;
@@ -39,50 +39,47 @@ use crate::workload::{Baseline, Window};
 
 pub use self::report::{Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay};
 
-/// The VM's name.
 const MACHINE: &str = "web";
-/// Where it answers its client.
+/// The port on which the VM answers its client.
 const PORT: u16 = 80;
-/// How much of its memory the VM checks: with its kernel and its programs about a third of it.
+/// Bytes of memory that the VM checks: with kernel and programs about a third of its memory.
 const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
-/// How the demo with a whole VM is run.
+/// The options of the demo with a whole VM.
 #[derive(Clone, Debug)]
 pub struct MovedVmOptions {
-    /// The program whose `serve` is the daemons: normally the one that runs now.
+    /// The program whose `serve` is the daemons: normally the running one.
     pub program: PathBuf,
-    /// Where the temporary folders are made; `None`: the usual place for temporary files, if it is on a disk.
+    /// Where the temporary folders are made; `None`: the default place for temporary files, if it is on a disk.
     pub parent: Option<PathBuf>,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the VM does.
+    /// The VM's image and workload.
     pub machine: VmOptions,
-    /// How long it works before, between and after the migrations.
+    /// How long the VM works before, between and after the migrations.
     pub margin: Duration,
-    /// How often it goes there and home.
+    /// Number of migrations to the other host and back.
     pub round_trips: NonZeroU32,
-    /// What the hosts are; `None`: namespaces if they can be made.
+    /// The kind of the hosts; `None`: namespaces if they can be made.
     pub kind: Option<LinkKind>,
-    /// What the hosts' link carries each way.
+    /// The link's rate in each direction.
     pub rate: BitRate,
-    /// How its disk is copied, there and home.
+    /// The strategy of all migrations.
     pub strategy: Strategy,
 }
 
 impl MovedVmOptions {
-    /// The demo as everybody sees it, with a disk of so many bytes, half of which the VM fills at first.
-    ///
-    /// # Errors
-    /// If there is no image for the VM, in `image` or where it usually is.
+    /// Returns the demo with its default options and a disk of `disk_bytes`, half of which the VM fills at first. Fails if the
+    /// VM's image is missing, in `image` or in its default folder.
     pub fn new(program: PathBuf, image: Option<&Path>, disk_bytes: u64) -> anyhow::Result<Self> {
         Ok(Self::with_image(program, GuestImage::find(image)?, disk_bytes))
     }
 
-    /// The same with a VM that boots from `image`.
+    /// Returns the same demo with a VM that boots from `image`.
     pub fn with_image(program: PathBuf, image: GuestImage, disk_bytes: u64) -> Self {
         let machine = VmOptions {
             fill_bytes: disk_bytes / 2,
             memory_bytes: MEMORY_CHECKED_BYTES,
-            // Its processor is emulated, and must leave some time for the client.
+            // The emulated processor needs some time for the client.
             workers: 4,
             ..VmOptions::new(image)
         };
@@ -104,8 +101,8 @@ impl MovedVmOptions {
 /// Runs the demo with a whole VM. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
 ///
 /// # Errors
-/// What went wrong, with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are
-/// no errors: the figures tell.
+/// A failure with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are not
+/// errors: the figures report them.
 pub async fn run_vm(options: MovedVmOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let disks = (options.parent.as_deref(), options.disk_bytes);
     in_folders(disks, progress, async |folders, signals, progress| {
@@ -114,40 +111,40 @@ pub async fn run_vm(options: MovedVmOptions, progress: &mut Progress) -> anyhow:
     .await
 }
 
-/// What is known when the VM is home again, and has compared its memory and its disk.
+/// The results once the VM has returned, and has compared its memory and its disk.
 struct Travelled {
     stopped: StoppedVm,
     machine: String,
-    /// The volume where it is in the end.
+    /// The volume at its final place.
     volume: Volume,
     before: Felt,
-    /// There, home, there again …
+    /// The migrations, alternately to the other host and back.
     legs: Vec<Leg>,
     whole: Felt,
     timeline: Timeline,
-    /// For how long the client, or the VM without one, was worse off than before; `None` if it did nothing then.
+    /// Total time in which the client, or the VM without one, was served worse than before; `None` if it did nothing before.
     disruption: Option<Duration>,
-    /// `None` if nobody was connected.
+    /// `None` without a client.
     seen: Option<Seen>,
 }
 
-/// One way, and the time after it.
+/// One migration, and the time after it.
 struct Leg {
     way: Way,
-    /// What the disk felt afterwards, as a whole and in windows.
+    /// The disk's figures afterwards, as a whole and in windows.
     after: (Felt, Vec<Window>),
-    /// The longest time without an answer to the client; `None` if nobody was connected.
+    /// The longest time without an answer to the client; `None` without a client.
     gap: Option<Duration>,
 }
 
-/// What the client saw.
+/// The client's figures.
 struct Seen {
     outcome: Outcome,
     /// The longest time without an answer before the VM moved.
     gap_before: Duration,
 }
 
-/// Runs the demo in its folders; the daemons have ended when this returns.
+/// Runs the demo in its folders, and stops the daemons.
 async fn play(
     options: &MovedVmOptions,
     folders: &Folders,
@@ -173,7 +170,7 @@ async fn play(
     report::report(travelled, options, link.description())
 }
 
-/// The hosts' link, and the VM's network where there can be one.
+/// Makes the hosts' link, and the VM's network where that is possible.
 async fn networks(options: &MovedVmOptions) -> anyhow::Result<(Link, Option<Lan>)> {
     let link = Link::create(options.kind, options.rate)?;
     match link.lan() {
@@ -190,7 +187,7 @@ fn card(lan: &Lan) -> NetworkCard {
     NetworkCard { tap: lan.tap().to_owned(), address: lan.guest(), port: PORT }
 }
 
-/// Starts the VM at the first host, moves it to the second and home, and lets it compare what it has.
+/// Starts the VM at the first host, moves it to the second and back, and lets it compare memory and disk.
 async fn there_and_home(
     options: &MovedVmOptions,
     pair: &Pair,
@@ -259,7 +256,7 @@ async fn there_and_home(
     })
 }
 
-/// Moves the VM from one host to the other, which is called `name`, and lets it work there.
+/// Moves the VM to the other host, which is called `name`, and lets it work there.
 async fn go(
     (from, to): (&Daemon, &Daemon),
     name: &str,
@@ -280,8 +277,7 @@ async fn go(
     Ok(Leg { way, after, gap })
 }
 
-/// What the disk felt since the VM left for the first time. The VM's clock stands still while it does, so that is
-/// added.
+/// Returns the disk's windows since the first migration began. Each downtime is added, because the VM's clock stops during it.
 fn windows(legs: &[Leg]) -> Vec<Window> {
     let of = |leg: &Leg| {
         let mut windows = leg.way.windows.clone();
@@ -296,7 +292,7 @@ fn timeline(before: &[Window], legs: &[Leg]) -> Timeline {
     let mut parts = vec![(None, before)];
     for (number, Leg { way, after, .. }) in legs.iter().enumerate() {
         let name = if number % 2 == 0 { "there" } else { "home" };
-        // The marks of many ways would not fit.
+        // The marks of many migrations would not fit.
         let name = (legs.len() == 2).then_some(name);
         parts.extend([(name, way.windows.as_slice()), (None, after.1.as_slice())]);
     }
@@ -311,7 +307,7 @@ async fn connect(lan: &Lan) -> anyhow::Result<OutsideClient> {
 }
 
 impl Way {
-    /// How long the VM that moved stood still; zero if the daemon does not tell.
+    /// Returns the downtime; zero if the daemon does not report it.
     fn downtime(&self) -> Duration {
         let downtime = self.migration.machine.as_ref().and_then(|machine| machine.downtime.as_ref());
         downtime.map_or(Duration::ZERO, |parts| Duration::from_secs_f64(parts.total_ms.max(0.0) / 1000.0))

@@ -1,4 +1,4 @@
-//! Two hosts that are paired: a daemon and a folder each.
+//! Two paired hosts: a daemon and a folder each.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -10,25 +10,21 @@ use super::NAMES;
 use super::link::Link;
 use crate::demo::start_daemon;
 
-/// Lets a demo's VM bring its kernel and its console, which are in folders of the demo's own.
+/// Lets a demo's VM use its kernel and its console, which are in the demo's own folders.
 const MACHINES: &str = "[machines]\nfolders = [\"/\"]\n";
 /// Both hosts' folders, in the order of [`NAMES`].
 pub(super) type Folders = [Folder; 2];
 
-/// Two daemons that know each other.
 #[derive(Debug)]
 pub(crate) struct Pair {
-    /// Where the volume begins, and its guest stays. It calls the other one.
+    /// The host where the volume begins and its guest stays. It connects to the other.
     pub(crate) near: Daemon,
-    /// Where the volume goes.
+    /// The host to which the volume moves.
     pub(crate) far: Daemon,
 }
 
 impl Pair {
-    /// Starts a daemon on each host and pairs them.
-    ///
-    /// # Errors
-    /// If one does not start, or refuses the other; the message ends with the logs.
+    /// Starts a daemon on each host and pairs them. If this fails, the error ends with the logs.
     pub(crate) async fn start(program: &Path, folders: &Folders, link: &Link) -> anyhow::Result<Self> {
         let (listen, call) = link.addresses();
         let [near, far] = folders;
@@ -46,10 +42,7 @@ impl Pair {
         }
     }
 
-    /// Ends both daemons, and waits for them.
-    ///
-    /// # Errors
-    /// If one of them does not end in order.
+    /// Stops both daemons and waits for them.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         let (near, far) = tokio::join!(self.near.stop(), self.far.stop());
         near.with_context(|| format!("on host {}", NAMES[0]))?;

@@ -1,4 +1,4 @@
-//! What the demo with two hosts shows at its end, for people and for programs.
+//! The final report of the demo with two hosts, as text and as JSON.
 
 use std::fmt;
 use std::time::Duration;
@@ -14,26 +14,26 @@ use crate::demo::report::{
 };
 use crate::demo::{Felt, StoppedDemoGuest as _, Timeline};
 
-/// How much more than what was allocated may be copied by a migration that goes on: what was under way when the link was
-/// cut, and blocks of which the guest wrote a part.
+/// A resumed migration may copy this multiple of the allocated bytes: it repeats what was in flight at the cut, and blocks that
+/// the guest wrote in part.
 const COPIED_AGAIN_MAX: f64 = 1.2;
 
 /// The result of the demo with two hosts.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostsReport {
-    /// What a program reads.
+    /// The figures of the JSON output.
     pub figures: HostsFigures,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the guest did, in a few words.
+    /// The guest's work, in a few words.
     pub guest: String,
-    /// What the hosts were, and what joined them.
+    /// The kind of the hosts, and their link.
     pub link: String,
-    /// The way there, and the way home.
+    /// The migration to the other host, and the return.
     pub ways: [WayFigures; 2],
-    /// What was copied on the way there, and what of that had to be.
+    /// The copied bytes of the first migration, and how many of them were necessary.
     pub copied: Copied,
-    /// How the link was cut; `None` if the copying was over before.
+    /// The cut of the link; `None` if the copying was over before.
     pub cut: Option<Cut>,
     /// Requests per second while the volume was at the other host.
     pub iops_forwarded: f64,
@@ -41,30 +41,30 @@ pub struct HostsReport {
     pub requests: u64,
     /// How often the guest had to connect again.
     pub reconnects: u64,
-    /// What the guest did from the first measurement to the last.
+    /// The guest's requests, from the first measurement to the last.
     pub timeline: Timeline,
-    /// What was wrong: all of it is counted, the first few are told.
+    /// All errors, counted; the first few in words.
     pub wrong: Wrong,
-    /// What the daemon recorded of the migration there; `None` if it gave nothing.
+    /// The daemon's record of the first migration; `None` if unavailable.
     pub history: Option<MigrationHistory>,
 }
 
-/// The figures of the demo with two hosts. Names and number of the fields are a contract with those who read the JSON.
+/// The figures of the demo with two hosts. Names and number of the fields are a contract with readers of the JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct HostsFigures {
-    /// Those of the demo: bytes and seconds of both ways together, the longest stall on either, and the rate on both.
+    /// The plain demo's figures: bytes and seconds of both migrations together, their longest stall, and their common rate.
     #[serde(flatten)]
     pub demo: Figures,
-    /// Whether the copy went on where it was when the link was cut; false also if it was over before the cut.
+    /// Whether the copy resumed after the cut; false also if it was over before the cut.
     pub resumed: bool,
-    /// The longest time in which no more of the volume arrived at the other host while it was copied, in milliseconds.
+    /// The longest time without progress at the target during the copy, in milliseconds.
     pub longest_gap_ms: f64,
-    /// What followed the disk; left out if it was complete when it was handed over.
+    /// The blocks that followed the disk; left out if it was complete at its handover.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub followed: Option<Followed>,
 }
 
-/// The figures of one way.
+/// The figures of one migration.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WayFigures {
     /// How long the migration took, in seconds.
@@ -73,51 +73,47 @@ pub struct WayFigures {
     pub bytes_moved: u64,
     /// The longest time in which no request of the guest completed, in milliseconds.
     pub longest_stall_ms: f64,
-    /// How long the gate was closed at the switch-over, in milliseconds, as the daemon says.
+    /// How long the gate was closed at the switch, in milliseconds, as the daemon reports.
     pub gate_closed_ms: Option<f64>,
-    /// Requests per second.
+    /// Completed requests per second.
     pub iops: f64,
-    /// What followed the disk; `None` if it was complete when it was handed over.
+    /// The blocks that followed the disk; `None` if it was complete at its handover.
     pub followed: Option<Followed>,
 }
 
-/// What a migration copied, and what it had to.
+/// The bytes that a migration copied, and those that it had to copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Copied {
-    /// What the volume took of its store when it began.
+    /// The volume's allocation in its store when the migration began.
     pub allocated_bytes: u64,
-    /// What the guest wrote meanwhile.
+    /// Bytes that the guest wrote during the migration.
     pub written_bytes: u64,
-    /// How much of that was sent by value, and needed no copying.
+    /// The part of these writes that was sent by value, and needed no copying.
     pub mirrored_bytes: u64,
-    /// What was copied.
+    /// Bytes copied by the mover.
     pub copied_bytes: u64,
 }
 
 impl Copied {
-    /// The most that a migration copies that goes on where it was.
+    /// Returns the most that a resumed migration copies.
     fn expected_bytes(&self) -> u64 {
         let again = self.written_bytes.saturating_sub(self.mirrored_bytes);
         ((self.allocated_bytes as f64 * COPIED_AGAIN_MAX) as u64).saturating_add(again)
     }
 
-    /// Whether the copy went on after a cut, rather than to begin anew.
+    /// Returns whether the copy resumed after the cut, instead of starting again.
     fn went_on(&self, cut: &Cut) -> bool {
         (1..self.copied_bytes).contains(&cut.bytes_copied) && self.copied_bytes <= self.expected_bytes()
     }
 }
 
 impl HostsReport {
-    /// The figures as one line of JSON.
-    ///
-    /// # Errors
-    /// None that can happen with numbers that were measured.
+    /// Returns the figures as one line of JSON.
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string(&self.figures)
     }
 }
 
-/// Puts together what was measured.
 pub(super) fn report(travelled: Travelled, options: &HostsOptions, link: String) -> HostsReport {
     let wrong = travelled.stopped.wrong();
     let ways = travelled.ways.each_ref().map(figures_of);
@@ -168,7 +164,7 @@ fn figures_of(way: &Way) -> WayFigures {
     }
 }
 
-/// Requests per second in several windows together.
+/// Returns the requests per second in several windows together.
 pub(super) fn rate_of(windows: &[Felt]) -> f64 {
     let requests: u64 = windows.iter().map(|felt| felt.requests).sum();
     let seconds: f64 =

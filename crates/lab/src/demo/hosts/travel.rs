@@ -1,4 +1,4 @@
-//! One way of a volume, or of a VM with its volume: the migration, what its guest feels meanwhile, and the cut of the link.
+//! One migration of a volume, or of a VM with its volume: the guest's figures during it, and the cut of the link.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -13,45 +13,42 @@ use super::link::Link;
 use crate::demo::{DemoGuest, Felt, Live, Progress};
 use crate::workload::Window;
 
-/// When the link is cut, and for how long.
+/// The time and length of a cut of the link.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CutPlan {
-    /// As soon as this part of the copying is done, 0 to 1.
+    /// The link is cut once this part of the copying is done, 0 to 1.
     pub fraction: f64,
-    /// How long it stays cut.
+    /// How long the link stays cut.
     pub length: Duration,
 }
 
-/// What was seen of a cut.
+/// The figures of a cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Cut {
-    /// Which part of the copying was done, 0 to 1.
+    /// The part of the copying that was done at the cut, 0 to 1.
     pub fraction: f64,
-    /// For how long it was cut.
+    /// How long the link was cut.
     pub length: Duration,
     /// Bytes that had been copied when the link was restored.
     pub bytes_copied: u64,
-    /// Bytes that the target missed then.
+    /// Bytes that the target missed when the link was restored.
     pub bytes_missing: u64,
 }
 
 #[derive(Debug)]
 pub(super) struct Way {
     pub(super) migration: Migration,
-    /// What the daemon recorded of it; `None` if it gave nothing.
+    /// The daemon's record; `None` if unavailable.
     pub(super) history: Option<MigrationHistory>,
     pub(super) felt: Felt,
     pub(super) windows: Vec<Window>,
-    /// The longest time in which nothing more arrived, between two arrivals.
+    /// The longest time between two arrivals.
     pub(super) longest_gap: Duration,
-    /// `None` if the link was not cut while something was missing.
+    /// `None` if the link was not cut while blocks were missing.
     pub(super) cut: Option<Cut>,
 }
 
-/// Moves the volume or VM `name` as `order` says, and cuts the link meanwhile, if there is a plan for it.
-///
-/// # Errors
-/// If it does not get there, or the link cannot be cut.
+/// Moves the volume or VM `name` as `order` says. Meanwhile it cuts the link, if there is a plan for that.
 pub(super) async fn travel<G: DemoGuest>(
     (daemon, name, order): (&Daemon, &str, &MigrateVolume),
     guest: &G,
@@ -108,7 +105,7 @@ pub(super) async fn travel<G: DemoGuest>(
     Ok(Way { migration, history, felt, windows, longest_gap: gaps.longest, cut })
 }
 
-/// Times in which nothing arrived. What comes after the last arrival is none of them: the switch-over has its own row.
+/// The times between arrivals. The time after the last arrival is not one of them: the switch has its own row.
 #[derive(Debug)]
 struct Gaps {
     bytes: u64,

@@ -1,48 +1,48 @@
-//! What a wide-area link does to packets.
+//! The conditions of a wide-area link for packets.
 
 use std::time::Duration;
 
 use crate::network::BitRate;
 
-/// The shortest queue: the buffer of a small switch, as that of a link without delay. A round trip of half a millisecond
-/// is no measure for it: a gigabit carries less in it than TCP hands down at once.
+/// The shortest queue: the buffer of a small switch, as in a link without delay. A round trip of half a millisecond would be too
+/// short: a gigabit carries less in it than TCP passes on at once.
 const QUEUE_TIME_MIN: Duration = Duration::from_millis(10);
-/// The smallest queue of slow links: four of the largest packets that TCP hands down at once.
+/// The smallest queue of slow links: four of the largest packets that TCP passes on at once.
 const QUEUE_BYTES_MIN: u64 = 4 * 65_536;
 
-/// What a wide-area link does, the same each way. It can be changed while the link is in use.
+/// The conditions of a wide-area link, the same in each direction. They can be changed while the link is in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
-    /// What the wire carries: bytes of IP packets, headers and all.
+    /// The wire's rate, in bits of IP packets with their headers.
     pub rate: BitRate,
-    /// What a small packet and its answer take on an idle link, half of it each way, besides what the kernels take.
+    /// Round trip of a small packet on an idle link, half of it in each direction, without the kernels' own time.
     pub round_trip: Duration,
-    /// A packet's way takes up to so much more or less, each value as likely as another.
+    /// A packet takes up to this much more or less; all values are equally likely.
     pub jitter: Duration,
-    /// Whether a packet that was sent later can arrive earlier, if there is jitter.
+    /// Whether jitter may let a later packet overtake an earlier one.
     pub order: Order,
-    /// How many of a million packets are lost on the way, by chance.
+    /// Random losses, of a million packets.
     pub lost_per_million: u32,
-    /// How many bytes wait for the wire before packets are refused.
+    /// Bytes that may wait for the wire; beyond that, packets are dropped.
     pub queue_bytes_max: u64,
-    /// Chance is the same for the same seed and the same packets.
+    /// The seed of all random numbers: the same seed and packets give the same result.
     pub seed: u64,
 }
 
-/// What jitter may do to the order of packets.
+/// The possible effects of jitter on the order of packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
     /// A packet waits for those that were sent before it, as on most real paths.
     Kept,
-    /// A packet arrives when its own time has come.
+    /// A packet arrives at its own time.
     ByArrival,
 }
 
 impl Conditions {
-    /// A link that does nothing worse than to take its time.
+    /// Returns a link with delay, without jitter and loss.
     ///
-    /// The queue holds what the link carries in a round trip, which is what a single TCP connection needs to keep the link
-    /// busy through one of its losses; at least what it carries in 10 ms, and 256 KiB.
+    /// The queue holds what the link carries in a round trip: a single TCP connection needs that to keep the link busy after a
+    /// loss. It holds at least what the link carries in 10 ms, and 256 KiB.
     pub fn of(rate: BitRate, round_trip: Duration) -> Self {
         Self {
             rate,

@@ -5,7 +5,7 @@
 //!   device 0 ◄─write── line 1 ◄──read─── device 1        orders (a channel, and an eventfd that wakes)
 //! ```
 //!
-//! It sleeps until a device has something, a packet is due, or an order comes.
+//! The thread sleeps until a device has a packet, a packet is due, or an order comes.
 
 use std::io;
 use std::num::NonZeroU64;
@@ -23,32 +23,30 @@ use super::conditions::Conditions;
 use super::line::{Line, Pushed};
 use super::packet::Packet;
 
-/// How many packets are read from a device before the other gets its turn.
+/// Packets that are read from a device before the other one's turn.
 const READ_BATCH: usize = 64;
 
-/// What the thread is told.
+/// Orders to the thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {
-    /// Other conditions hold from now on.
     Change(Conditions),
-    /// Everything that is under way, and everything that comes, is lost.
+    /// Drops everything that is on its way, and everything that comes.
     Cut,
-    /// What comes is forwarded again.
     Restore,
     End,
 }
 
-/// An instruction, and whom to tell that it is carried out.
+/// An instruction, and the channel for its confirmation.
 pub(super) type Told = (Instruction, SyncSender<()>);
 
-/// What has become of packets, by the line's direction. Read by others while the thread counts.
+/// The counts of packets by direction, which other threads may read.
 #[derive(Debug, Default)]
 pub(super) struct Counters {
     pub(super) delivered_bytes: AtomicU64,
     pub(super) refused_packets: AtomicU64,
 }
 
-/// The thread's own.
+/// The state of the thread.
 pub(super) struct Forwarder {
     devices: [SyncDevice; 2],
     lines: [Line; 2],
@@ -57,7 +55,7 @@ pub(super) struct Forwarder {
     wake: Arc<OwnedFd>,
     counters: Arc<[Counters; 2]>,
     begun: Instant,
-    /// Where packets are read to before it is known how long they are.
+    /// Buffer for packets of still unknown length.
     scratch: Box<[u8]>,
 }
 
@@ -69,19 +67,16 @@ impl Forwarder {
         wake: Arc<OwnedFd>,
         counters: Arc<[Counters; 2]>,
     ) -> Self {
-        // The directions have chances of their own.
+        // Each direction has random numbers of its own.
         let lines =
             [0, 1].map(|direction| Line::new(conditions, conditions.seed.wrapping_mul(2) + direction));
         let scratch = vec![0; Packet::BYTES_MAX].into();
         Self { devices, lines, is_cut: false, instructions, wake, counters, begun: Instant::now(), scratch }
     }
 
-    /// Forwards until it is told to end.
-    ///
-    /// # Errors
-    /// What a device says; the link is dead then.
+    /// Forwards until it is ordered to end. If a device fails, the link is dead.
     pub(super) fn run(mut self) -> io::Result<()> {
-        // By default the kernel may wake a thread 50 us late: a fifth of the shortest delay that is emulated.
+        // By default the kernel may wake a thread 50 us late: a fifth of the shortest emulated delay.
         rustix::thread::set_current_timer_slack(NonZeroU64::new(1))?;
         for device in &self.devices {
             rustix::io::ioctl_fionbio(device, true)?;
@@ -101,7 +96,7 @@ impl Forwarder {
         }
     }
 
-    /// Carries out what it was told.
+    /// Carries out the waiting instructions.
     fn obey(&mut self) -> Next {
         // Instructions are sent before the wake-up, so that none is left behind.
         while let Ok((instruction, done)) = self.instructions.try_recv() {
@@ -117,13 +112,13 @@ impl Forwarder {
                 Instruction::Restore => self.is_cut = false,
                 Instruction::End => return Next::End,
             }
-            // Who does not wait does not need to know.
+            // The sender may have stopped waiting.
             let _ = done.send(());
         }
         Next::GoOn
     }
 
-    /// Reads a batch; tells whether there may be more.
+    /// Reads a batch; returns whether there may be more.
     fn take_in(&mut self, direction: usize) -> io::Result<bool> {
         for _ in 0..READ_BATCH {
             let length = match rustix::io::read(&self.devices[direction], &mut self.scratch[..]) {
@@ -143,7 +138,7 @@ impl Forwarder {
         Ok(true)
     }
 
-    /// Writes what has arrived.
+    /// Writes the packets that have arrived.
     fn deliver(&mut self, direction: usize) -> io::Result<()> {
         let now = self.begun.elapsed();
         while let Some(packet) = self.lines[direction].pop(now) {
@@ -152,7 +147,7 @@ impl Forwarder {
                     let delivered = &self.counters[direction].delivered_bytes;
                     delivered.fetch_add(packet.wire_bytes(), Ordering::Relaxed);
                 }
-                // The interface is down, or the kernel has no room: a packet is lost, as networks may.
+                // The interface is down, or the kernel has no room: the packet is lost, as networks may.
                 Err(Errno::IO | Errno::AGAIN | Errno::NOBUFS | Errno::NOMEM | Errno::INVAL) => {}
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),

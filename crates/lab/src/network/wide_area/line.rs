@@ -1,4 +1,4 @@
-//! One direction of a wide-area link, as a VM without clock or device: packets and the time go in, packets come out.
+//! One direction of a wide-area link, without clock or device: packets and the time go in, packets come out.
 //!
 //! ```text
 //!   push ──► waiting ─────────► the wire ────► flying ─────────────► pop
@@ -7,8 +7,8 @@
 //!            (else refused)     by the rate    (or lost)
 //! ```
 //!
-//! Nothing happens between calls: whoever owns a line asks [`Line::next`] when to come back. What is sent and what
-//! arrives is reckoned by the times at which it would have happened, however late the call is.
+//! Nothing happens between calls: the owner of a line asks [`Line::next`] for the time of the next call. Packets are sent and
+//! arrive at their exact times, however late the call is.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -17,35 +17,35 @@ use super::conditions::{Conditions, Order};
 use super::packet::Packet;
 use crate::workload::random::Random;
 
-/// Losses are given of so many packets.
+/// The base of the loss rate.
 const MILLION: u64 = 1_000_000;
 
-/// One direction. Times count from any one moment.
+/// One direction of a link. Times count from a common but arbitrary moment.
 #[derive(Debug)]
 pub(super) struct Line {
     conditions: Conditions,
     random: Random,
-    /// Not sent yet; the first is being sent.
+    /// Packets to be sent; the first is on the wire.
     waiting: VecDeque<Packet>,
-    /// Bytes of what waits.
+    /// Bytes of the waiting packets.
     waiting_bytes: u64,
-    /// When the sending of the first that waits has begun, or the last was over.
+    /// When the first waiting packet began to be sent, or the last one was sent.
     free_at: Duration,
-    /// Sent, with the time of arrival; the first arrives first.
+    /// Sent packets with their times of arrival, the earliest first.
     flying: VecDeque<(Duration, Packet)>,
 }
 
-/// What became of a packet.
+/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
-    /// It waits for the wire.
+    /// The packet waits for the wire.
     Accepted,
-    /// The queue is full, so that it is dropped.
+    /// The queue is full, so the packet is dropped.
     Refused,
 }
 
 impl Line {
-    /// An idle line; `seed` decides which packets are lost, and how jitter falls.
+    /// Returns an idle line; `seed` decides about losses and jitter.
     pub(super) fn new(conditions: Conditions, seed: u64) -> Self {
         Self {
             conditions,
@@ -57,7 +57,7 @@ impl Line {
         }
     }
 
-    /// A packet comes to the beginning.
+    /// Adds a packet to the queue.
     pub(super) fn push(&mut self, now: Duration, packet: Packet) -> Pushed {
         self.advance(now);
         let waiting_bytes = self.waiting_bytes.saturating_add(packet.wire_bytes());
@@ -78,7 +78,7 @@ impl Line {
         if has_arrived { self.flying.pop_front().map(|(_, packet)| packet) } else { None }
     }
 
-    /// When there may be something to take; `None`: not before something is pushed.
+    /// Returns when there may be something to take; `None`: not before the next push.
     pub(super) fn next(&self) -> Option<Duration> {
         let flying = self.flying.front().map(|(arrival, _)| *arrival);
         let waiting = self.waiting.front().map(|packet| {
@@ -88,20 +88,19 @@ impl Line {
         flying.into_iter().chain(waiting).min()
     }
 
-    /// Goes on under other conditions: they hold for what is not sent yet, and what flies arrives as it would have.
+    /// Changes the conditions of unsent packets. Sent packets arrive as before.
     pub(super) fn change(&mut self, now: Duration, conditions: Conditions) {
         self.advance(now);
         self.conditions = conditions;
     }
 
-    /// Loses everything that is under way.
     pub(super) fn clear(&mut self) {
         self.waiting.clear();
         self.waiting_bytes = 0;
         self.flying.clear();
     }
 
-    /// Sends what has been sent by `now`.
+    /// Moves packets that were sent by `now` from the queue to their flight.
     fn advance(&mut self, now: Duration) {
         while let Some(packet) = self.waiting.front() {
             let sent_at = self.sent_at(packet);
@@ -120,7 +119,7 @@ impl Line {
         if lost_per_million > 0 && self.random.below(MILLION) < u64::from(lost_per_million) {
             return;
         }
-        // Without jitter no number is drawn: the losses of a seed do not depend on it.
+        // No number is drawn without jitter: the losses of a seed do not depend on it.
         let jitter_ns = u64::try_from(jitter.as_nanos()).unwrap_or(u64::MAX / 4).min(u64::MAX / 4);
         let late = if jitter_ns > 0 { self.random.below(2 * jitter_ns + 1) } else { 0 };
         let arrival = (sent_at + round_trip / 2 + Duration::from_nanos(late)).saturating_sub(jitter);
@@ -137,7 +136,7 @@ impl Line {
         }
     }
 
-    /// When the first that waits will have been sent.
+    /// Returns when the first waiting packet will have been sent.
     fn sent_at(&self, first: &Packet) -> Duration {
         self.free_at + self.conditions.rate.time_of(first.wire_bytes())
     }

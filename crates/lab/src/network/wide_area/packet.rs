@@ -1,60 +1,59 @@
-//! A packet as a TUN device hands it over: the kernel's note on it, then what will be on the wire.
+//! A packet of a TUN device: the kernel's header, then the packet on the wire.
 //!
 //! ```text
 //!   flags u8 │ segmentation u8 │ header u16 │ segment u16 │ checksum start u16 │ checksum offset u16 │ IP packet …
 //! ```
 //!
-//! The kernels of both ends leave cutting into segments to the device: what is read here may stand for up to 64 KiB of
-//! segments of one connection, and is written to the other end as it is, note and all. That keeps a gigabit cheap. On
-//! the wire it counts as the segments that it stands for.
+//! The kernels of both ends leave the division into segments to the device. A packet may thus stand for up to 64 KiB of
+//! segments of one connection. It is written to the other end unchanged, header included, which keeps a gigabit cheap. On the
+//! wire it counts as its segments.
 
-/// A packet, owned.
 #[derive(Debug)]
 pub(super) struct Packet {
     bytes: Box<[u8]>,
     wire_bytes: u64,
 }
 
-/// Kinds of segmentation in the note; the uppermost bit says that congestion was notified.
+/// Kinds of segmentation in the header; the top bit marks congestion.
 const NO_SEGMENTATION: u8 = 0;
-/// Offsets in the note.
+/// Offsets in the header.
 const SEGMENTATION_AT: usize = 1;
 const SEGMENT_BYTES_AT: usize = 4;
 const CHECKSUM_START_AT: usize = 6;
-/// Where TCP says how long its header is, in words of four bytes, in the upper half of the byte.
+/// Offset of TCP's header length, in words of four bytes, in the upper half of the byte.
 const TCP_HEADER_LENGTH_AT: usize = 12;
 
 impl Packet {
-    /// Bytes of the note before each packet.
+    /// Bytes of the kernel's header before each packet.
     pub(super) const HEADER_BYTES: usize = 10;
-    /// The most that is read or written at once.
+    /// The largest read or write.
     pub(super) const BYTES_MAX: usize = Self::HEADER_BYTES + 65_536;
 
-    /// Takes what a device has handed over; `None` if it is not even a note.
+    /// Parses what a device has delivered; `None` if it is shorter than the header.
     pub(super) fn read(bytes: &[u8]) -> Option<Self> {
         let packet = bytes.get(Self::HEADER_BYTES..)?;
         Some(Self { bytes: bytes.into(), wire_bytes: wire_bytes(&bytes[..Self::HEADER_BYTES], packet) })
     }
 
-    /// A packet about which there is nothing to note.
+    /// Returns a packet with an empty header.
     #[cfg(test)]
     pub(super) fn plain(packet: &[u8]) -> Self {
         let bytes = [&[0; Self::HEADER_BYTES], packet].concat();
         Self { bytes: bytes.into(), wire_bytes: packet.len() as u64 }
     }
 
-    /// What a device takes.
+    /// Returns the bytes to write to a device.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// What it takes on the wire: the IP packets that it stands for.
+    /// Returns the bytes on the wire: those of all IP packets that it stands for.
     pub(super) fn wire_bytes(&self) -> u64 {
         self.wire_bytes
     }
 }
 
-/// Every segment but the first brings headers of its own. What cannot be understood counts once.
+/// Returns the bytes on the wire. Every segment after the first adds headers. An unknown packet counts once.
 fn wire_bytes(note: &[u8], packet: &[u8]) -> u64 {
     let length = packet.len() as u64;
     let field = |at: usize| u64::from(u16::from_ne_bytes([note[at], note[at + 1]]));
@@ -73,7 +72,7 @@ fn wire_bytes(note: &[u8], packet: &[u8]) -> u64 {
 mod tests {
     use super::*;
 
-    /// A packet of TCP over IPv4 without options, and what is noted about it.
+    /// Returns a TCP packet over IPv4 without options, with this header.
     fn read(segmentation: u8, segment_bytes: u16, payload: usize) -> Packet {
         let mut bytes = vec![0; Packet::HEADER_BYTES + 40 + payload];
         bytes[SEGMENTATION_AT] = segmentation;

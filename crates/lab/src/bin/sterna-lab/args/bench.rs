@@ -154,7 +154,6 @@ impl BenchLinkArguments {
     }
 }
 
-/// A part of `bench mirror`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum BenchPart {
     /// Copies of an image without clients.
@@ -178,13 +177,12 @@ impl BenchNbdArguments {
         wanted(Workload::ALL, &self.only)
     }
 
-    /// Returns whether the daemon measures the parts of a request's time.
     pub(crate) fn tracing(&self) -> Tracing {
         if self.trace { Tracing::On } else { Tracing::Off }
     }
 }
 
-/// Returns the selected values in the order of `all`; all of them if none is selected.
+/// Returns the selected values in the order of `all`; without a selection, all.
 fn wanted<T: PartialEq, const COUNT: usize>(all: [T; COUNT], only: &[T]) -> Vec<T> {
     all.into_iter().filter(|one| only.is_empty() || only.contains(one)).collect()
 }

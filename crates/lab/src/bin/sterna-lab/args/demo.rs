@@ -45,7 +45,6 @@ pub(crate) struct DemoArguments {
     pub(crate) folder: Option<PathBuf>,
 }
 
-/// The kind of demo.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scene {
     /// A disk between two stores, under a thread of this program.

@@ -1,13 +1,13 @@
-//! The client outside: it keeps one connection to the VM, asks at a steady rate whether or not it is answered, and
-//! notes when each answer came.
+//! The client outside: it keeps one connection to the VM, sends requests at a steady rate, answered or not, and notes
+//! the time of each answer.
 //!
 //! ```text
 //!   sender:   a request every 2 ms ──► VM
 //!   receiver: answer 0, 1, 2 … ◄────── VM      each must be the next number: the VM counts what it has answered
 //! ```
 //!
-//! That it does not wait for answers is what makes a latency honest: a request that comes while the VM stands still is
-//! as late as its user would find it.
+//! Requests do not wait for answers, so that the latency is honest: a request during the downtime is as late as
+//! a user would find it.
 
 use std::collections::VecDeque;
 use std::io::{self, Read as _, Write as _};
@@ -25,46 +25,41 @@ use crate::workload::{Mark, Recorder, Step, Window};
 /// Time between two requests.
 const INTERVAL: Duration = Duration::from_millis(2);
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\n\r\n";
-/// Requests that may wait for their answers, as many as are sent in a minute: then the client waits, too.
+/// Limit of unanswered requests, a minute's worth: then the client waits, too.
 const OUTSTANDING_MAX: usize = 30_000;
 /// How long connecting may take: the VM listens before it works.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
-/// A connection on which nothing comes for so long is lost.
+/// A connection is lost if nothing arrives for this long.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
 
-/// A connection, and what was seen of it. Dropping it ends it.
+/// A connection and its record. Dropping it ends the connection.
 #[derive(Debug)]
 pub(super) struct OutsideClient {
     stream: TcpStream,
     shared: Arc<Shared>,
-    /// Empty once they have been waited for.
+    /// Empty once they have been joined.
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What a connection has come to.
+/// The result of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
-    /// Requests that were answered.
     pub(super) answers: u64,
-    /// Why the connection was lost, or not what it should be; `None` if it survived.
+    /// Why the connection was lost, or which answer was wrong; `None` if it survived.
     pub(super) lost: Option<String>,
 }
 
 #[derive(Debug)]
 struct Shared {
-    /// When each request was sent that has no answer yet.
+    /// Send times of the unanswered requests.
     outstanding: Mutex<VecDeque<Instant>>,
     recorder: Mutex<Recorder>,
     lost: Mutex<Option<String>>,
-    /// No more is asked.
     stop: AtomicBool,
 }
 
 impl OutsideClient {
-    /// Connects from `namespace`, and begins to ask.
-    ///
-    /// # Errors
-    /// If the VM is not reached.
+    /// Connects from `namespace`, and begins to send requests.
     pub(super) fn connect(namespace: &Namespace, machine: SocketAddr) -> anyhow::Result<Self> {
         let stream = namespace
             .run(|| TcpStream::connect_timeout(&machine, CONNECT_MAX))?
@@ -98,17 +93,17 @@ impl OutsideClient {
         lock(&self.shared.recorder).mark(Instant::now())
     }
 
-    /// What it felt between two marks.
+    /// Returns the client's figures between two marks.
     pub(super) fn windows(&self, first: &Mark, last: &Mark) -> Vec<Window> {
         lock(&self.shared.recorder).steps_between(first, last).iter().map(Step::window).collect()
     }
 
-    /// The longest time without an answer that lies between two marks, in whole or in part.
+    /// Returns the longest time without an answer that lies between two marks, at least in part.
     pub(super) fn longest_gap(&self, first: &Mark, last: &Mark) -> Duration {
         lock(&self.shared.recorder).longest_stall(first.at, last.at)
     }
 
-    /// Asks no more, waits for the last answers, and closes the connection. Blocks until then.
+    /// Sends nothing further, waits for the last answers, and closes the connection. Blocks until then.
     pub(super) fn stop(mut self) -> Outcome {
         self.shared.stop.store(true, Ordering::Relaxed);
         self.join();
@@ -126,13 +121,13 @@ impl OutsideClient {
 impl Drop for OutsideClient {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Relaxed);
-        // It may have been closed.
+        // The connection may already be closed.
         let _ = self.stream.shutdown(Shutdown::Both);
         self.join();
     }
 }
 
-/// Sends requests at their times; those that are missed because this thread did not run are not made up for.
+/// Sends requests at their times; times that were missed because this thread did not run are skipped.
 fn send(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut due = Instant::now();
     while !shared.stop.load(Ordering::Relaxed) && lock(&shared.lost).is_none() {
@@ -151,7 +146,7 @@ fn send(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     stream.shutdown(Shutdown::Write)
 }
 
-/// Takes answers until the VM has closed the connection, which it does after the last.
+/// Receives answers until the VM closes the connection, after the last one.
 fn receive(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     let mut found = Vec::new();
     for number in 0.. {
@@ -173,12 +168,12 @@ fn receive(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// What the VM says to the request of this number.
+/// Returns the VM's answer to the request of this number.
 fn answer(number: u64) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{number:010}\n").into_bytes()
 }
 
-/// Reads until there is no more room, or the connection is closed; returns how much.
+/// Reads until `room` is full or the connection is closed; returns the number of bytes.
 fn fill(stream: &mut TcpStream, room: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < room.len() {
@@ -192,7 +187,7 @@ fn fill(stream: &mut TcpStream, room: &mut [u8]) -> io::Result<usize> {
     Ok(length)
 }
 
-/// A panic elsewhere makes nothing of this wrong.
+/// Locks; a panic of another thread leaves no invalid value here.
 fn lock<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -203,7 +198,7 @@ mod tests {
 
     use super::*;
 
-    /// A VM that answers so many requests with what `word` says, then closes the connection.
+    /// Returns the client of a VM that gives `answers` answers, made by `word`, then closes the connection.
     fn client_of(answers: u64, word: fn(u64) -> Vec<u8>) -> OutsideClient {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! What the demo with a whole VM shows at its end, for people and for programs.
+//! The final report of the demo with a whole VM, as text and as JSON.
 
 use std::fmt;
 
@@ -17,47 +17,46 @@ use crate::demo::{Felt, StoppedDemoGuest as _, Timeline};
 /// The result of the demo with a whole VM.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineReport {
-    /// What a program reads.
+    /// The figures of the JSON output.
     pub figures: MachineFigures,
     /// Size of the disk in bytes.
     pub disk_bytes: u64,
-    /// What the VM did, in a few words.
+    /// The VM's work, in a few words.
     pub machine: String,
-    /// What the hosts were, and what joined them.
+    /// The kind of the hosts, and their link.
     pub link: String,
-    /// The way there, the way home, and so on.
+    /// The migrations in order, alternately to the other host and back.
     pub ways: Vec<MachineWay>,
-    /// What the client outside saw; `None` without one.
+    /// The outside client's figures; `None` without one.
     pub connection: Option<Connection>,
     /// Requests to the disk that were completed, from the first mark to the last.
     pub requests: u64,
-    /// How much of its memory the VM has compared, in bytes.
+    /// Bytes of memory that the VM has compared.
     pub memory_bytes: u64,
-    /// What the VM did to its disk from the first measurement to the last.
+    /// The VM's requests to its disk, from the first measurement to the last.
     pub timeline: Timeline,
-    /// What was wrong: all of it is counted, the first few are told.
+    /// All errors, counted; the first few in words.
     pub wrong: Wrong,
-    /// What the daemon recorded of the migration there; `None` if it gave nothing.
+    /// The daemon's record of the first migration; `None` if unavailable.
     pub history: Option<MigrationHistory>,
 }
 
-/// The figures of the demo with a whole VM. Names and number of the fields are a contract with those who read the JSON.
+/// The figures of the demo with a whole VM. Names and number of the fields are a contract with readers of the JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct MachineFigures {
-    /// Those of the demo: bytes and seconds of both ways together, and the rate on both. The longest stall is that of the
-    /// disk, on either way; the disruption the client's, if there is one.
+    /// The plain demo's figures: bytes and seconds of all migrations together, and their common rate. The longest stall is the
+    /// disk's in any of them; the disruption is the client's, if there is one.
     #[serde(flatten)]
     pub demo: Figures,
-    /// How long the VM stood still, on the way on which that was longest, in milliseconds.
+    /// Longest downtime of the VM, in milliseconds.
     pub downtime_ms: f64,
-    /// Of what that consists.
+    /// The parts of the longest downtime.
     pub downtime_parts: DowntimeParts,
-    /// The longest time between two answers to the client, from when the VM began to move, in milliseconds; `None`
-    /// without a client.
+    /// The longest time between two answers to the client since the VM began to move, in milliseconds; `None` without a client.
     pub longest_connection_gap_ms: Option<f64>,
     /// Whether the client's one connection had all its answers, in order; `None` without a client.
     pub connection_survived: Option<bool>,
-    /// What followed the disk; left out if it was complete when it was handed over.
+    /// The blocks that followed the disk; left out if it was complete at its handover.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub followed: Option<Followed>,
 }
@@ -65,40 +64,40 @@ pub struct MachineFigures {
 /// The parts of a downtime, in milliseconds; they add up to the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct DowntimeParts {
-    /// The last of its memory, and its devices: until it was loaded at the other host.
+    /// The last of the VM's memory, and its devices, until they were loaded at the target.
     pub memory_ms: f64,
-    /// The handover of its disk: its gate was closed.
+    /// The handover of the disk, with its gate closed.
     pub disk_ms: f64,
-    /// Its first step at the other host, and what the hosts said to each other.
+    /// The VM's first step at the target, and the messages between the hosts.
     pub start_ms: f64,
 }
 
-/// The figures of one way.
+/// The figures of one migration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MachineWay {
     /// How long the migration took, in seconds.
     pub migration_seconds: f64,
     /// Bytes of the disk that were written to the target.
     pub bytes_moved: u64,
-    /// What was sent of its memory; `None` if the daemon does not tell.
+    /// The memory that was sent; `None` if the daemon does not report it.
     pub memory: Option<MemoryMove>,
-    /// How long the VM stood still, in milliseconds.
+    /// Downtime of the VM, in milliseconds.
     pub downtime_ms: f64,
-    /// Of what that consists.
+    /// The parts of the downtime.
     pub downtime_parts: DowntimeParts,
-    /// The longest time without an answer to the client, on this way and after it, in milliseconds; `None` without a
-    /// client.
+    /// The longest time without an answer to the client, in this migration and after it, in
+    /// milliseconds; `None` without a client.
     pub connection_gap_ms: Option<f64>,
     /// Requests to the disk per second.
     pub iops: f64,
-    /// What followed the disk; `None` if it was complete when it was handed over.
+    /// The blocks that followed the disk; `None` if it was complete at its handover.
     pub followed: Option<Followed>,
 }
 
-/// What the client outside saw.
+/// The outside client's figures.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Connection {
-    /// Requests that were answered.
+    /// Number of answered requests.
     pub answers: u64,
     /// Why the connection was lost; `None` if it survived.
     pub lost: Option<String>,
@@ -107,24 +106,18 @@ pub struct Connection {
 }
 
 impl MachineReport {
-    /// The figures as one line of JSON.
-    ///
-    /// # Errors
-    /// None that can happen with numbers that were measured.
+    /// Returns the figures as one line of JSON.
     pub fn json(&self) -> serde_json::Result<String> {
         serde_json::to_string(&self.figures)
     }
 
-    /// Whether everything is as it should be: what the VM has, and its connection.
+    /// Returns whether the VM's content and the client's connection are intact.
     pub fn is_good(&self) -> bool {
         self.figures.demo.verified && self.figures.connection_survived != Some(false)
     }
 }
 
-/// Puts together what was measured.
-///
-/// # Errors
-/// If a daemon does not tell how long the VM stood still.
+/// Builds the report. Fails if a daemon does not report the downtime.
 pub(super) fn report(
     travelled: Travelled,
     options: &MovedVmOptions,
@@ -140,7 +133,7 @@ pub(super) fn report(
     let demo = Figures {
         bytes_moved: ways.iter().map(|way| way.bytes_moved).sum(),
         migration_seconds: ways.iter().map(|way| way.migration_seconds).sum(),
-        // The VM's clock stands still while it does.
+        // The VM's clock stops during the downtime.
         longest_stall_ms: milliseconds_of(stall).max(longest.downtime_ms),
         iops_before: travelled.before.iops,
         iops_during: rate_of(&on_the_way),
@@ -282,7 +275,7 @@ impl MachineWay {
     }
 }
 
-/// Many ways in a few lines.
+/// Writes many migrations in a few lines.
 fn write_many(ways: &[MachineWay], formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
     row(formatter, "round trips", &(ways.len() / 2).to_string(), "")?;
     let rows: [(&str, fn(&MachineWay) -> Option<f64>); 4] = [

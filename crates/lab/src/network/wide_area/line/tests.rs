@@ -1,4 +1,4 @@
-//! A line on a clock that jumps.
+//! Tests of a line, with a clock that jumps.
 
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn packet(name: u8, bytes: usize) -> Packet {
     Packet::plain(&vec![name; bytes])
 }
 
-/// Everything that arrives, with its time, by coming back whenever the line says.
+/// Returns everything that arrives, with its time, calling back whenever the line asks.
 fn arrivals(line: &mut Line) -> Vec<(Duration, u8)> {
     let mut arrived = Vec::new();
     while let Some(now) = line.next() {
@@ -100,7 +100,7 @@ fn jitter_spreads_arrivals_around_the_delay_and_reorders_only_if_asked() {
         let conditions = Conditions { jitter: us(400), order, ..conditions(2000) };
         let mut line = Line::new(conditions, 3);
         for name in 0..200 {
-            // Each alone on the wire, for a microsecond.
+            // Each packet is alone on the wire, for a microsecond.
             line.push(us(u64::from(name) * 10), packet(name, 1));
         }
         arrivals(&mut line)
@@ -115,8 +115,7 @@ fn jitter_spreads_arrivals_around_the_delay_and_reorders_only_if_asked() {
 }
 
 proptest! {
-    /// However late and irregularly a line is looked after, the same arrives, in the same order, and no earlier than it
-    /// would have.
+    /// However late and irregular the calls are, the same packets arrive, in the same order, and not earlier.
     #[test]
     fn coming_late_changes_nothing_but_when_it_is_noticed(
         packets in prop::collection::vec((0_u64..500, 1_usize..400), 1..40),

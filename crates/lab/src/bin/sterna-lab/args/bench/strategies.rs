@@ -8,9 +8,9 @@ use lab::bench::strategies::{Device, Experiment, Mover, Scale};
 
 use super::{one_of, parse_image_size, wanted};
 
-/// Range of chunks in flight, as the daemon's configuration has it.
+/// Range of chunks in flight, as in the daemon's configuration.
 const DEPTH: std::ops::RangeInclusive<i64> = 1..=64;
-/// Range of their size, as the daemon's configuration has it.
+/// Range of chunk sizes, as in the daemon's configuration.
 const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 65_536..=4_194_304;
 
 #[derive(Debug, Args)]
