@@ -99,7 +99,6 @@ impl DemoOptions {
     }
 }
 
-/// Returns the bytes that the guest fills at first: three quarters.
 fn filled(disk_bytes: u64) -> u64 {
     disk_bytes / 4 * 3
 }
@@ -140,7 +139,6 @@ pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Resul
 
 const VOLUME: &str = "demo";
 
-/// The folder, daemon and stop flag of a demo.
 struct Stage<'a> {
     options: &'a DemoOptions,
     folder: &'a Folder,
@@ -149,7 +147,6 @@ struct Stage<'a> {
     stop: StopFlag,
 }
 
-/// The results of a demo whose guest has compared its disk.
 struct Moved<S> {
     stopped: S,
     guest: String,
@@ -305,7 +302,6 @@ impl<'a, G: DemoGuest> Live<'a, G> {
     }
 }
 
-/// Waits and shows the progress.
 async fn wait(duration: Duration, progress: &mut Progress) {
     const STEPS: u32 = 20;
     for step in 1..=STEPS {

@@ -11,7 +11,6 @@ use crate::workload::{Window, per_second, verify_digest};
 
 pub use testbed::vm::{GuestImage, Vm, VmOptions};
 
-/// Bytes of a page of memory, as the checker counts them.
 const MEMORY_PAGE_BYTES: u64 = 4096;
 
 /// Boots a VM on a volume, and waits until it has filled its disk and works. If that fails, the error
@@ -55,7 +54,6 @@ impl DemoGuest for Vm {
         Self::failure(self).await
     }
 
-    /// The memory is compared, too.
     async fn stop_and_verify(mut self, progress: &mut Progress) -> anyhow::Result<StoppedVm> {
         progress.begin(match self.options().memory_bytes {
             0 => "verifying the whole disk in the VM",

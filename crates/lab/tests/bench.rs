@@ -45,14 +45,12 @@ fn expect_empty(folder: &Path) {
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
-/// Makes a folder, and returns it with a path in it.
 fn page() -> (tempfile::TempDir, String) {
     let folder = tempfile::tempdir().unwrap();
     let page = folder.path().join("page.html").to_str().unwrap().to_owned();
     (folder, page)
 }
 
-/// Checks a figure with one sample.
 fn expect_figure(figure: &Value) {
     let median = figure["median"].as_f64().unwrap_or_else(|| panic!("no figure: {figure}"));
     assert!(median.is_finite(), "{figure}");

@@ -11,13 +11,9 @@ use super::statistics::Summary;
 
 /// The page scales charts from this width.
 const WIDTH: f64 = 720.0;
-/// Where the names end and the bars begin.
 const LEFT: f64 = 210.0;
-/// Where the bars end and the figures begin.
 const RIGHT: f64 = 620.0;
-/// Height of a bar with the space around it.
 const ROW: f64 = 30.0;
-/// Height of a course, with its axis.
 const COURSE_HEIGHT: f64 = 190.0;
 
 #[derive(Debug)]
@@ -73,16 +69,12 @@ pub(super) fn bars(title: &str, bars: &[Bar<'_>], show: impl Fn(f64) -> String) 
 /// The axes that several courses share, so that they can be compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CourseScale {
-    /// Seconds at the left edge, before the migration begins at 0.
     from: f64,
-    /// Seconds at the right edge.
     to: f64,
-    /// Requests per second at the top.
     iops: f64,
 }
 
 impl CourseScale {
-    /// Returns the scale that all courses fit into.
     pub(super) fn of<'a>(courses: impl Iterator<Item = &'a [Moment]> + Clone) -> Self {
         let moments = courses.flatten();
         let seconds = moments.clone().map(|moment| moment.seconds);

@@ -12,6 +12,7 @@ use tokio::process::Command;
 
 use super::tools::FIO;
 
+/// The workload of one run of fio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Job {
     /// The kind of requests, and their order.
@@ -47,10 +48,8 @@ pub enum Pattern {
     SequentialWrites,
 }
 
-/// The disk of a job.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Disk<'a> {
-    /// A file, used by io_uring and past the page cache.
     File(&'a Path),
     Nbd {
         /// `nbd+unix:///NAME?socket=PATH`.
@@ -122,7 +121,6 @@ impl Job {
         command
     }
 
-    /// Does this job and returns its figures. Fails if fio or a request fails; the message holds fio's.
     pub(super) async fn run(
         self,
         disk: Disk<'_>,
@@ -181,7 +179,6 @@ fn only_job(output: &str) -> anyhow::Result<OutputJob> {
     Ok(job)
 }
 
-/// The used part of fio's output.
 #[derive(Debug, Deserialize)]
 struct Output {
     jobs: Vec<OutputJob>,
@@ -202,7 +199,6 @@ struct Requests {
     total_ios: u64,
     io_bytes: u64,
     runtime: u64,
-    /// From submission to completion.
     lat_ns: Latency,
     /// From the end of the submission to completion; only this time has percentiles.
     clat_ns: Latency,

@@ -31,13 +31,10 @@ use super::tools::FIO;
 /// fio ends by itself after this time, if it is not stopped before.
 const SECONDS_MAX: u32 = 3600;
 const START_DEADLINE: Duration = Duration::from_secs(30);
-/// Pause between checks whether fio has begun.
 const START_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes that a server has moved once its guest works: more than it reads to open an image.
 const START_BYTES: u64 = 256 << 10;
-/// How long fio may take to write its log.
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-/// Width of a point in plots.
 const MOMENT_MS: u64 = 100;
 
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +73,6 @@ impl Load {
         Self { job: Job { pattern, block_bytes: 8 << 10, depth: 32 }, limit: None }
     }
 
-    /// Returns fio's argument for the limit.
     fn limit_argument(self) -> Option<String> {
         match (self.limit?, self.job.pattern) {
             (
@@ -100,7 +96,6 @@ pub(super) struct Guest {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Request {
-    /// Completion, in milliseconds since 1970.
     completed_ms: u64,
     latency_ns: u64,
     direction: Direction,
@@ -114,14 +109,11 @@ pub(super) enum Direction {
     Write,
 }
 
-/// All requests of a guest, in the order of completion.
 #[derive(Debug)]
 pub(super) struct Requests(Vec<Request>);
 
-/// A guest's figures in a span of time.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Felt {
-    /// Requests completed per second.
     pub(super) iops: f64,
     /// The longest time of a request that was in flight, in milliseconds.
     pub(super) worst_latency_ms: f64,
@@ -152,7 +144,6 @@ pub struct Moment {
 }
 
 impl Guest {
-    /// Starts fio on an export.
     pub(super) fn start(
         uri: &str,
         size_bytes: u64,
@@ -221,13 +212,11 @@ impl Requests {
         })
     }
 
-    /// Returns the requests per second that completed in a span of milliseconds since 1970.
     pub(super) fn iops(&self, span: Range<u64>) -> f64 {
         let seconds = span.end.saturating_sub(span.start).max(1) as f64 / 1e3;
         self.completed_in(span).len() as f64 / seconds
     }
 
-    /// Returns the guest's moments in a span of milliseconds since 1970, relative to `zero`.
     pub(super) fn moments(&self, span: Range<u64>, zero: u64) -> Vec<Moment> {
         let begins = (span.start..span.end).step_by(MOMENT_MS as usize);
         let whole = begins.filter(|begin| begin + MOMENT_MS <= span.end);
@@ -255,7 +244,6 @@ impl Requests {
         Spent { iops: latencies.len() as f64 / seconds, mean_ms, variance_ms2: squares.sum::<f64>() / count }
     }
 
-    /// Returns the offsets of the writes that completed in a span, in bytes.
     pub(super) fn offsets_written(&self, span: Range<u64>) -> impl Iterator<Item = u64> {
         let completed = self.completed_in(span).iter();
         completed.filter(|request| request.direction == Direction::Write).map(|request| request.offset)
@@ -272,7 +260,6 @@ impl Requests {
         blocks
     }
 
-    /// Returns the number of completed writes.
     pub(super) fn writes(&self) -> u64 {
         self.0.iter().filter(|request| request.direction == Direction::Write).count() as u64
     }
@@ -323,7 +310,6 @@ pub(super) async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns milliseconds since 1970, the unit of fio's log.
 pub(super) fn now_ms() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)

@@ -15,7 +15,6 @@ const STEP_BYTES: u64 = 32 << 20;
 /// Holes and data alternate within pieces of this size: larger than any block, smaller than any image.
 const PIECE_BYTES: u64 = 4 << 20;
 
-/// The part of an image that is holes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Holes {
     None,
@@ -32,7 +31,6 @@ impl Holes {
         }
     }
 
-    /// Returns the bytes of data in an image of `size_bytes`.
     pub(super) fn data_bytes_of(self, size_bytes: u64) -> u64 {
         size_bytes / PIECE_BYTES * self.data_bytes() + (size_bytes % PIECE_BYTES).min(self.data_bytes())
     }
@@ -73,7 +71,6 @@ fn fill_step(file: &File, range: std::ops::Range<u64>, holes: Holes) -> std::io:
     Ok(())
 }
 
-/// The part of the page cache that was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Forgotten {
     All,
@@ -107,7 +104,6 @@ impl Blocks {
     /// File systems allocate blocks of this many bytes, and no request is smaller.
     const BYTES: u64 = 4096;
 
-    /// Adds the blocks that a range of bytes touches.
     pub(super) fn add(&mut self, begin: u64, length: u64) {
         let blocks = (begin / Self::BYTES) as usize..(begin + length).div_ceil(Self::BYTES) as usize;
         if self.0.len() < blocks.end {
@@ -124,7 +120,6 @@ impl Blocks {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Compared {
     pub(super) bytes: u64,
-    /// Offset of the first block that differs.
     pub(super) first_difference: Option<u64>,
 }
 

@@ -60,13 +60,10 @@ impl Load {
     }
 }
 
-/// The VM that Sterna moves, and its volume.
 const MOVED: &str = "moved";
 /// Memory of either VM, but for 8 KiB.
 const RAM_BYTES: u64 = 256 << 20;
-/// The volume of the VM that QEMU moves.
 const SHARED: &str = "shared";
-/// How long both VMs run before each move.
 const REST: Duration = Duration::from_secs(1);
 
 /// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
@@ -115,7 +112,6 @@ async fn measure(
     Ok(figures)
 }
 
-/// Two hosts with two working VMs.
 struct Stage<'a> {
     load: Load,
     pair: &'a HostsPair,
@@ -177,7 +173,6 @@ impl<'a> Stage<'a> {
         LoadFigures::of(name, summary(sterna)?, summary(memory)?, summary(qemu)?)
     }
 
-    /// Moves Sterna's VM to the other host.
     async fn migrate(&self, round: u32) -> anyhow::Result<api::MachineDowntime> {
         let (from, to, name) = match round % 2 {
             0 => (&self.pair.near, &self.pair.far, "b"),

@@ -26,7 +26,6 @@ pub struct Progressed {
     pub bytes_copied: u64,
 }
 
-/// The times of a migration, in milliseconds since 1970.
 #[derive(Debug)]
 pub(super) struct Course {
     pub(super) begun_ms: u64,
@@ -79,12 +78,10 @@ impl Course {
         (self.ended.state == MigrationState::Moved).then_some(closed_ms as f64 / 1e3)
     }
 
-    /// Returns seconds from the order to the end.
     pub(super) fn seconds(&self) -> f64 {
         self.ended_ms.saturating_sub(self.begun_ms).max(1) as f64 / 1e3
     }
 
-    /// Describes the migration, for an error.
     pub(super) fn told(&self) -> String {
         let Self { begun_ms, switched_ms, ended_ms, .. } = self;
         let at = |ms: u64| ms.saturating_sub(*begun_ms);

@@ -41,6 +41,7 @@ pub struct MirrorOptions {
     pub guest_iops: Option<u32>,
 }
 
+/// The two halves of the benchmark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     /// The image is unused during the copy.
@@ -200,13 +201,11 @@ impl<'a> Stage<'a> {
         Ok(Finished { allocated_bytes, compared_bytes })
     }
 
-    /// Stops QEMU's daemon, compares the images, and deletes the target.
     async fn finish_storage_daemon(&self, server: StorageDaemon, except: Blocks) -> anyhow::Result<Finished> {
         server.stop().await?;
         self.finish_copy(except).await
     }
 
-    /// Compares the images, and deletes the target.
     async fn finish_copy(&self, except: Blocks) -> anyhow::Result<Finished> {
         let allocated_bytes = super::image::allocated_bytes(&self.target)?;
         let compared_bytes = self.verify(&self.source, &self.target, except).await?;
@@ -217,7 +216,6 @@ impl<'a> Stage<'a> {
 
 #[derive(Clone, Copy, Debug)]
 struct Finished {
-    /// Bytes that the target took on the disk.
     allocated_bytes: u64,
     compared_bytes: u64,
 }

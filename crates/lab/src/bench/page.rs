@@ -10,7 +10,6 @@ use super::statistics::Summary;
 
 const STYLE: &str = include_str!("page.css");
 
-/// Builds a page; `sections` are HTML.
 pub(super) fn page(title: &str, lead: &str, environment: &Environment, sections: &str) -> String {
     let [machine, programs] = environment.lines();
     let [title, lead, machine, programs] = [title, lead, &machine, &programs].map(escape);
@@ -30,7 +29,6 @@ pub(super) fn page(title: &str, lead: &str, environment: &Environment, sections:
     )
 }
 
-/// Returns a part of a page: its heading, a table, and charts below.
 pub(super) fn section(heading: &str, table: &Table, charts: &str) -> String {
     let heading = escape(heading);
     let cell = |tag: &str, text: &str| format!("<{tag}>{}</{tag}>", escape(text));

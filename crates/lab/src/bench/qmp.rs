@@ -21,7 +21,6 @@ pub(super) struct Qmp {
 }
 
 impl Qmp {
-    /// Connects to a monitor and greets it.
     pub(super) async fn connect(socket: &Path) -> anyhow::Result<Self> {
         let mut qmp =
             Self { stream: BufReader::new(UnixStream::connect(socket).await?), events: VecDeque::new() };

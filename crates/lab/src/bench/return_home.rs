@@ -111,7 +111,6 @@ impl Load {
     }
 }
 
-/// The figures of one round.
 #[derive(Debug)]
 struct Trip {
     ways: [Course; 2],
@@ -119,7 +118,6 @@ struct Trip {
     iops: [f64; 5],
     /// The guest's moments from the first order on.
     moments: Vec<Moment>,
-    /// Bytes that were compared at the end, and are equal.
     compared_bytes: u64,
 }
 
@@ -163,7 +161,6 @@ pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Re
     .await
 }
 
-/// Migrates the volume to the other host and back.
 async fn travel(options: &ReturnOptions, folder: &BenchFolder, load: Load) -> anyhow::Result<Trip> {
     let margin = Duration::from_secs(options.seconds.into());
     let guest_load = load.guest();

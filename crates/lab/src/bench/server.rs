@@ -19,11 +19,8 @@ use super::qmp::Qmp;
 use super::tools::STORAGE_DAEMON;
 use crate::demo::{STORES, start_daemon};
 
-/// How long a server may take to answer, and to stop.
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Pause between checks whether a server answers.
 const PAUSE: Duration = Duration::from_millis(10);
-/// Name of the volume and of the export.
 pub(super) const NAME: &str = "bench";
 
 /// A Sterna daemon that serves one image, with a store to move it to.
@@ -35,12 +32,10 @@ pub(super) struct Sterna {
 }
 
 impl Sterna {
-    /// Starts a daemon that serves `image`.
     pub(super) async fn start(program: &Path, folder: &BenchFolder, image: &Path) -> anyhow::Result<Self> {
         Self::start_with(program, folder, image, &[]).await
     }
 
-    /// Starts a daemon with these environment variables.
     pub(super) async fn start_with(
         program: &Path,
         folder: &BenchFolder,
@@ -76,10 +71,8 @@ impl Sterna {
     }
 }
 
-/// QEMU's modes of mirroring the guest's writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CopyMode {
-    /// A write is noted, and copied later.
     Background,
     /// A write goes to both images before it is answered.
     WriteBlocking,
@@ -114,7 +107,6 @@ pub(super) fn file_nodes(name: &str, path: &Path) -> [Value; 2] {
     [file, json!({ "driver": "raw", "node-name": name, "file": format!("{name}-file") })]
 }
 
-/// Returns the node of another daemon's export.
 pub(super) fn remote_node(name: &str, (host, port): (Ipv4Addr, u16)) -> Value {
     let server = json!({ "type": "inet", "host": host.to_string(), "port": port.to_string() });
     json!({ "driver": "nbd", "node-name": name, "server": server, "export": NAME })

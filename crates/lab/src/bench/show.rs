@@ -13,7 +13,6 @@ pub struct Table {
     pub conclusion: String,
 }
 
-/// Formats a median, and the least and the most.
 pub(super) fn figure_and_spread(summary: &Summary, show: impl Fn(f64) -> String) -> [String; 2] {
     [show(summary.median), format!("{}–{}", show(summary.min), show(summary.max))]
 }
@@ -23,7 +22,6 @@ pub(super) fn median(summary: Option<&Summary>, show: impl Fn(f64) -> String) ->
     summary.map_or_else(|| "-".to_owned(), |summary| show(summary.median))
 }
 
-/// Formats a ratio with its range.
 pub(super) fn ratio(summary: &Summary) -> String {
     format!("{:.2} ({:.2}–{:.2})", summary.median, summary.min, summary.max)
 }

@@ -93,7 +93,6 @@ impl Scale {
         }
     }
 
-    /// Returns how long the guest works before and after each migration.
     fn margin(self) -> Duration {
         match self {
             Self::Full => Duration::from_secs(5),
@@ -161,7 +160,6 @@ pub struct Device {
 }
 
 impl Device {
-    /// Returns a device that is `times` as slow.
     fn slower(self, times: u64) -> Self {
         Self {
             latency_us: self.latency_us * times,

@@ -14,7 +14,6 @@ pub(super) struct Tool {
     package: &'static str,
 }
 
-/// The client of all measurements.
 pub(super) const FIO: Tool = Tool { program: "fio", package: "fio" };
 /// The peer: an NBD server that mirrors.
 pub(super) const STORAGE_DAEMON: Tool =

@@ -20,7 +20,6 @@ pub(super) struct TwoHosts {
     /// URI of the export at the first host.
     pub(super) uri: String,
     folders: [Folder; 2],
-    /// Keeps the link up.
     _link: HostsLink,
 }
 

@@ -42,11 +42,9 @@ use random::Random;
 use tally::Tally;
 use tpm::Tpm;
 
-/// Bytes per request of a pass over the whole disk.
 const SWEEP_BYTES: usize = 1 << 20;
 /// The workers flush once in this many requests.
 const REQUESTS_PER_FLUSH: u64 = 2000;
-/// Share of reads, in per cent.
 const READS_PERCENT: u64 = 70;
 /// The alignment in memory that direct I/O needs, on every disk.
 const MEMORY_ALIGNMENT: usize = 4096;
@@ -64,13 +62,11 @@ struct Arguments {
     workers: u64,
     fill_bytes: u64,
     seed: u64,
-    /// Bytes of the VM's memory that are checked too.
     memory_bytes: u64,
     /// Port of the web server; 0: none.
     port: u16,
     /// Bytes of the VM's memory that are written as fast as possible.
     swept_bytes: u64,
-    /// Pause between two requests of a worker.
     pause: Duration,
 }
 
@@ -141,7 +137,6 @@ fn run(arguments: &Arguments) -> Result<(), String> {
 }
 
 struct Disk {
-    /// The devices, one per stripe.
     files: Vec<File>,
     /// Bytes of a logical sector, as the system reports them; 0 for a file.
     sector_bytes: u64,
@@ -316,7 +311,6 @@ fn say(words: &str) {
     let _ = io::stdout().lock().write_all(line.as_bytes());
 }
 
-/// Memory whose address direct I/O accepts.
 struct Aligned {
     memory: Vec<u8>,
     start: usize,

@@ -100,7 +100,6 @@ impl ThreadGuest {
 
 /// Any number: the disk is new, so there is no older content.
 const FILL_SEED: u64 = 0x5e74a;
-/// Interval between checks whether a guest has failed.
 const FAILURE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 
 impl DemoGuest for ThreadGuest {

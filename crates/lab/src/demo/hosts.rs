@@ -48,7 +48,6 @@ pub use self::report::{Copied, HostsFigures, HostsReport, WayFigures};
 pub use self::travel::{Cut, CutPlan};
 
 const NAMES: [&str; 2] = ["a", "b"];
-/// The store that each host uses.
 const STORE: &str = STORES[0];
 /// Limit of the time without any request; after it the guest's rate counts as zero.
 const IDLE_MAX: Duration = Duration::from_secs(10);
@@ -135,11 +134,9 @@ async fn in_folders<R>(
     near.and(far).map(|()| report)
 }
 
-/// The results once the volume has returned, and the guest has compared its disk.
 struct Travelled {
     stopped: StoppedThreadGuest,
     guest: String,
-    /// The volume at its final place.
     volume: Volume,
     ways: [Way; 2],
     copied: Copied,
@@ -153,7 +150,6 @@ struct Travelled {
     disruption: Option<Duration>,
 }
 
-/// Runs the demo in its folders, and stops the daemons.
 async fn play(
     options: &HostsOptions,
     folders: &Folders,

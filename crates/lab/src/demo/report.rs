@@ -124,12 +124,10 @@ pub(super) fn disruption_row(formatter: &mut fmt::Formatter<'_>, disruption_ms: 
     row(formatter, "disruption", &seconds(disruption_ms / 1000.0), remark)
 }
 
-/// Returns bytes per second; 0 if no time has passed.
 pub(super) fn rate(bytes: u64, seconds: f64) -> u64 {
     if seconds > 0.0 { (bytes as f64 / seconds) as u64 } else { 0 }
 }
 
-/// Returns the change from `before` to `after` in per cent.
 pub(super) fn change(before: f64, after: f64) -> String {
     if before <= 0.0 {
         return String::new();

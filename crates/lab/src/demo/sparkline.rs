@@ -11,7 +11,6 @@ use crate::workload::Window;
 
 /// The widest line, so that the report fits a terminal of 80 columns.
 const COLUMNS_MAX: usize = 56;
-/// Bars from nothing to the most.
 const BARS: [char; 9] = ['·', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 
 /// The rates of a guest in equal steps of time, with the parts to be marked.
@@ -68,7 +67,6 @@ impl Timeline {
         Some((bars, marks))
     }
 
-    /// Returns the mean rate of the steps in a column.
     fn mean(&self, column: usize, columns: usize) -> f64 {
         let begin = column * self.rates.len() / columns;
         let end = ((column + 1) * self.rates.len() / columns).max(begin + 1);
@@ -108,7 +106,6 @@ mod tests {
 
     use super::*;
 
-    /// Returns seconds with `requests` requests each.
     fn of<const COUNT: usize>(requests: u64) -> [Window; COUNT] {
         [Window { length: Duration::from_secs(1), requests, latency_p99: None }; COUNT]
     }

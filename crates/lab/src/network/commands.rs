@@ -5,7 +5,6 @@ use std::process::{Command, Stdio};
 use super::error::NetworkError;
 use super::namespace::Namespace;
 
-/// The Debian package of both programs.
 const PACKAGE: &str = "iproute2";
 
 /// Runs `ip` with `arguments` in `namespace`. The error of a failure holds its output.

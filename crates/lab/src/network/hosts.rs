@@ -25,7 +25,6 @@ pub struct Hosts {
 /// The addresses of a link's ends, in the order in which its hosts were named.
 pub type Addresses = [Ipv4Addr; 2];
 
-/// One end of a link to be made.
 #[derive(Clone, Debug)]
 pub(super) struct End {
     pub(super) namespace: Namespace,
@@ -35,10 +34,8 @@ pub(super) struct End {
 }
 
 impl End {
-    /// Length of the links' network prefix, in bits.
     pub(super) const PREFIX_BITS: u8 = 30;
 
-    /// Returns the address with the length of its prefix.
     pub(super) fn address_with_prefix(&self) -> String {
         format!("{}/{}", self.address, Self::PREFIX_BITS)
     }

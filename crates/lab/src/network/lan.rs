@@ -17,13 +17,9 @@ use super::namespace::Namespace;
 /// The client's address, on an interface of the switch itself.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 1);
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 78, 0, 2);
-/// Length of the network's prefix, in bits.
 const PREFIX_BITS: u8 = 24;
-/// Name of the bridges in each namespace.
 const BRIDGE: &str = "lan";
-/// The guest's network interface on either host.
 const TAP: &str = "guest";
-/// A host's end of the cable to the switch.
 const CABLE: &str = "cable";
 
 /// A network of guests. It ends with its namespaces.

@@ -14,9 +14,7 @@ use super::error::NetworkError;
 use super::namespace::Namespace;
 use super::rate::BitRate;
 
-/// Bytes of a read or write.
 const CHUNK_BYTES: usize = 1 << 20;
-/// A longer round trip has failed.
 const ROUND_TRIP_MAX: Duration = Duration::from_secs(10);
 
 /// A connection that carries as much as it can, or a given number of bytes. Dropping it ends it.

@@ -90,14 +90,12 @@ impl Namespace {
     }
 }
 
-/// Moves the calling thread into a new namespace.
 fn unshare() -> Result<File, NetworkError> {
     nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)
         .map_err(|error| NetworkError::Refused { source: error.into() })?;
     File::open("/proc/thread-self/ns/net").map_err(NetworkError::system("open a new network namespace"))
 }
 
-/// Writes the settings of the calling thread's namespace.
 fn set_up() -> Result<(), NetworkError> {
     for (name, BufferSizes { least, usual }) in SETTINGS {
         let sizes = format!("{least} {usual} {SOCKET_BUFFER_BYTES_MAX}");

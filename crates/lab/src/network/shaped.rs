@@ -31,7 +31,6 @@ pub struct ShapedLink {
 }
 
 impl ShapedLink {
-    /// Makes the interfaces, addresses and shapes them.
     pub(super) fn create(ends: [End; 2], rate: BitRate) -> Result<Self, NetworkError> {
         let [first, second] = &ends;
         let path = second.namespace.path();

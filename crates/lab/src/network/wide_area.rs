@@ -30,7 +30,6 @@ use super::commands::ip;
 use super::error::NetworkError;
 use super::hosts::{Addresses, End};
 
-/// The largest packet of most networks.
 const MTU: u16 = 1500;
 /// Packets that wait for the thread to read them. The default of 500 would be full after 6 ms of a gigabit in single packets. The
 /// thread may have to wait as long for a processor.
@@ -65,7 +64,6 @@ pub struct Carried {
 }
 
 impl WideAreaLink {
-    /// Makes the devices, addresses them, and starts the thread between them.
     pub(super) fn create(ends: [End; 2], conditions: Conditions) -> Result<Self, NetworkError> {
         let [first, second] = &ends;
         let devices = [device(first)?, device(second)?];

@@ -81,7 +81,6 @@ pub struct Guest {
     thread: Option<JoinHandle<Result<Worker, ClientError>>>,
     stop: StopFlag,
     recorder: Arc<Mutex<Recorder>>,
-    /// Why the guest lost its disk, as a message.
     failure: Arc<Mutex<Option<String>>>,
 }
 
@@ -163,7 +162,6 @@ impl Drop for Guest {
     }
 }
 
-/// The state of the guest's thread.
 #[derive(Debug)]
 struct Worker {
     client: Client,
@@ -174,7 +172,6 @@ struct Worker {
     random: Random,
     findings: Findings,
     recorder: Arc<Mutex<Recorder>>,
-    /// Free buffers of one block.
     buffers: Vec<Vec<u8>>,
 }
 

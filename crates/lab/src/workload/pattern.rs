@@ -17,7 +17,6 @@ use super::random::mix;
 
 /// The first word of every stamped block: "SternaBk" in ASCII.
 const MAGIC: u64 = u64::from_le_bytes(*b"SternaBk");
-/// Words of the stamp.
 const STAMP_WORDS: usize = 4;
 /// Odd and far from every power of two, so that each word differs from its neighbours in most bits.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
@@ -50,7 +49,6 @@ impl Stamp {
         self.matches_from(block, 0)
     }
 
-    /// Returns whether the part from `first_word` on holds exactly this content.
     fn matches_from(&self, block: &[u8], first_word: usize) -> bool {
         let base = self.base();
         let (head, body) = block.split_at(block.len().min(STAMP_WORDS * 8));

@@ -26,7 +26,6 @@ const LATENCY_US_MAX: u64 = 600_000_000;
 #[derive(Clone, Debug)]
 pub struct Recorder {
     started: Instant,
-    /// Time of the last completion; `None` while the guest does not work.
     last_completion: Option<Instant>,
     completions: u64,
     latencies_us: Histogram<u64>,
@@ -64,7 +63,6 @@ impl Step {
     }
 }
 
-/// The time between two completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stall {
     began: Instant,
@@ -220,7 +218,6 @@ impl Recorder {
         }
     }
 
-    /// Ends the last step of the timeline.
     fn end_step(&mut self) {
         let rank = self.step_latencies_us.len() * 99 / 100;
         if let Some(step) = self.timeline.last_mut()

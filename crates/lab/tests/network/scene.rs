@@ -66,12 +66,10 @@ impl<Link> Scene<Link> {
         self.hosts.get(1).unwrap()
     }
 
-    /// Starts a flow that keeps the link busy.
     pub(crate) fn flow(&self, address: Ipv4Addr) -> Flow {
         Flow::start(self.source(), self.target(), address, None).unwrap()
     }
 
-    /// Returns both ends of a connection.
     pub(crate) fn connection(&self, address: Ipv4Addr) -> [TcpStream; 2] {
         let listener = self.target().run(|| TcpListener::bind((address, 0))).unwrap().unwrap();
         let local = listener.local_addr().unwrap();
@@ -81,7 +79,6 @@ impl<Link> Scene<Link> {
         [near, far]
     }
 
-    /// Returns the error of an attempt to connect, where a host answers or none can be reached.
     pub(crate) fn refusal(&self, address: Ipv4Addr) -> ErrorKind {
         self.connect(address, DEADLINE).unwrap_err().kind()
     }
@@ -97,7 +94,6 @@ impl<Link> Scene<Link> {
     }
 }
 
-/// Returns the payload rate of a flow, as a part of `rate`.
 pub(crate) fn part_of(rate: BitRate, flow: &Flow) -> f64 {
     let (begun, before) = (Instant::now(), flow.received_bytes());
     std::thread::sleep(WINDOW);
@@ -129,7 +125,6 @@ pub(crate) fn expect_intact([mut near, mut far]: [TcpStream; 2], bytes: usize, m
     receiver.join().unwrap();
 }
 
-/// Returns the names of a host's interfaces.
 pub(crate) fn interfaces(host: &Namespace) -> Vec<String> {
     let text = host.run(|| std::fs::read_to_string("/proc/thread-self/net/dev")).unwrap().unwrap();
     let lines = text.lines().filter_map(|line| line.split_once(':'));
@@ -138,7 +133,6 @@ pub(crate) fn interfaces(host: &Namespace) -> Vec<String> {
     names
 }
 
-/// Waits until `is_so` returns true.
 pub(crate) fn wait_until(what: &str, mut is_so: impl FnMut() -> bool) {
     let give_up_at = Instant::now() + DEADLINE;
     while !is_so() {

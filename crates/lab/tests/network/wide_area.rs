@@ -113,7 +113,6 @@ fn the_same_packets_are_lost_for_the_same_seed() {
     assert_ne!(first, survivors(2));
 }
 
-/// Returns the next number, if one comes in time.
 fn receive(socket: &UdpSocket) -> Option<u32> {
     let mut bytes = [0; 4];
     socket.recv(&mut bytes).ok().map(|_| u32::from_le_bytes(bytes))

@@ -18,19 +18,16 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::support::{Fault, Server, Style};
 
-/// Name of the test that calls [`main`].
 pub(crate) const TEST: &str = "the_fake_daemon";
 /// Carries the command line, which the test harness would otherwise parse.
 const ARGUMENTS: &str = "FAKE_DAEMON_ARGUMENTS";
 const BEHAVIOUR: &str = "FAKE_DAEMON_BEHAVIOUR";
 
-/// What the fake does upon a migration order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Behaviour {
     Good,
     /// One bit of the target's image is wrong.
     CorruptImage,
-    /// The migration ends as failed.
     Fails,
     Dies,
     /// The fake ends the demo with a SIGTERM, and never answers.
@@ -40,7 +37,6 @@ pub(crate) enum Behaviour {
 const ALL: [Behaviour; 5] =
     [Behaviour::Good, Behaviour::CorruptImage, Behaviour::Fails, Behaviour::Dies, Behaviour::Interrupts];
 
-/// Makes a program in `folder` with this behaviour.
 pub(crate) fn program(folder: &Path, behaviour: Behaviour) -> PathBuf {
     let path = folder.join("sterna");
     let executable = std::env::current_exe().unwrap();

@@ -32,7 +32,6 @@ pub(crate) enum Fault {
     },
 }
 
-/// The server's replies to reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Style {
     /// Simple replies only; structured ones are refused.
@@ -41,7 +40,6 @@ pub(crate) enum Style {
     Structured,
 }
 
-/// A server that lives until the test ends.
 pub(crate) struct Server {
     folder: PathBuf,
     _temporary: Option<TempDir>,
@@ -53,7 +51,6 @@ struct Shared {
     fault: Fault,
     writes: AtomicU64,
     requests: AtomicU64,
-    /// A block's place and its content before a write.
     old: Mutex<Option<(usize, Vec<u8>)>>,
 }
 
@@ -63,7 +60,6 @@ const FAULTY_WRITE: u64 = 200;
 const RESTORED_LATER: u64 = 20;
 
 impl Server {
-    /// Serves a disk of zeroes.
     pub(crate) fn start(disk_bytes: usize, style: Style, fault: Fault) -> Self {
         let temporary = tempfile::tempdir().unwrap();
         let server = Self::start_in(temporary.path(), disk_bytes, style, fault);
@@ -98,7 +94,6 @@ impl Server {
         change(&mut self.disk.lock().unwrap());
     }
 
-    /// Writes the disk to a file and returns its path.
     pub(crate) fn dump(&self) -> PathBuf {
         let path = self.folder.join("image");
         std::fs::write(&path, &*self.disk.lock().unwrap()).unwrap();

@@ -96,7 +96,6 @@ pub struct GuestFigures {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CopySample {
     pub(super) seconds: f64,
-    /// Bytes a second during the second half, if known.
     pub(super) second_half: Option<f64>,
 }
 

@@ -109,7 +109,6 @@ async fn storage_daemon(stage: &Stage<'_>, mode: CopyMode) -> anyhow::Result<Gue
     Ok(sample)
 }
 
-/// Lets a guest work before and during `migration`. `process` is the server's.
 async fn under_guest(
     stage: &Stage<'_>,
     uri: &str,
@@ -125,7 +124,6 @@ async fn under_guest(
     Ok((guest.stop().await?, course))
 }
 
-/// Cleans up after a migration that did not end.
 fn given_up(stage: &Stage<'_>, sample: GuestSample) -> anyhow::Result<GuestSample> {
     stage.delete_target()?;
     Ok(sample)

@@ -22,17 +22,12 @@ use crate::network::{BitRate, Conditions, Hosts, Namespace, WideAreaLink};
 /// The first server's port. Each server gets another one: the kernel keeps the port of an ended server until the last request of
 /// its ring has ended.
 const FIRST_PORT: u16 = 10_809;
-/// The node of QEMU's target export.
 const FAR_NODE: &str = "far";
-/// The source host's name at the target.
 const SOURCE_NAME: &str = "source";
 const TARGET_NAME: &str = "target";
-/// The store that stands for the target's export.
 const FAR_STORE: &str = "far";
-/// Number of round trips; their median is reported.
 const ROUND_TRIPS: usize = 21;
 
-/// The hosts and links of one part.
 #[derive(Debug)]
 pub(super) struct Stage<'a> {
     pub(super) options: &'a LinkOptions,
@@ -97,7 +92,6 @@ impl<'a> Stage<'a> {
         port
     }
 
-    /// Measures a round trip over the first link.
     pub(super) async fn round_trip(&self) -> anyhow::Result<Duration> {
         let [source, target] = self.hosts.clone();
         let address = self.target_address();
@@ -215,7 +209,6 @@ impl<'a> Stage<'a> {
         Ok(bytes)
     }
 
-    /// Deletes what an abandoned migration may have left of the target.
     pub(super) fn delete_target(&self) -> anyhow::Result<()> {
         match std::fs::remove_file(&self.target) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -255,13 +248,11 @@ impl StorageDaemons {
 /// The ways by which Sterna moves a volume to the other host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// The hosts are paired, and the volume moves from one to the other.
     Host,
     /// A volume of the other host is an NBD store of the first.
     NbdStore,
 }
 
-/// Sterna's daemons, one on each host.
 #[derive(Debug)]
 pub(super) struct Sternas {
     pub(super) source: Daemon,
@@ -275,7 +266,6 @@ pub(super) struct Sternas {
 }
 
 impl Sternas {
-    /// Returns the target store of the migration.
     pub(super) fn store(&self) -> &str {
         &self.store
     }

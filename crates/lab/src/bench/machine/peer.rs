@@ -14,13 +14,10 @@ use crate::bench::qmp::Qmp;
 use crate::bench::tools::SYSTEM_EMULATOR;
 use crate::vm::{Vm, VmOptions};
 
-/// How long a process may take to open its monitor.
 const START_DEADLINE: Duration = Duration::from_secs(60);
-/// Pause between checks for the monitor.
 const START_PAUSE: Duration = Duration::from_millis(20);
 /// How long a migration may take; it normally takes seconds.
 const MIGRATE_DEADLINE: Duration = Duration::from_secs(120);
-/// Pause between checks whether the migration has ended.
 const END_PAUSE: Duration = Duration::from_millis(20);
 /// More than any stream carries, as in Sterna's own migrations: QEMU's default is 128 MiB/s.
 const UNLIMITED_BYTES_PER_SECOND: u64 = 1 << 40;
@@ -30,7 +27,6 @@ pub(super) struct Peer {
     folder: PathBuf,
     disk: Address,
     current: Process,
-    /// Number of processes so far.
     count: u32,
 }
 

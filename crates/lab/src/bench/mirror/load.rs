@@ -20,7 +20,6 @@ use crate::demo::STORES;
 /// A switch may have begun this much before it was seen: events arrive late, and clocks are rounded.
 const SWITCH_SLACK_MS: u64 = 250;
 
-/// The times of a migration, in milliseconds since 1970.
 #[derive(Clone, Copy, Debug)]
 struct Course {
     begun_ms: u64,
@@ -89,7 +88,6 @@ async fn measure_one(stage: &Stage<'_>, contender: Contender) -> anyhow::Result<
     }
 }
 
-/// Migrates the volume, and returns its new location.
 async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
     let cpu = server.cpu_time()?;
     let begun_ms = now_ms();
@@ -106,7 +104,6 @@ async fn migrate(server: &Sterna) -> anyhow::Result<(Course, String)> {
     Ok((Course { begun_ms, switched_ms, ended_ms, server_cpu_seconds }, migration.target.image))
 }
 
-/// Lets a guest work before, during and after `migration`. `process` is the server's.
 async fn under_guest<T>(
     stage: &Stage<'_>,
     uri: &str,

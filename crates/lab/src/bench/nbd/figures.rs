@@ -73,7 +73,6 @@ pub struct ContenderFigures {
 }
 
 impl WorkloadFigures {
-    /// Sums up the samples; `None` without samples.
     pub(super) fn of(workload: Workload, samples: &[Vec<Sample>; 3]) -> Option<Self> {
         let job = workload.job();
         let mut contenders: Vec<ContenderFigures> = Vec::new();

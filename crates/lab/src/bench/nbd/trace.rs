@@ -27,12 +27,10 @@ struct Kind {
     counted_by: &'static str,
 }
 
-/// One step of a connection's requests, as the daemon logs it.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(super) struct StageSample {
     stage: String,
     count: u64,
-    /// Total time of the step.
     sum_us: f64,
     median_us: f64,
     p99_us: f64,

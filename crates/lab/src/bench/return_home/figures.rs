@@ -4,10 +4,8 @@
 use super::{Load, Trip};
 use crate::bench::strategies::{Figure, Form, Point, Series};
 
-/// The labels of both axes.
 const AXES: (&str, &str) = ("seconds since the order", "MiB a second");
 
-/// Height of a row, as a part of the highest throughput.
 const ROW: f64 = 0.03;
 
 /// Returns the figures of the first journey under each load.

@@ -7,7 +7,6 @@ use crate::demo::Progress;
 
 /// The guest's requests in flight (\[ESX\] Figure 10).
 const DEPTH: u32 = 16;
-/// Part of the guest's requests that are writes.
 const WRITES: f64 = 0.3;
 /// How much slower the target is (\[ESX\] §3.4).
 const TIMES: u64 = 10;

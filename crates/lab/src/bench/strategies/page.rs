@@ -37,7 +37,6 @@ impl Figure {
         format!("{}: {}", self.name, self.title)
     }
 
-    /// Returns the figure as a section of a page.
     pub(in crate::bench) fn section(&self) -> String {
         let caption = escape(&format!("{} by {}", self.y, self.x));
         let plot = format!("<figure><figcaption>{caption}</figcaption>\n{}</figure>\n", draw(self));

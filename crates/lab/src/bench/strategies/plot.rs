@@ -8,18 +8,15 @@ use super::figure::{Figure, Form, number, place as tick_words};
 
 /// The page scales plots from this width.
 const WIDTH: f64 = 720.0;
-/// Height of a plot without its legend.
 const HEIGHT: f64 = 260.0;
 /// Left, right, top and bottom of the part with lines.
 const FRAME: (f64, f64, f64, f64) = (64.0, 700.0, 10.0, 222.0);
-/// Height of a line of the legend.
 const LEGEND_ROW: f64 = 18.0;
 /// Colours that stand out on light and on dark.
 const COLOURS: [&str; 6] = ["#1f77b4", "#d9711c", "#2f9e44", "#c2255c", "#8a63d2", "#8a939c"];
 /// A line of more points has no dots.
 const DOTS_MAX: usize = 12;
 
-/// The range of an axis, and its scale.
 struct Axis {
     from: f64,
     to: f64,

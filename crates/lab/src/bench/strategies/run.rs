@@ -17,7 +17,6 @@ use crate::bench::migration::{Course, Progressed, compare_copies, compared, copy
 use crate::bench::server::NAME;
 use crate::demo::{Progress, STORES, start_daemon};
 
-/// Pause between queries about a migrating volume.
 const LOOK: Duration = Duration::from_millis(10);
 
 #[derive(Debug)]
@@ -29,7 +28,6 @@ pub(super) struct Stage<'a> {
     offline: Vec<((usize, u64, Device), f64)>,
 }
 
-/// One point of measurement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Case {
     pub(super) size_bytes: u64,
@@ -98,7 +96,6 @@ impl Sample {
         1.0 - self.during[kind].iops / self.before[kind].iops
     }
 
-    /// Returns the share of all requests that the guest lost.
     pub(super) fn total_penalty(&self) -> f64 {
         let all = |spent: &[Spent; 2]| spent[0].iops + spent[1].iops;
         1.0 - all(&self.during) / all(&self.before)

@@ -23,7 +23,6 @@ const PAGES_SWEPT_AT_ONCE: usize = 256;
 /// Memory that is written faster than any link: one word of each page, over and over.
 pub(crate) struct Sweep {
     bytes: Vec<u8>,
-    /// Complete passes so far.
     passes: u64,
 }
 
@@ -56,7 +55,6 @@ impl Sweep {
     }
 }
 
-/// Pages, and how often each has been written.
 pub(crate) struct Memory {
     bytes: Vec<u8>,
     versions: Vec<u32>,

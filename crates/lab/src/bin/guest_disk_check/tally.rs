@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use crate::say;
 
-/// Interval between the printed lines.
 const TICK: Duration = Duration::from_millis(100);
 /// More error lines than this say nothing new.
 const ERRORS_TOLD_MAX: u64 = 16;
@@ -61,7 +60,6 @@ impl Tally {
         }
     }
 
-    /// Counts and prints an error.
     pub(crate) fn wrong(&self, what: &str) {
         if self.errors.fetch_add(1, Ordering::Relaxed) < ERRORS_TOLD_MAX {
             say(&format!("wrong {what}"));
@@ -72,7 +70,6 @@ impl Tally {
         self.errors.load(Ordering::Relaxed)
     }
 
-    /// Prints the figures at every tick, until stopped.
     pub(crate) fn tick(&self) {
         let started = Instant::now();
         while !self.is_stopped() {

@@ -27,13 +27,10 @@ const OWNER: u32 = 0x4000_0001;
 const PASSWORD: [u8; 9] = [0x40, 0, 0, 0x09, 0, 0, 0, 0, 0];
 const SHA256: u16 = 0x000b;
 const DIGEST_BYTES: usize = 32;
-/// Bytes of a response's head: tag, size, code.
 const HEAD_BYTES: usize = 10;
 const RESPONSE_BYTES_MAX: usize = 4096;
-/// The response code for an existing counter.
 const ALREADY_DEFINED: u32 = 0x014c;
 
-/// The TPM and its expected values.
 pub(crate) struct Tpm {
     device: File,
     register: [u8; DIGEST_BYTES],
@@ -134,7 +131,6 @@ impl Tpm {
 #[derive(Debug)]
 enum Refused {
     Device(io::Error),
-    /// The response is shorter than its fields.
     Short,
     Code(u32),
 }

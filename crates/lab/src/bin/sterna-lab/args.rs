@@ -51,14 +51,12 @@ pub(crate) enum Command {
 }
 
 impl Arguments {
-    /// Returns how results are printed.
     pub(crate) fn format(&self) -> Format {
         if self.json { Format::Json } else { Format::Text }
     }
 }
 
 impl Command {
-    /// Returns the code of this command's errors in JSON.
     pub(crate) fn error_code(&self) -> &'static str {
         match self {
             Self::Demo(_) => "demo_failed",

@@ -24,7 +24,6 @@ mod exit {
     pub(crate) const INTERRUPTED: u8 = 130;
 }
 
-/// The result of a subcommand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Outcome {
     Good,

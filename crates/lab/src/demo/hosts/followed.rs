@@ -31,7 +31,6 @@ impl Followed {
         })
     }
 
-    /// Returns the figures of all migrations together.
     pub(super) fn of_all(ways: impl IntoIterator<Item = Option<Self>>) -> Option<Self> {
         ways.into_iter().flatten().reduce(|one, other| Self {
             handed_over_seconds: one.handed_over_seconds.max(other.handed_over_seconds),
@@ -40,7 +39,6 @@ impl Followed {
         })
     }
 
-    /// Writes the row of one migration into a report.
     pub(super) fn write(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { handed_over_seconds, bytes_followed, bytes_pulled } = *self;
         let remark = format!(

@@ -24,7 +24,6 @@ pub enum LinkKind {
     Loopback,
 }
 
-/// The link, and the places where the hosts' daemons are started.
 #[derive(Debug)]
 pub(crate) struct Link {
     rate: BitRate,
@@ -108,7 +107,6 @@ impl Link {
         }
     }
 
-    /// Cuts the link within milliseconds: nothing arrives.
     pub(super) fn cut(&mut self) -> Result<(), NetworkError> {
         match &mut self.form {
             Form::Shaped { link, .. } => link.cut(Cut::Down),
@@ -120,7 +118,6 @@ impl Link {
         }
     }
 
-    /// Restores the link within milliseconds.
     pub(super) fn restore(&mut self) -> Result<(), NetworkError> {
         match &mut self.form {
             Form::Shaped { link, .. } => link.restore(),

@@ -40,7 +40,6 @@ use crate::workload::{Baseline, Window};
 pub use self::report::{Connection, DowntimeParts, MachineFigures, MachineReport, MachineWay};
 
 const MACHINE: &str = "web";
-/// The port on which the VM answers its client.
 const PORT: u16 = 80;
 /// Bytes of memory that the VM checks: with kernel and programs about a third of its memory.
 const MEMORY_CHECKED_BYTES: u64 = 64 << 20;
@@ -111,11 +110,9 @@ pub async fn run_vm(options: MovedVmOptions, progress: &mut Progress) -> anyhow:
     .await
 }
 
-/// The results once the VM has returned, and has compared its memory and its disk.
 struct Travelled {
     stopped: StoppedVm,
     machine: String,
-    /// The volume at its final place.
     volume: Volume,
     before: Felt,
     /// The migrations, alternately to the other host and back.
@@ -128,7 +125,6 @@ struct Travelled {
     seen: Option<Seen>,
 }
 
-/// One migration, and the time after it.
 struct Leg {
     way: Way,
     /// The disk's figures afterwards, as a whole and in windows.
@@ -137,14 +133,12 @@ struct Leg {
     gap: Option<Duration>,
 }
 
-/// The client's figures.
 struct Seen {
     outcome: Outcome,
     /// The longest time without an answer before the VM moved.
     gap_before: Duration,
 }
 
-/// Runs the demo in its folders, and stops the daemons.
 async fn play(
     options: &MovedVmOptions,
     folders: &Folders,
@@ -170,7 +164,6 @@ async fn play(
     report::report(travelled, options, link.description())
 }
 
-/// Makes the hosts' link, and the VM's network where that is possible.
 async fn networks(options: &MovedVmOptions) -> anyhow::Result<(Link, Option<Lan>)> {
     let link = Link::create(options.kind, options.rate)?;
     match link.lan() {

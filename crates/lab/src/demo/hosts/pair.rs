@@ -19,7 +19,6 @@ pub(super) type Folders = [Folder; 2];
 pub(crate) struct Pair {
     /// The host where the volume begins and its guest stays. It connects to the other.
     pub(crate) near: Daemon,
-    /// The host to which the volume moves.
     pub(crate) far: Daemon,
 }
 
@@ -42,14 +41,12 @@ impl Pair {
         }
     }
 
-    /// Stops both daemons and waits for them.
     pub(crate) async fn stop(self) -> anyhow::Result<()> {
         let (near, far) = tokio::join!(self.near.stop(), self.far.stop());
         near.with_context(|| format!("on host {}", NAMES[0]))?;
         far.with_context(|| format!("on host {}", NAMES[1]))
     }
 
-    /// Adds the ends of both logs to an error.
     pub(crate) fn with_logs(&self, error: anyhow::Error) -> anyhow::Error {
         self.near.with_log(self.far.with_log(error))
     }

@@ -95,7 +95,6 @@ pub struct Copied {
 }
 
 impl Copied {
-    /// Returns the most that a resumed migration copies.
     fn expected_bytes(&self) -> u64 {
         let again = self.written_bytes.saturating_sub(self.mirrored_bytes);
         ((self.allocated_bytes as f64 * COPIED_AGAIN_MAX) as u64).saturating_add(again)
@@ -164,7 +163,6 @@ fn figures_of(way: &Way) -> WayFigures {
     }
 }
 
-/// Returns the requests per second in several windows together.
 pub(super) fn rate_of(windows: &[Felt]) -> f64 {
     let requests: u64 = windows.iter().map(|felt| felt.requests).sum();
     let seconds: f64 =

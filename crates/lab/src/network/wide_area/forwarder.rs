@@ -26,7 +26,6 @@ use super::packet::Packet;
 /// Packets that are read from a device before the other one's turn.
 const READ_BATCH: usize = 64;
 
-/// Orders to the thread.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Instruction {
     Change(Conditions),
@@ -46,7 +45,6 @@ pub(super) struct Counters {
     pub(super) refused_packets: AtomicU64,
 }
 
-/// The state of the thread.
 pub(super) struct Forwarder {
     devices: [SyncDevice; 2],
     lines: [Line; 2],
@@ -96,7 +94,6 @@ impl Forwarder {
         }
     }
 
-    /// Carries out the waiting instructions.
     fn obey(&mut self) -> Next {
         // Instructions are sent before the wake-up, so that none is left behind.
         while let Ok((instruction, done)) = self.instructions.try_recv() {
@@ -138,7 +135,6 @@ impl Forwarder {
         Ok(true)
     }
 
-    /// Writes the packets that have arrived.
     fn deliver(&mut self, direction: usize) -> io::Result<()> {
         let now = self.begun.elapsed();
         while let Some(packet) = self.lines[direction].pop(now) {

@@ -17,7 +17,6 @@ use super::conditions::{Conditions, Order};
 use super::packet::Packet;
 use crate::workload::random::Random;
 
-/// The base of the loss rate.
 const MILLION: u64 = 1_000_000;
 
 /// One direction of a link. Times count from a common but arbitrary moment.
@@ -27,7 +26,6 @@ pub(super) struct Line {
     random: Random,
     /// Packets to be sent; the first is on the wire.
     waiting: VecDeque<Packet>,
-    /// Bytes of the waiting packets.
     waiting_bytes: u64,
     /// When the first waiting packet began to be sent, or the last one was sent.
     free_at: Duration,
@@ -35,12 +33,9 @@ pub(super) struct Line {
     flying: VecDeque<(Duration, Packet)>,
 }
 
-/// The result of a push.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Pushed {
-    /// The packet waits for the wire.
     Accepted,
-    /// The queue is full, so the packet is dropped.
     Refused,
 }
 
@@ -57,7 +52,6 @@ impl Line {
         }
     }
 
-    /// Adds a packet to the queue.
     pub(super) fn push(&mut self, now: Duration, packet: Packet) -> Pushed {
         self.advance(now);
         let waiting_bytes = self.waiting_bytes.saturating_add(packet.wire_bytes());
@@ -71,7 +65,6 @@ impl Line {
         Pushed::Accepted
     }
 
-    /// Takes a packet that has arrived.
     pub(super) fn pop(&mut self, now: Duration) -> Option<Packet> {
         self.advance(now);
         let has_arrived = self.flying.front().is_some_and(|(arrival, _)| *arrival <= now);

@@ -16,7 +16,6 @@ pub(super) struct Packet {
 
 /// Kinds of segmentation in the header; the top bit marks congestion.
 const NO_SEGMENTATION: u8 = 0;
-/// Offsets in the header.
 const SEGMENTATION_AT: usize = 1;
 const SEGMENT_BYTES_AT: usize = 4;
 const CHECKSUM_START_AT: usize = 6;
@@ -24,9 +23,7 @@ const CHECKSUM_START_AT: usize = 6;
 const TCP_HEADER_LENGTH_AT: usize = 12;
 
 impl Packet {
-    /// Bytes of the kernel's header before each packet.
     pub(super) const HEADER_BYTES: usize = 10;
-    /// The largest read or write.
     pub(super) const BYTES_MAX: usize = Self::HEADER_BYTES + 65_536;
 
     /// Parses what a device has delivered; `None` if it is shorter than the header.
@@ -35,14 +32,12 @@ impl Packet {
         Some(Self { bytes: bytes.into(), wire_bytes: wire_bytes(&bytes[..Self::HEADER_BYTES], packet) })
     }
 
-    /// Returns a packet with an empty header.
     #[cfg(test)]
     pub(super) fn plain(packet: &[u8]) -> Self {
         let bytes = [&[0; Self::HEADER_BYTES], packet].concat();
         Self { bytes: bytes.into(), wire_bytes: packet.len() as u64 }
     }
 
-    /// Returns the bytes to write to a device.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }

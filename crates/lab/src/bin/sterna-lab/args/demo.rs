@@ -10,11 +10,9 @@ use super::one_of;
 
 /// The smallest disk of a demo: a smaller one would move too quickly to show anything.
 const DEMO_BYTES_MIN: u64 = 128 << 20;
-/// Default size of the disk with a thread as guest.
 const THREAD_DISK_BYTES: u64 = 1 << 30;
 /// Default size with a VM, which is slower.
 const MACHINE_DISK_BYTES: u64 = 512 << 20;
-/// Default size with a VM that moves to another host and back.
 const MOVED_DISK_BYTES: u64 = 256 << 20;
 
 #[derive(Debug, Args)]
@@ -47,13 +45,9 @@ pub(crate) struct DemoArguments {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Scene {
-    /// A disk between two stores, under a thread of this program.
     Stores,
-    /// A disk between two stores, under a VM.
     MachineOnStores,
-    /// A disk between two hosts, under a thread of this program.
     Hosts,
-    /// A VM with its disk between two hosts.
     MovedMachine,
 }
 

@@ -22,12 +22,10 @@ use anyhow::Context as _;
 use crate::network::Namespace;
 use crate::workload::{Mark, Recorder, Step, Window};
 
-/// Time between two requests.
 const INTERVAL: Duration = Duration::from_millis(2);
 const REQUEST: &[u8] = b"GET / HTTP/1.1\r\nHost: guest\r\n\r\n";
 /// Limit of unanswered requests, a minute's worth: then the client waits, too.
 const OUTSTANDING_MAX: usize = 30_000;
-/// How long connecting may take: the VM listens before it works.
 const CONNECT_MAX: Duration = Duration::from_secs(30);
 /// A connection is lost if nothing arrives for this long.
 const SILENCE_MAX: Duration = Duration::from_secs(60);
@@ -41,7 +39,6 @@ pub(super) struct OutsideClient {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// The result of a connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Outcome {
     pub(super) answers: u64,
@@ -51,7 +48,6 @@ pub(super) struct Outcome {
 
 #[derive(Debug)]
 struct Shared {
-    /// Send times of the unanswered requests.
     outstanding: Mutex<VecDeque<Instant>>,
     recorder: Mutex<Recorder>,
     lost: Mutex<Option<String>>,
@@ -93,7 +89,6 @@ impl OutsideClient {
         lock(&self.shared.recorder).mark(Instant::now())
     }
 
-    /// Returns the client's figures between two marks.
     pub(super) fn windows(&self, first: &Mark, last: &Mark) -> Vec<Window> {
         lock(&self.shared.recorder).steps_between(first, last).iter().map(Step::window).collect()
     }
@@ -168,7 +163,6 @@ fn receive(mut stream: TcpStream, shared: &Shared) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the VM's answer to the request of this number.
 fn answer(number: u64) -> Vec<u8> {
     format!("HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n{number:010}\n").into_bytes()
 }

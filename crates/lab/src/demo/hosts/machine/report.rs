@@ -275,7 +275,6 @@ impl MachineWay {
     }
 }
 
-/// Writes many migrations in a few lines.
 fn write_many(ways: &[MachineWay], formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
     row(formatter, "round trips", &(ways.len() / 2).to_string(), "")?;
     let rows: [(&str, fn(&MachineWay) -> Option<f64>); 4] = [
