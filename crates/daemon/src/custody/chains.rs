@@ -103,6 +103,11 @@ impl<'a> Chains<'a> {
         if named.is_some_and(|(_, format, _)| format == ImageFormat::Raw) {
             return;
         }
+        // N.B. A folder may be full of devices, as /dev is, and to open one can do something. A device is read only if an image
+        // names it.
+        if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
+            return;
+        }
         let is_raw = |found: Found| matches!(found, Found::There(identity) if raw.contains(&identity));
         if path.to_str().is_some_and(|path| is_raw(look(&Place::File(path.to_owned())))) {
             return;

@@ -153,8 +153,13 @@ fn what_does_not_fit_a_device_is_refused_before_anything_is_written() {
     assert_eq!((exit, code(&refused)), (4, "image_unsuitable"), "it is a store: {refused}");
     let (exit, refused) = scene.json(&["volume", "add", "w", "--image", "/dev/zero"]);
     assert_eq!((exit, code(&refused)), (4, "image_unsuitable"), "{refused}");
-    let file = scene.path("disk").display().to_string();
-    let (exit, refused) = scene.json(&["volume", "add", "w", "--device", &file]);
+    let below = scene.path("disk").display().to_string();
+    let (exit, refused) = scene.json(&["volume", "add", "w", "--image", &below]);
+    assert_eq!((exit, code(&refused)), (4, "image_in_use"), "the store's device stands on it: {refused}");
+    let plain = scene.path("plain");
+    std::fs::write(&plain, [0; 4096]).unwrap();
+    let plain = plain.display().to_string();
+    let (exit, refused) = scene.json(&["volume", "add", "w", "--device", &plain]);
     assert_eq!((exit, code(&refused)), (4, "image_unsuitable"), "{refused}");
     assert!(!Path::new(&scene.path("a")).join("w.img").exists());
 }
