@@ -123,10 +123,10 @@ pub(crate) enum Command {
     #[command(after_help = "Example:\n  sterna metrics >/var/lib/prometheus/node-exporter/sterna.prom")]
     Metrics,
     /// Show how the disk of a busy guest moves between two stores or hosts of temporary daemons, and verify it.
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, after_help = DEMO_HELP)]
     Demo(LabArguments),
     /// Measure Sterna beside the raw disk, QEMU's storage daemon and off-line copies.
-    #[command(disable_help_flag = true)]
+    #[command(disable_help_flag = true, after_help = BENCH_HELP)]
     Bench(LabArguments),
     /// Write manual pages and shell completions for packages into a folder.
     #[command(hide = true, after_help = config::GENERATE_HELP)]
@@ -432,6 +432,17 @@ impl Arguments {
         if self.json { Format::Json } else { Format::Text }
     }
 }
+
+const DEMO_HELP: &str = "\
+Examples:
+  sterna demo
+  sterna demo --hosts --vm
+  sterna demo --help";
+
+const BENCH_HELP: &str = "\
+Examples:
+  sterna bench nbd
+  sterna bench --help";
 
 const SERVE_HELP: &str = "\
 Examples:

@@ -33,6 +33,7 @@ fn tried(scene: &Scene, volume: &str) -> Value {
             return shown;
         }
         assert!(began.elapsed() < DEADLINE, "{shown}");
+        // An interval of looks at the volume.
         std::thread::sleep(Duration::from_millis(50));
     }
 }
@@ -170,6 +171,7 @@ fn a_link_that_leads_to_another_device_is_not_followed_to_it() {
     let began = Instant::now();
     while tried(&scene, "d")["state"] != "serving" {
         assert!(began.elapsed() < DEADLINE);
+        // An interval of looks at the volume.
         std::thread::sleep(Duration::from_millis(50));
     }
 }

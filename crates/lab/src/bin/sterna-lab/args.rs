@@ -77,3 +77,31 @@ fn one_of<T: Copy + Send + Sync + 'static, const COUNT: usize>(
         all.into_iter().find(|one| name(*one) == given).ok_or("there is nothing of that name")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::Arguments;
+
+    #[test]
+    fn command_line_is_consistent_and_every_leaf_has_an_example() {
+        let mut command = Arguments::command();
+        command.clone().debug_assert();
+        command.build();
+        let mut folders = vec![command];
+        while let Some(folder) = folders.pop() {
+            for command in folder.get_subcommands() {
+                if command.get_name() == "help" || command.is_hide_set() {
+                    continue;
+                }
+                if command.has_subcommands() {
+                    folders.push(command.clone());
+                    continue;
+                }
+                let help = command.get_after_help().map(ToString::to_string).unwrap_or_default();
+                assert!(help.contains("Example"), "{} has no example", command.get_name());
+            }
+        }
+    }
+}
