@@ -240,7 +240,7 @@ impl Chronicle {
     /// - for an epoch that was merged: the whole of the merged epoch;
     /// - for an epoch from before this history or from another one (a number that was never open): every block.
     ///
-    /// For the open epoch the result is empty: no copy can be current as of an epoch that is still being written.
+    /// The result for the open epoch is empty: no copy can be current as of an epoch that is still being written.
     pub fn since(&self, epoch: Epoch) -> LayeredBitmap {
         if !self.knows(epoch) {
             return LayeredBitmap::full(self.blocks());

@@ -168,10 +168,7 @@ impl Journal {
         }
     }
 
-    /// As [`Journal::commit`], for threads that may sleep.
-    ///
-    /// # Errors
-    /// As there.
+    /// Commits as [`Journal::commit`] does, for threads that may sleep.
     pub(crate) fn commit_now(&self, records: Vec<Record>) -> Result<(), CommitFault> {
         let committed = std::pin::pin!(self.commit(records));
         block_on(committed)

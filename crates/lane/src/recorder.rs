@@ -156,7 +156,6 @@ impl Control for Recorder {
         self.below.confirm(image)
     }
 
-    /// Passthrough.
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
         self.below.discard(image)
     }

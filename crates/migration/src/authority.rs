@@ -185,7 +185,7 @@ pub fn judge_memory(state: &State, peer: HostId, migration: MigrationId) -> Resu
 /// Returns whether an ended migration's record is still needed: for who may use a volume, or where one went. Until then
 /// it is not forgotten.
 ///
-/// At most one such migration remains for each known volume and each other host.
+/// Each known volume and each other host has at most one such migration.
 pub(crate) fn is_needed(state: &State, id: MigrationId, recorded: &MigrationState) -> bool {
     let mut volumes = recorded.volumes.iter().map(|moving| moving.volume);
     match &recorded.side {

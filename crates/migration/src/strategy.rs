@@ -64,7 +64,7 @@ pub enum Strategy {
         drain_max: Duration,
     },
     /// A bounded number of rounds; the rest follows the volume after the handover (\[TPM\] §IV; without rounds \[XNBD\] §3.2).
-    /// Only towards another host.
+    /// The target must be another host.
     PostCopy {
         /// The most rounds; 0: nothing is copied beforehand.
         rounds_max: u32,

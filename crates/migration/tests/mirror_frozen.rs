@@ -75,7 +75,7 @@ fn a_mirror_that_is_not_frozen_goes_on_at_once() {
     let mut mirror = copied();
     mirror.handle_event(NOW, VolumeEvent::TargetRestarted);
     assert!(sends(&actions(&mut mirror)));
-    // Only an attempt with a closed gate can freeze it.
+    // The attempt must have closed the gate before it can freeze it.
     let mut mirror = copied();
     mirror.handle_event(NOW, VolumeEvent::GateOpens);
     mirror.handle_event(NOW, VolumeEvent::Freeze);

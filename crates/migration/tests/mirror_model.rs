@@ -367,7 +367,7 @@ impl Model {
             );
         }
         if self.said_synchronised && self.mode != Mode::Both {
-            // With nothing in flight not even a flush is awaited.
+            // If nothing is in flight, not even a flush is awaited.
             assert_eq!(self.source, self.target, "the replica differs from the volume");
         }
         let quiet = self.pending.iter().all(|pending| matches!(pending, Pending::Flush(_)));

@@ -1,11 +1,11 @@
-//! Negotiates with a server: fixed newstyle, blocking, with a bound on everything that the server says.
+//! Negotiates with a server: fixed newstyle, blocking, with a limit on everything that the server sends.
 //!
 //! ```text
 //!   greeting ► our flags ► STRUCTURED_REPLY ──granted──► SET_META_CONTEXT base:allocation ─┐
 //!                               └──refused: simple replies, no allocation ─────────────────┴► GO with block sizes
 //!                                                            GO unknown: EXPORT_NAME, which cannot say why it fails
 //! ```
-//! Deadlines are the stream's. Whether what the server offers is good enough, the caller decides.
+//! Deadlines are the stream's. The caller decides whether the server's offer is sufficient.
 
 use std::io::{self, Read, Write};
 
@@ -18,41 +18,41 @@ use crate::{
     handshake_flag, info, option, option_reply,
 };
 
-/// Longest reply to an option that is read, in bytes: the longest string of the protocol, and numbers.
+/// Limit of an option's reply in bytes: the longest string of the protocol, and numbers.
 const OPTION_REPLY_LENGTH_MAX: usize = STRING_LENGTH_MAX + 64;
-/// Replies to one option that are read: the protocol knows four pieces of information and one context that we ask for.
+/// Limit of replies to one option: the protocol knows four facts, and the client asks for one context.
 const OPTION_REPLIES_MAX: usize = 32;
 
-/// What a client asks for besides the export.
+/// The abilities that a client requests besides the export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// Simple replies.
+    /// Simple replies are sufficient.
     SimpleReplies,
     /// Replies in chunks, if the server has them.
     Chunks,
-    /// Replies in chunks, and what is allocated, if the server has them.
+    /// Replies in chunks, and the allocation context, if the server has them.
     ChunksAndAllocation,
 }
 
-/// What a server says of an export.
+/// A server's description of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Offer {
-    /// Size in bytes.
+    /// Size of the export in bytes.
     pub size: u64,
-    /// Transmission flags.
+    /// Bits of [`crate::transmission_flag`].
     pub flags: u16,
-    /// `None`: the server did not say.
+    /// Constraints on requests; `None`: the server sent none.
     pub block_sizes: Option<BlockSizes>,
     /// Whether replies come in chunks.
     pub structured: bool,
-    /// Under which number the allocation is told; `None`: it is not.
+    /// The number of the allocation context; `None`: the server has none.
     pub allocation: Option<u32>,
 }
 
-/// Why nothing came of a negotiation.
+/// Why a negotiation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NegotiationError {
-    /// The connection failed.
+    /// The connection to the server failed.
     #[error("the connection to the server failed")]
     Stream(#[source] io::Error),
     /// The server breaks the protocol.
@@ -64,7 +64,7 @@ pub enum NegotiationError {
     /// The server refuses the export.
     #[error("the server refuses: {said}")]
     Refused {
-        /// Its own words, as they came, or what the number of its reply means.
+        /// The server's words, as they came, or the meaning of its reply's number.
         said: String,
     },
 }
@@ -103,7 +103,7 @@ struct Reply {
 }
 
 impl<S: Read + Write> Talk<'_, S> {
-    /// Returns how many zeroes end the reply to `EXPORT_NAME`.
+    /// Returns the number of zeroes that end the reply to `EXPORT_NAME`.
     fn greet(&mut self) -> Result<usize, NegotiationError> {
         let greeting: [u8; GREETING_LENGTH] = self.receive()?;
         let flags = decode_greeting(&greeting).map_err(NegotiationError::Broken)?;
@@ -121,7 +121,7 @@ impl<S: Read + Write> Talk<'_, S> {
         }
     }
 
-    /// Returns the number under which the server will tell of allocation; `None` if it does not.
+    /// Returns the number of the allocation context; `None` if the server has none.
     fn ask_for_allocation(&mut self) -> Result<Option<u32>, NegotiationError> {
         let request = MetaContextRequest { export: self.export, queries: vec![allocation::NAME] };
         let mut reply = self.ask(option::SET_META_CONTEXT, &request.encode())?;
@@ -147,7 +147,7 @@ impl<S: Read + Write> Talk<'_, S> {
         Err(NegotiationError::Broken("its list of contexts does not end"))
     }
 
-    /// `None`: the server does not know this way to choose an export.
+    /// Chooses the export; `None`: the server does not know this option.
     fn go(&mut self) -> Result<Option<(ExportInfo, Option<BlockSizes>)>, NegotiationError> {
         let mut reply = self.ask(option::GO, &InfoRequest::encode(self.export, &[info::BLOCK_SIZE]))?;
         let (mut export, mut block_sizes) = (None, None);
@@ -182,7 +182,7 @@ impl<S: Read + Write> Talk<'_, S> {
         })?;
         let mut zeroes = [0; EXPORT_NAME_PADDING];
         self.fill(&mut zeroes[..padding])?;
-        // The array has room for it.
+        // The array has the right length.
         ExportInfo::decode(&told).ok_or(NegotiationError::Broken("it does not tell the size"))
     }
 
@@ -220,7 +220,7 @@ impl<S: Read + Write> Talk<'_, S> {
 }
 
 impl Reply {
-    /// Returns what it means for the export that this reply came instead of a better one.
+    /// Returns the error for this reply.
     fn refused(&self) -> NegotiationError {
         if self.header.kind == option_reply::ERR_TLS_REQD {
             return NegotiationError::TlsRequired;

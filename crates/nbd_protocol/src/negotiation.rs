@@ -5,7 +5,7 @@
 //!          ◄───────────────────────── flags ─ option · option · … ─
 //!          ── reply · reply · … (information, contexts, an end) ──►
 //! ```
-//! Both directions of each message stand here. What is offered, granted or refused is decided elsewhere.
+//! This file holds both directions of each message. Other files decide what is offered, granted or refused.
 
 use crate::fields::Fields;
 use crate::{
@@ -13,7 +13,7 @@ use crate::{
     OPTION_REPLY_HEADER_LENGTH, OPTION_REPLY_MAGIC, handshake_flag, info, option as number, option_reply,
 };
 
-/// What stands before an option's data.
+/// The header before an option's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionHeader {
     /// Number of the option.
@@ -27,39 +27,39 @@ pub struct OptionHeader {
 pub enum OptionRequest<'a> {
     /// Serve this export; there is no error reply.
     ExportName(&'a str),
-    /// End the session.
+    /// End the session without an export.
     Abort,
-    /// List the exports.
+    /// List the exports of the server.
     List,
-    /// Begin TLS.
+    /// Begin TLS on this connection.
     StartTls,
-    /// Describe an export.
+    /// Describe an export without serving it.
     Info(InfoRequest<'a>),
     /// Describe an export and serve it.
     Go(InfoRequest<'a>),
-    /// Reply in chunks.
+    /// Use replies in chunks.
     StructuredReply,
-    /// List the contexts that match.
+    /// List the contexts that match the queries.
     ListMetaContext(MetaContextRequest<'a>),
-    /// Choose the contexts that match.
+    /// Choose the contexts that match the queries.
     SetMetaContext(MetaContextRequest<'a>),
-    /// Ask and reply with extended headers.
+    /// Use extended headers for requests and replies.
     ExtendedHeaders,
-    /// Not known to this server.
+    /// An option that this server does not know.
     Unknown,
 }
 
-/// Which facts a client wants to know of which export.
+/// The facts that a client requests, and the export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InfoRequest<'a> {
-    /// Name of the export.
+    /// The name of the export.
     pub name: &'a str,
     /// Big-endian numbers of facts, two bytes each.
     facts: &'a [u8],
 }
 
 impl InfoRequest<'_> {
-    /// Tells whether the client asked for this fact.
+    /// Returns whether the client asked for this fact.
     pub fn wants(&self, fact: u16) -> bool {
         self.facts.chunks_exact(2).any(|bytes| bytes == fact.to_be_bytes())
     }
@@ -74,10 +74,10 @@ impl InfoRequest<'_> {
     }
 }
 
-/// Which contexts a client looks for in which export.
+/// The contexts that a client looks for, and the export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetaContextRequest<'a> {
-    /// Name of the export.
+    /// The name of the export.
     pub export: &'a str,
     /// Names or wildcards; at most one for every four bytes of the option's data.
     pub queries: Vec<&'a str>,
@@ -94,7 +94,7 @@ impl MetaContextRequest<'_> {
     }
 }
 
-/// A message does not have the form that it must have.
+/// The error for a message of the wrong form.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of the negotiation has another form than the protocol's")]
 pub struct Malformed;
@@ -103,7 +103,7 @@ impl OptionHeader {
     /// Decodes a header; `None` if there are not enough bytes yet.
     ///
     /// # Errors
-    /// The number that stands where [`OPTION_MAGIC`] must.
+    /// The number that was found in place of [`OPTION_MAGIC`].
     pub fn decode(input: &[u8]) -> Result<Option<Self>, u64> {
         if input.len() < OPTION_HEADER_LENGTH {
             return Ok(None);
@@ -116,7 +116,7 @@ impl OptionHeader {
     }
 }
 
-/// Encodes an option.
+/// Encodes an option with its data.
 pub fn encode_option(option: u32, data: &[u8]) -> Vec<u8> {
     let mut bytes = OPTION_MAGIC.to_be_bytes().to_vec();
     bytes.extend_from_slice(&option.to_be_bytes());
@@ -126,16 +126,16 @@ pub fn encode_option(option: u32, data: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Decodes an option of which all data is there.
+/// Decodes an option with all its data.
 ///
 /// # Errors
-/// [`Malformed`] if the data is shorter or longer than its own fields say, or text is no text.
+/// [`Malformed`] if the data is shorter or longer than its own fields say, or text is not UTF-8.
 pub fn decode_option(option: u32, data: &[u8]) -> Result<OptionRequest<'_>, Malformed> {
     let mut fields = Fields(data);
     let request = match option {
         number::EXPORT_NAME => OptionRequest::ExportName(fields.rest_as_text().ok_or(Malformed)?),
         number::ABORT => {
-            // Data that comes with it is to be ignored.
+            // The protocol says that its data is ignored.
             fields = Fields(&[]);
             OptionRequest::Abort
         }
@@ -192,7 +192,7 @@ pub fn encode_greeting(output: &mut Vec<u8>) {
 /// Decodes the server's first message, and returns its flags.
 ///
 /// # Errors
-/// What is wrong with it.
+/// A description of the wrong field.
 pub fn decode_greeting(greeting: &[u8; GREETING_LENGTH]) -> Result<u16, &'static str> {
     let mut fields = Fields(greeting);
     if fields.u64() != Some(INIT_MAGIC) {
@@ -211,23 +211,23 @@ pub fn decode_greeting(greeting: &[u8; GREETING_LENGTH]) -> Result<u16, &'static
 /// Whether the reply to `EXPORT_NAME` ends in reserved zeroes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding {
-    /// It does.
+    /// The reply ends in zeroes.
     Sent,
-    /// Both sides know better.
+    /// Both sides have agreed to omit them.
     Left,
 }
 
 /// Size and transmission flags of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// In bytes.
+    /// Size of the export in bytes.
     pub size: u64,
     /// Bits of [`crate::transmission_flag`].
     pub flags: u16,
 }
 
 impl ExportInfo {
-    /// Bytes of the encoding.
+    /// Length of the encoding in bytes.
     pub const LENGTH: usize = 10;
 
     /// Appends the reply to `EXPORT_NAME`, which alone has no header.
@@ -246,14 +246,14 @@ impl ExportInfo {
     }
 }
 
-/// Which lengths a server takes, in bytes.
+/// The lengths that a server accepts, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
-    /// Requests are multiples of this.
+    /// Requests must be multiples of this.
     pub minimum: u32,
     /// Requests that are multiples of this need no read-modify-write.
     pub preferred: u32,
-    /// The largest read or write.
+    /// Limit of a read or write.
     pub maximum: u32,
 }
 
@@ -262,9 +262,9 @@ pub struct BlockSizes {
 pub enum Info {
     /// Size and transmission flags.
     Export(ExportInfo),
-    /// Which lengths the server takes.
+    /// The lengths that the server accepts.
     BlockSizes(BlockSizes),
-    /// A name, a description, or what nobody has asked for.
+    /// A name, a description, or an unknown fact.
     Other,
 }
 
@@ -272,7 +272,7 @@ impl Info {
     /// Decodes the data of a reply of the kind `INFO`.
     ///
     /// # Errors
-    /// [`Malformed`]: it is too short.
+    /// [`Malformed`] if it is too short.
     pub fn decode(data: &[u8]) -> Result<Self, Malformed> {
         let mut fields = Fields(data);
         match fields.u16().ok_or(Malformed)? {
@@ -293,10 +293,10 @@ pub fn decode_meta_context(data: &[u8]) -> Option<(u32, &[u8])> {
     Some((fields.u32()?, fields.0))
 }
 
-/// What stands before the data of the reply to an option.
+/// The header before the data of an option's reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OptionReplyHeader {
-    /// The option that is answered.
+    /// Number of the answered option.
     pub option: u32,
     /// A number of [`option_reply`].
     pub kind: u32,
@@ -305,10 +305,10 @@ pub struct OptionReplyHeader {
 }
 
 impl OptionReplyHeader {
-    /// Decodes a header.
+    /// Decodes the header of an option's reply.
     ///
     /// # Errors
-    /// [`Malformed`]: it does not open as replies do.
+    /// [`Malformed`] if it does not begin with the magic number of replies.
     pub fn decode(bytes: &[u8; OPTION_REPLY_HEADER_LENGTH]) -> Result<Self, Malformed> {
         let mut fields = Fields(bytes);
         if fields.u64() != Some(OPTION_REPLY_MAGIC) {
@@ -331,7 +331,7 @@ pub struct OptionReplies<'a> {
 }
 
 impl<'a> OptionReplies<'a> {
-    /// Replies to `option` from the end of `output` on.
+    /// Returns a writer that appends replies to `option` to `output`.
     pub fn new(output: &'a mut Vec<u8>, option: u32) -> Self {
         Self { output, option }
     }
@@ -349,7 +349,7 @@ impl<'a> OptionReplies<'a> {
         }
     }
 
-    /// Appends that the option is granted, or that a list ends.
+    /// Appends that the option is granted, or that the list ends.
     pub fn acknowledge(&mut self) {
         self.reply(option_reply::ACK, &[]);
     }

@@ -1,12 +1,12 @@
-//! Heads of replies: what a reply is about, and how many bytes of what follow.
+//! Heads of replies: the meaning of a reply, and the number of bytes that follow.
 //!
 //! ```text
 //!   simple      magic · error · cookie                               ┐
 //!   structured  magic · flags · kind · cookie · length               ├─ and what the kind has before its data: `Body`
 //!   extended    magic · flags · kind · cookie · offset · length      ┘
 //! ```
-//! The decoder checks every length against what the protocol allows. Whether it fits the request is checked by those who know
-//! that.
+//! The decoder checks every length against the protocol's limits. The caller, who knows the request,
+//! checks the length against that.
 
 use crate::fields::Fields;
 use crate::{
@@ -14,68 +14,68 @@ use crate::{
     SIMPLE_REPLY_LENGTH, SIMPLE_REPLY_MAGIC, STRING_LENGTH_MAX, STRUCTURED_REPLY_MAGIC, chunk,
 };
 
-/// Bytes of the longest head: an extended chunk that tells of zeroes.
+/// Length of the longest head: an extended chunk for zeroes.
 pub const HEAD_LENGTH_MAX: usize = EXTENDED_CHUNK_HEADER_LENGTH + 12;
-/// Longest list of extents that is received, in bytes; a million of them is more than any server sends.
+/// Limit of a received list of extents, in bytes: a million extents are more than any server sends.
 const EXTENTS_LENGTH_MAX: u32 = 8 << 20;
-/// Longest message of an error with its offset, in bytes.
+/// Limit of an error's message with its offset, in bytes.
 const ERROR_REST_MAX: u32 = STRING_LENGTH_MAX as u32 + 8;
 
-/// What the protocol does not allow. It ends the connection.
+/// A description of the breach of the protocol, which ends the connection.
 pub type ReplyViolation = &'static str;
 
 /// The head of a simple reply or of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyHead {
-    /// Whose reply it is.
+    /// The cookie of the request.
     pub cookie: u64,
-    /// What it says.
+    /// The meaning of the reply, with its fields.
     pub body: ReplyBody,
-    /// Whether nothing more comes for this request.
+    /// Whether this is the last reply to the request.
     pub is_last: bool,
 }
 
-/// What a reply says.
+/// The meaning of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyBody {
-    /// A simple reply: an error, or 0; then the data of a read follow.
+    /// A simple reply with an error, or 0; after 0 the data of a read follow.
     Simple {
-        /// The error's number.
+        /// The number of the error.
         error: u32,
     },
-    /// A chunk that says nothing.
+    /// A chunk without content.
     None,
-    /// `length` bytes follow, which belong to `offset`.
+    /// Data of a read: `length` bytes follow.
     Data {
-        /// Of the export.
+        /// Offset in the export, in bytes.
         offset: u64,
-        /// In bytes.
+        /// Number of bytes that follow.
         length: u32,
     },
-    /// Zeroes from `offset` on.
+    /// A run of zeroes, without data.
     Hole {
-        /// Of the export.
+        /// Offset in the export, in bytes.
         offset: u64,
-        /// In bytes.
+        /// Number of zero bytes.
         length: u32,
     },
-    /// `length` bytes of extents of a context follow.
+    /// Extents of a context: `length` bytes follow.
     Extents {
-        /// The context's number.
+        /// The number of the context.
         context: u32,
-        /// In bytes.
+        /// Number of bytes that follow.
         length: u32,
     },
-    /// An error; `rest` bytes for people follow.
+    /// An error with a message: `rest` bytes follow.
     Error {
-        /// The error's number.
+        /// The number of the error.
         error: u32,
-        /// In bytes.
+        /// Number of bytes that follow.
         rest: u32,
     },
 }
 
-/// An encoded head.
+/// An encoded head, without its data.
 #[derive(Clone, Copy)]
 pub struct HeadBytes {
     bytes: [u8; HEAD_LENGTH_MAX],
@@ -83,7 +83,7 @@ pub struct HeadBytes {
 }
 
 impl HeadBytes {
-    /// The bytes to send; the data follow them.
+    /// Returns the bytes to send; the data follow them.
     #[inline]
     pub fn as_slice(&self) -> &[u8] {
         &self.bytes[..self.length]
@@ -129,7 +129,7 @@ impl ReplyHead {
             head.put(&request_offset.to_be_bytes());
             head.put(&length.to_be_bytes());
         } else {
-            // At most `PAYLOAD_LENGTH_MAX` and an offset.
+            // The length is at most `PAYLOAD_LENGTH_MAX` and an offset.
             head.put(&(length as u32).to_be_bytes());
         }
         match self.body {
@@ -153,10 +153,10 @@ impl ReplyHead {
         head
     }
 
-    /// Decodes the head at the start of `bytes`, and tells its length; `None` if it is not there as a whole.
+    /// Decodes the head at the start of `bytes`, and returns it with its length; `None` if it is incomplete.
     ///
     /// # Errors
-    /// [`ReplyViolation`]; what follows in the stream means nothing.
+    /// [`ReplyViolation`]; the rest of the stream is meaningless.
     #[inline]
     pub fn decode(bytes: &[u8], style: ReplyStyle) -> Result<Option<(Self, usize)>, ReplyViolation> {
         let mut fields = Fields(bytes);
@@ -209,7 +209,7 @@ fn decode_chunk(
     if arrived < head_length {
         return Ok(None);
     }
-    // They are there.
+    // The check above ensures that they are present.
     let mut number = || fields.u32().unwrap_or(0);
     let body = match kind {
         chunk::NONE => ReplyBody::None,
@@ -240,7 +240,7 @@ fn join(high: u32, low: u32) -> u64 {
 /// A run of bytes in one state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// In bytes; without extended headers it fits into 32 bits.
+    /// Length in bytes; without extended headers it fits into 32 bits.
     pub length: u64,
     /// Bits of [`crate::allocation`].
     pub state: u32,
@@ -269,7 +269,7 @@ pub fn decode_extents(bytes: &[u8], style: ReplyStyle) -> Result<Vec<Extent>, Re
     let (mut fields, mut extents) = (Fields(bytes), Vec::new());
     loop {
         let extent = match style {
-            // Of the state no bit beyond the lower half has a meaning.
+            // The state has no meaningful bit beyond the lower half.
             ReplyStyle::Extended => fields.u64().zip(fields.u64().map(|state| state as u32)),
             ReplyStyle::Simple | ReplyStyle::Structured => fields.u32().map(u64::from).zip(fields.u32()),
         };

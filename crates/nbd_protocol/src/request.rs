@@ -1,23 +1,23 @@
-//! Headers of requests: what a client sends before a payload, and what a server reads of it.
+//! Headers of requests: the part before a payload.
 
 use crate::{
     EXTENDED_REQUEST_LENGTH, EXTENDED_REQUEST_MAGIC, PAYLOAD_LENGTH_MAX, REQUEST_LENGTH, REQUEST_MAGIC,
     command, command_flag,
 };
 
-/// How requests and replies are laid out.
+/// The layouts of requests and replies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReplyStyle {
-    /// A fixed header, and the data of a read.
+    /// A fixed header, followed by the data of a read.
     Simple,
-    /// Chunks that say what they are, for everything that has a payload.
+    /// Typed chunks for everything that has a payload.
     Structured,
-    /// The same chunks, under headers with 64 bits for lengths; requests have such headers, too.
+    /// The same chunks, with 64-bit lengths in their headers and in those of requests.
     Extended,
 }
 
 impl ReplyStyle {
-    /// Bytes of a request's header.
+    /// Returns the length of a request's header in bytes.
     pub const fn request_length(self) -> usize {
         match self {
             Self::Simple | Self::Structured => REQUEST_LENGTH,
@@ -26,36 +26,36 @@ impl ReplyStyle {
     }
 }
 
-/// A request as it stands on the wire.
+/// A request as it is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RequestHeader {
     /// Flags of the command.
     pub flags: u16,
     /// Number of the command.
     pub command: u16,
-    /// What the reply must bear.
+    /// The number that the reply repeats.
     pub cookie: u64,
-    /// First byte.
+    /// Offset of the first byte.
     pub offset: u64,
-    /// Number of bytes that it is about, or that follow. Without extended headers it fits into 32 bits.
+    /// Number of affected bytes, or of those that follow. Without extended headers it fits into 32 bits.
     pub length: u64,
-    /// Bytes that follow the header: at most [`PAYLOAD_LENGTH_MAX`].
+    /// Number of bytes after the header, at most [`PAYLOAD_LENGTH_MAX`].
     pub payload_length: u32,
 }
 
 /// A breach of the protocol that ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RequestViolation {
-    /// No request where one must be.
+    /// The header does not begin with the magic number of requests.
     #[error("a request opens with {magic:#x}")]
     RequestMagic {
-        /// What was there.
+        /// The number that was found instead.
         magic: u32,
     },
-    /// More payload than is read.
+    /// The payload is longer than the limit.
     #[error("a request brings {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
     PayloadTooLong {
-        /// Its length in bytes.
+        /// Length of the payload in bytes.
         length: u64,
     },
 }
@@ -64,7 +64,7 @@ impl RequestHeader {
     /// Decodes a header: the first [`ReplyStyle::request_length`] bytes.
     ///
     /// # Errors
-    /// [`RequestViolation`], also if a payload is announced that is larger than [`PAYLOAD_LENGTH_MAX`].
+    /// [`RequestViolation`], for example if the announced payload is larger than [`PAYLOAD_LENGTH_MAX`].
     #[inline]
     pub fn decode(
         bytes: &[u8; EXTENDED_REQUEST_LENGTH],
@@ -83,7 +83,7 @@ impl RequestHeader {
             }
             ReplyStyle::Extended => {
                 let length = u64::from_be_bytes([*l0, *l1, *l2, *l3, *l4, *l5, *l6, *l7]);
-                // QEMU leaves the flag out of its writes, which bring a payload all the same.
+                // QEMU omits the flag in its writes, which have a payload all the same.
                 let has_payload = command == command::WRITE || flags & command_flag::PAYLOAD_LEN != 0;
                 (EXTENDED_REQUEST_MAGIC, length, has_payload)
             }
@@ -106,7 +106,7 @@ impl RequestHeader {
         })
     }
 
-    /// Encodes the header for clients that did not agree on extended headers. Of the length 32 bits are sent.
+    /// Encodes the header for clients without extended headers. Only 32 bits of the length are sent.
     #[inline]
     pub fn encode(&self) -> [u8; REQUEST_LENGTH] {
         let mut bytes = [0; REQUEST_LENGTH];
@@ -115,7 +115,7 @@ impl RequestHeader {
         bytes
     }
 
-    /// Encodes the header for clients that agreed on extended headers.
+    /// Encodes the header for clients with extended headers.
     pub fn encode_extended(&self) -> [u8; EXTENDED_REQUEST_LENGTH] {
         let mut bytes = [0; EXTENDED_REQUEST_LENGTH];
         self.encode_start(EXTENDED_REQUEST_MAGIC, &mut bytes);

@@ -1,7 +1,7 @@
-//! What images stand on: those of the journal, those of every store, those beside the image that is asked about, and those that a
+//! The backing chains of images: those of the journal, those of every store, those beside the image in question, and those that a
 //! program has open together with it.
 //!
-//! A format that is known is believed: a guest can write into a raw disk what looks like an image that stands on anything.
+//! A known format is trusted: a guest can write anything into a raw disk, even the header of an overlay.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io;
@@ -17,30 +17,30 @@ use super::leads::{Lead, leads};
 use super::opened::identity;
 use crate::images::inventory;
 
-/// Files that are looked at for one order, in all folders.
+/// Files that are examined for one order, in all folders.
 const FILES_MAX: usize = 100_000;
-/// Images that one stands on, one below the other.
+/// Length of a backing chain that is followed.
 const DEPTH_MAX: usize = 256;
-/// Links that one name may lead through, as with the kernel.
+/// Links that one name may lead through, as in the kernel.
 const LINKS_MAX: usize = 40;
 
-/// Of whom it is known what an image stands on.
+/// The top of a backing chain, by the journal or as a file.
 #[derive(Clone)]
 pub(super) enum Top {
-    /// Of a volume.
+    /// The image of a volume, with the volume's name.
     Volume(migration::VolumeId, String),
-    /// Of nobody: a file that is there.
+    /// A file that belongs to no volume.
     Image(String),
 }
 
-/// A look along chains, for one book.
+/// Follows backing chains for one book.
 pub(super) struct Chains<'a> {
     book: &'a mut Book,
     headers: &'a Headers,
     state: &'a State,
-    /// What is asked about. It does not stand on itself.
+    /// The image in question. It is not in its own backing chain.
     object: &'a Object,
-    /// What images that no volume has are known to stand on.
+    /// Images in the chains of tops without a volume.
     walked: BTreeSet<PathBuf>,
 }
 
@@ -54,7 +54,7 @@ impl<'a> Chains<'a> {
         Self { book, headers, state, object, walked: BTreeSet::new() }
     }
 
-    /// Adds what the images of the journal stand on.
+    /// Adds the backing chains of the journal's images.
     pub(super) fn add_journal(&mut self) {
         let is_qcow2 =
             |image: &ImageLocation| image.format == ImageFormat::Qcow2 && !image.place.name().is_empty();
@@ -70,7 +70,7 @@ impl<'a> Chains<'a> {
         }
     }
 
-    /// Adds what the files of these folders stand on.
+    /// Adds the backing chains of the files in these folders.
     pub(super) fn add_folders(&mut self, folders: &BTreeSet<PathBuf>) {
         let raw = self.known_as_raw();
         let mut count = 0;
@@ -115,7 +115,7 @@ impl<'a> Chains<'a> {
         self.add(&Top::Image(path.display().to_string()), path);
     }
 
-    /// The images of which the journal says that they are raw.
+    /// Returns the images that are raw according to the journal.
     fn known_as_raw(&self) -> BTreeSet<Identity> {
         let records = self.state.claimed_records().map(|record| &record.image);
         let moving = self.state.unfinished().flat_map(|(_, migration)| &migration.volumes);
@@ -128,12 +128,12 @@ impl<'a> Chains<'a> {
         found.collect()
     }
 
-    /// Adds what one image stands on, and what that stands on.
+    /// Adds the backing chain of one image.
     pub(super) fn add(&mut self, top: &Top, image: PathBuf) {
         let mut seen = BTreeSet::new();
         let mut images = VecDeque::from([image]);
         while let Some(image) = images.pop_front() {
-            // A loop ends here, and so does what another image was followed into.
+            // A loop ends here, and so does the shared end of two chains.
             if !seen.insert(image.clone())
                 || matches!(top, Top::Image(_)) && !self.walked.insert(image.clone())
             {
@@ -147,7 +147,7 @@ impl<'a> Chains<'a> {
                 Ok(None) => {}
                 Ok(Some(looked)) if self.is_object(&looked) && matches!(top, Top::Image(_)) => {}
                 Ok(Some(looked)) => self.add_below(top, &image, &looked, &mut images),
-                // An image that is gone stands on nothing; what stood below it is nobody's.
+                // A missing image has no backing chain, and claims nothing.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !is_in_lost_folder(top, &image) => {}
                 Err(error) => {
                     self.unknown(
@@ -188,13 +188,12 @@ impl<'a> Chains<'a> {
         }
     }
 
-    /// Whether an image is the one that is asked about.
+    /// Returns whether an image is the one in question.
     fn is_object(&self, looked: &Looked) -> bool {
         let (device, inode) = looked.identity;
         self.object.found == Found::There(Identity::File { device, inode })
     }
 
-    /// Claims a file, and each link that leads to it.
     fn claim_file(&mut self, top: &Top, path: &Path) {
         let kind = || match top {
             Top::Volume(volume, name) => Kind::BelowServed { volume: *volume, name: name.clone() },
@@ -215,7 +214,7 @@ impl<'a> Chains<'a> {
         }
     }
 
-    /// Claims the images of the volumes that an export can be of, and the export itself.
+    /// Claims the export, and the images of the volumes that it may belong to.
     fn claim_export(&mut self, image: &Path, uri: &str, volumes: &[String]) {
         let top = image.display().to_string();
         for known in self.state.volumes.values().filter(|known| volumes.contains(&known.record.name)) {
@@ -236,7 +235,7 @@ fn place_of(path: &Path) -> Place {
     Place::File(path.display().to_string())
 }
 
-/// Whether the image of a volume may be in a folder that is not there for the time being.
+/// Returns whether a volume's image may be in a folder that is temporarily missing.
 fn is_in_lost_folder(top: &Top, image: &Path) -> bool {
     matches!(top, Top::Volume(..)) && image.parent().is_some_and(|folder| !folder.is_dir())
 }

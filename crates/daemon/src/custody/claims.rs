@@ -40,8 +40,8 @@ impl Custody {
     }
 }
 
-/// Adds what is above and below the images: a device may be what a file lies on, and two addresses may lead to one export. Of files
-/// alone nothing is to be found out.
+/// Adds the images that share bytes with others: a device may hold a file system with images, and two addresses may lead to one
+/// export. Files alone need no search.
 fn add_stacks(book: &mut Book, object: &Object) {
     let Found::There(asked) = &object.found else { return };
     let is_export = |identity: &Identity| matches!(identity, Identity::Export(_));
@@ -88,9 +88,9 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
 }
 
 impl Custody {
-    /// Adds what stands on a file by the chains that other programs have open: nobody may know where their upper images are.
+    /// Adds the backing chains that other programs have open: their upper images may be unknown.
     ///
-    /// `step` is one that takes the name away. One that takes the bytes away is refused for the program itself.
+    /// `step` takes the name away. A step that takes the bytes away is refused because of the program itself.
     pub(super) fn add_open_chains(&self, book: &mut Book, step: Step, file: &OwnedFd, object: &Object) {
         if !matches!(step, Step::Fence | Step::Rename) {
             return;

@@ -1,6 +1,6 @@
 //! Frees the space of deleted files in small steps. A file system that frees a large file at once is busy for tens of
-//! milliseconds, and delays other writes: those of the guest whose disk has just moved. So a deleted file, which has lost its
-//! name already, is kept open and truncated in small steps, with longer pauses.
+//! milliseconds, and delays other writes: those of the guest whose disk has just moved. So a deleted file without a name is kept
+//! open and truncated in small steps, with longer pauses.
 //!
 //! ```text
 //!   name gone ──► cut ─ pause ─ cut ─ pause ─ … ─ empty ──► closed

@@ -1,6 +1,6 @@
-//! What images say that they stand on, read by descriptor, and remembered until the file changes.
+//! The backing files named in images' headers. Headers are read by descriptor, and cached until the file changes.
 //!
-//! An order looks at every file of every store. A file that is as it was is not opened: it costs three calls of the system.
+//! An order examines every file of every store. An unchanged file is not opened: it costs three system calls.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -14,46 +14,45 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use block::store::qcow2::{FilesBelow, HEADER_MAX};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
-/// Files that are remembered.
 const REMEMBERED_MAX: usize = 200_000;
-/// A file that changed within this time may change once more without another time: clocks of file systems tick.
+/// A file that changed within this time may change again with the same timestamp: clocks of file systems tick.
 const STILL_CHANGES: Duration = Duration::from_secs(2);
 
-/// What files say, by file system and number.
+/// The contents of headers, by file system and inode.
 #[derive(Default)]
 pub(super) struct Headers {
     known: Mutex<BTreeMap<(u64, u64), (Stamp, Arc<Says>)>>,
 }
 
-/// What the header of an image says.
+/// The backing files that an image's header names.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Says {
-    /// It stands on nothing: it is raw, or names nothing.
+    /// No backing file: the image is raw, or names none.
     Nothing,
-    /// It names these files, as written.
+    /// These files, as written in the header.
     Names(Vec<Named>),
-    /// Its header is not understood.
+    /// The header is unknown, or cannot be parsed.
     Unknown(String),
 }
 
-/// A name in a header.
+/// A backing file in a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: Vec<u8>,
-    /// Whether the image says that this file is raw, and so stands on nothing itself.
+    /// Whether the header says that this file is raw, and so has no backing file itself.
     pub(super) is_raw: bool,
 }
 
-/// An image that was looked at.
+/// An examined image, with the content of its header.
 pub(super) struct Looked {
-    /// File system and number.
+    /// The file system and the inode.
     pub(super) identity: (u64, u64),
     pub(super) says: Arc<Says>,
-    /// The folders that relative names are meant in: that of the name, and that of the file itself.
+    /// The folders for relative names: that of the image's name, and that of the file itself.
     pub(super) folders: Vec<PathBuf>,
 }
 
-/// How a file looked: when it was written, when anything of it changed, its size.
+/// A file's state: the times of its last write and of its last change, and its size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp {
     written: (i64, u64),
@@ -62,12 +61,10 @@ struct Stamp {
 }
 
 impl Headers {
-    /// Looks at what is at `path`, following links; `None`: it is neither a file nor a device.
-    ///
-    /// # Errors
-    /// The system's: what it stands on is not known.
+    /// Examines the file or device at `path`, following links; `None` for anything else. After an error
+    /// its backing file is unknown.
     pub(super) fn look(&self, path: &Path) -> io::Result<Option<Looked>> {
-        // N.B. held first: to open a pipe could wait, and to open a device can do something.
+        // N.B. first opened as a path only: to open a pipe could wait, and to open a device can have effects.
         let held = rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?;
         let stat = rustix::fs::fstat(&held)?;
         let kind = FileType::from_raw_mode(stat.st_mode);
@@ -118,7 +115,7 @@ impl Stamp {
         }
     }
 
-    /// Whether another change would have another time.
+    /// Returns whether another change would have another timestamp.
     fn is_settled(self) -> bool {
         let (seconds, _) = self.changed.max(self.written);
         let changed = UNIX_EPOCH + Duration::from_secs(u64::try_from(seconds).unwrap_or_default());
@@ -140,7 +137,7 @@ fn read(held: &OwnedFd) -> io::Result<Says> {
     })
 }
 
-/// The bytes that a header can be in.
+/// Returns the part of a file that can hold a header.
 fn beginning(file: &File) -> io::Result<Vec<u8>> {
     let mut bytes = vec![0; HEADER_MAX];
     let mut count = 0;
@@ -164,7 +161,7 @@ fn named(below: FilesBelow) -> Says {
     if names.is_empty() { Says::Nothing } else { Says::Names(names) }
 }
 
-/// Where relative names can be meant: QEMU takes the folder of the name that it was given.
+/// Returns the folders for relative names: QEMU uses the folder of the name that it was given.
 fn folders_of(path: &Path, held: &OwnedFd) -> io::Result<Vec<PathBuf>> {
     let itself = std::fs::read_link(link_of(held))?;
     let mut folders: Vec<PathBuf> =

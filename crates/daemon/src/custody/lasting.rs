@@ -1,4 +1,4 @@
-//! What images are beyond a restart: read from the system, and noted in the journal.
+//! The identities of images across restarts: read from the system, and recorded in the journal.
 
 use std::io;
 use std::os::fd::AsFd;
@@ -15,16 +15,16 @@ use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
 use super::{Custody, CustodyError};
 
-/// Where the system says of devices what they are.
 const SYS: &str = "/sys";
-/// Changes with each start of the machine.
+/// The random number of the machine's present start.
 const START: &str = "/proc/sys/kernel/random/boot_id";
 
 impl Custody {
-    /// Checks that what was opened by a name is what the journal means by it. What it knows nothing of is noted, durably.
+    /// Checks that the image opened by a name is the one that the journal means, and durably records a name that
+    /// the journal does not know.
     ///
     /// # Errors
-    /// [`CustodyError`]: it is another file or device, or that cannot be noted. It is not to be served or filled.
+    /// [`CustodyError`]: the image is another one, or cannot be recorded. It must not be served or filled.
     pub(crate) fn confirm(&self, place: &Place, image: &Held) -> Result<(), CustodyError> {
         let failed = |error| CustodyError::io("look at", Path::new(place.name()), error);
         let found = lasting_of(image).map_err(failed)?;
@@ -35,10 +35,10 @@ impl Custody {
         }
     }
 
-    /// Checks that a name leads to the image that was filled under it, so that it may be promised.
+    /// Checks that a name leads to the image that was filled under it, so that the image may be promised.
     ///
     /// # Errors
-    /// [`CustodyError`]: what was written may be in a file that no name leads to.
+    /// [`CustodyError`]: the written data may be in a file without a name.
     pub(crate) fn confirm_filled(&self, place: &Place) -> Result<(), CustodyError> {
         let found =
             lasting_at(place).map_err(|error| CustodyError::io("find", Path::new(place.name()), error))?;
@@ -50,7 +50,7 @@ impl Custody {
         }
     }
 
-    /// Tells whether a name leads to the image that this migration, of this journal, left and kept.
+    /// Returns whether a name leads to the image that this migration, of this journal, left and kept.
     pub(crate) fn is_kept(&self, place: &Place, migration: MigrationId) -> bool {
         let Ok(found) = lasting_at(place) else { return false };
         let known = self.read(|state| state.images.get(place).cloned());
@@ -58,10 +58,11 @@ impl Custody {
         judge(known.as_ref(), found.as_ref()) == Verdict::Confirmed
     }
 
-    /// Takes what has the name of a volume's image now for the volume's, durably: somebody has said so.
+    /// Durably makes the file under the name of a volume's image the volume's image, on the administrator's
+    /// word. `Ok(false)`: it already is.
     ///
     /// # Errors
-    /// [`CustodyError`]: others use it, or it cannot be noted. `Ok(false)`: it is the image that it was.
+    /// [`CustodyError`]: the file is in use, or cannot be recorded.
     pub(crate) fn accept(&self, volume: VolumeId, place: &Place) -> Result<bool, CustodyError> {
         let failed = |error| CustodyError::io("find", Path::new(place.name()), error);
         let held = block::held::find(Path::new(place.name())).map_err(failed)?;
@@ -80,16 +81,13 @@ impl Custody {
         }
     }
 
-    /// The record that says what image has the name, to be committed with what it is used for; `None`: nothing can be said of it.
-    ///
-    /// # Errors
-    /// The system's.
+    /// Returns the record of the image under a name, to be committed with its use; `None`: its identity is unknown.
     pub(crate) fn record_of(&self, place: &Place, image: impl AsFd) -> io::Result<Option<Record>> {
         let known = lasting_of(image)?.map(|lasting| KnownImage { lasting, purpose: Purpose::Use });
         Ok(known.map(|known| Record::ImageKnown { place: place.clone(), known }))
     }
 
-    /// Notes durably what image has a name, if the journal does not say so already.
+    /// Durably records the image under a name, unless the journal has the record.
     pub(super) fn note(&self, place: &Place, known: KnownImage) -> Result<(), CustodyError> {
         if self.read(|state| state.images.get(place) == Some(&known)) {
             return Ok(());
@@ -97,7 +95,7 @@ impl Custody {
         self.commit(place, Record::ImageKnown { place: place.clone(), known })
     }
 
-    /// Notes durably that a new file has a name, which is not used yet.
+    /// Durably records the name of a new file, which is unused so far.
     pub(super) fn note_new(&self, path: &Path, file: impl AsFd) -> Result<(), CustodyError> {
         let found = lasting_of(file).map_err(|error| CustodyError::io("look at", path, error))?;
         let place = place_of(path);
@@ -107,8 +105,8 @@ impl Custody {
         }
     }
 
-    /// Forgets a name that was given for a while, or to what was kept. That a volume or a migration has a use for a name ends in the
-    /// journal by itself.
+    /// Forgets a temporary name, or the name of a kept image. The journal itself tracks the names that a
+    /// volume or a migration uses.
     pub(super) fn forget(&self, path: &Path) -> Result<(), CustodyError> {
         let place = place_of(path);
         let is_known =
@@ -124,7 +122,7 @@ impl Custody {
     }
 }
 
-/// Says that it is another image.
+/// Returns the error for another image under the name.
 pub(super) fn exchanged(place: &Place, step: Step) -> CustodyError {
     CustodyError::Refused {
         path: place.name().into(),
@@ -132,13 +130,12 @@ pub(super) fn exchanged(place: &Place, step: Step) -> CustodyError {
     }
 }
 
-/// The place of a file.
 pub(super) fn place_of(path: &Path) -> Place {
     Place::File(path.to_str().map(str::to_owned).unwrap_or_default())
 }
 
-/// What is at a place, beyond a restart; `None`: nothing is, or nothing can be said of it. The last component of a file's path is not
-/// followed: its name leads to it.
+/// Returns the identity of the image at a place; `None`: there is none, or it is unknown. A link at the end of a file's path is
+/// not followed: the name is the link's.
 pub(super) fn lasting_at(place: &Place) -> io::Result<Option<Lasting>> {
     let (path, flags) = match place {
         Place::File(path) => (path, AtFlags::SYMLINK_NOFOLLOW),
@@ -149,10 +146,7 @@ pub(super) fn lasting_at(place: &Place) -> io::Result<Option<Lasting>> {
     Ok(lasting(&rustix::fs::statx(rustix::fs::CWD, path.as_str(), flags, wanted)?))
 }
 
-/// What is open, beyond a restart; `None`: nothing can be said of it.
-///
-/// # Errors
-/// The system's.
+/// Returns the identity of an open image; `None`: it is unknown.
 pub(super) fn lasting_of(image: impl AsFd) -> io::Result<Option<Lasting>> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
     Ok(lasting(&rustix::fs::statx(image, "", AtFlags::EMPTY_PATH, wanted)?))
@@ -170,7 +164,7 @@ fn lasting(found: &Statx) -> Option<Lasting> {
     }
 }
 
-/// What a device is, by what is said below `sys`.
+/// Returns the identity of a device, as described below `sys`.
 fn device(sys: &Path, (major, minor): (u32, u32)) -> Option<Lasting> {
     let folder = sys.join(format!("dev/block/{major}:{minor}")).canonicalize().ok()?;
     let is_part = folder.join("partition").exists();
@@ -184,7 +178,7 @@ fn device(sys: &Path, (major, minor): (u32, u32)) -> Option<Lasting> {
     Some(Lasting::Device { name, seen: read(Path::new(START)).zip(number) })
 }
 
-/// By what a whole device is known that has this folder.
+/// Returns the name of the whole device with this folder.
 fn name_of(sys: &Path, folder: &Path) -> DeviceName {
     if let Some(file) = read(&folder.join("loop/backing_file")) {
         return loop_over(&file, &read(&folder.join("loop/offset")).unwrap_or_default());
@@ -193,7 +187,7 @@ fn name_of(sys: &Path, folder: &Path) -> DeviceName {
     if let Some((kind, number)) = numbers.iter().find_map(|name| Some((name, read(&folder.join(name))?))) {
         return DeviceName::Own(format!("{kind} {number}"));
     }
-    // The kernel's own name of it is in the order in which it was found; what it is connected to is not.
+    // The kernel's own name depends on the order of discovery; the position of the connection does not.
     let position = folder.strip_prefix(sys.join("devices")).unwrap_or(folder);
     let is_virtual = position.starts_with("virtual");
     let connected = position.ancestors().find(|above| above.ends_with("block")).and_then(Path::parent);
@@ -201,7 +195,7 @@ fn name_of(sys: &Path, folder: &Path) -> DeviceName {
     DeviceName::Position(position.unwrap_or(folder).display().to_string())
 }
 
-/// A loop device is its file.
+/// A loop device is named after its file.
 fn loop_over(file: &str, offset: &str) -> DeviceName {
     match lasting_at(&Place::File(file.to_owned())) {
         Ok(Some(Lasting::File { inode, born })) => {
@@ -211,7 +205,7 @@ fn loop_over(file: &str, offset: &str) -> DeviceName {
     }
 }
 
-/// One line of what the system says; `None`: nothing.
+/// Reads one line of a file in `/sys`; `None`: there is no text.
 fn read(path: &Path) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
     let text = text.trim_end_matches(['\n', '\0', ' ']);
@@ -222,7 +216,7 @@ fn read(path: &Path) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// A folder as `/sys`: devices at their places, with files in them.
+    /// Makes a folder like `/sys`: devices at their places, with files in them.
     fn sys(devices: &[(&str, &str, &[(&str, &str)])]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(sys.path().join("dev/block")).unwrap();

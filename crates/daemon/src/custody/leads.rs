@@ -1,4 +1,4 @@
-//! What the names in an image's header lead to: decided from the text alone, as QEMU reads it.
+//! The meaning of names in an image's header, decided from the text alone, as QEMU reads it.
 //!
 //! ```text
 //!   base.img · /srv/base.img · file:base.img · json:{…"filename":…}      a file
@@ -6,7 +6,8 @@
 //!   https://…                                                            another machine
 //!   all else                                                             unknown
 //! ```
-//! A name can have several readings: a relative one is found in the folder of the image's name or of the file itself. Each reading counts.
+//! A name can have several readings: a relative name is in the folder of the image's name or of the
+//! file itself. All readings count.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -14,27 +15,27 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Names within names that are followed.
+/// Depth of names within names that is followed.
 const DEPTH_MAX: usize = 8;
-/// Protocols whose files no host of Sterna's has.
+/// Protocols whose files are on no host of Sterna.
 const AWAY: [&str; 7] = ["http", "https", "ftp", "ftps", "rbd", "iscsi", "iser"];
-/// Drivers of QEMU that are over nothing.
+/// Drivers of QEMU without a file below.
 const NOTHING: [&str; 2] = ["null-co", "null-aio"];
 
-/// What a name leads to.
+/// One reading of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lead {
-    /// This file or device.
+    /// A file or device on this host.
     File(PathBuf),
-    /// An export: its name as written, and what a volume of this host that it can be is called.
+    /// An export: its URI as written, and the names of this host's volumes that it may belong to.
     Export { uri: String, volumes: Vec<String> },
-    /// Something that is not on this host.
+    /// A file that is not on this host.
     Away,
-    /// Nobody knows: this part of the name is not understood.
+    /// An unknown place: this part of the name cannot be parsed.
     Unknown(String),
 }
 
-/// Tells everything that a name can lead to. `folders` are those that the image can be found in.
+/// Returns all readings of a name. `folders` are the image's possible folders.
 pub(super) fn leads(name: &[u8], folders: &[PathBuf]) -> Vec<Lead> {
     let mut found = Vec::new();
     add_name(&mut found, name, folders, DEPTH_MAX);
@@ -73,7 +74,7 @@ fn add_path(found: &mut Vec<Lead>, path: &[u8], folders: &[PathBuf]) {
     }
 }
 
-/// An export by its URI (`nbd://…`), or in the older form (`nbd:unix:PATH:exportname=NAME`).
+/// Parses an export's URI (`nbd://…`), or the older form (`nbd:unix:PATH:exportname=NAME`).
 fn export(uri: &str, rest: &str) -> Lead {
     let (place, query) = rest.split_once(['?', '#']).unwrap_or((rest, ""));
     let mut volumes = Vec::new();
@@ -94,12 +95,12 @@ fn export(uri: &str, rest: &str) -> Lead {
     Lead::Export { uri: uri.to_owned(), volumes }
 }
 
-/// The volume that a socket of Sterna's is named after.
+/// Returns the volume that a socket of Sterna is named after.
 fn of_socket(socket: &str) -> Option<String> {
     Some(Path::new(socket).file_stem()?.to_str()?.to_owned())
 }
 
-/// A part of a URI without its percent signs.
+/// Decodes the percent signs of a part of a URI.
 fn decoded(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();
@@ -112,7 +113,7 @@ fn decoded(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Options of the block layer, nested or with dots in their keys. Each text that can be a file's name counts as one.
+/// Adds the options of the block layer, nested or with dots in their keys. Each text that can be a file's name counts as a file.
 fn add_options(found: &mut Vec<Lead>, whole: &str, options: &Value, folders: &[PathBuf], depth: usize) {
     let before = found.len();
     let mut texts = Vec::new();
@@ -141,7 +142,7 @@ fn add_options(found: &mut Vec<Lead>, whole: &str, options: &Value, folders: &[P
     }
 }
 
-/// All texts of a value, each with the last part of its key. The parser has limited how deep it is.
+/// Collects all texts of a value, each with the last part of its key. The parser has limited the depth.
 fn collect<'a>(value: &'a Value, key: &'a str, texts: &mut Vec<(&'a str, &'a str)>) {
     match value {
         Value::String(text) => texts.push((key, text)),

@@ -44,18 +44,18 @@ impl Custody {
 }
 
 impl Custody {
-    /// Notes that a new file has been made under the unfinished name of an image.
+    /// Records that a new file has been made under an image's unfinished name.
     ///
     /// # Errors
-    /// [`CustodyError`]: a restart would not know whose it is.
+    /// [`CustodyError`]: after a restart the file's owner would be unknown.
     pub(crate) fn note_made(&self, new: &Path, file: impl AsFd) -> Result<(), CustodyError> {
         self.note_new(new, file)
     }
 
-    /// Puts the file `new`, which was made beside it, into the place of the empty file `reserved`, which has kept the name.
+    /// Moves the file `new` to the name beside it which the empty file `reserved` has kept.
     ///
     /// # Errors
-    /// The system's; something else has the name.
+    /// The system's error; or another file has the name.
     pub(crate) fn place_made(&self, new: &Path, path: &Path, reserved: &File) -> Result<(), CustodyError> {
         let failed = |error| CustodyError::io("make", path, error);
         let opened = Opened::at(new).map_err(failed)?;
@@ -64,7 +64,7 @@ impl Custody {
         if !is_reserved || reserved.metadata().map_err(failed)?.len() != 0 {
             return Err(failed(io::Error::other("another file has taken its place")));
         }
-        // N.B. first: a restart finds what the journal says, or the empty file, and that is another one.
+        // N.B. before the rename: a restart then finds the recorded file, or the empty one, which it recognises as another.
         if let Some(lasting) = opened.lasting().cloned() {
             let place = place_of(path);
             let purpose = self.read(|state| state.purpose_of(&place));

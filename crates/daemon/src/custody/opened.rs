@@ -77,7 +77,7 @@ impl Opened {
         &self.found
     }
 
-    /// What that is beyond a restart; `None`: nothing can be said of it.
+    /// Returns its identity across restarts; `None`: it is unknown.
     pub(super) fn lasting(&self) -> Option<&Lasting> {
         self.lasting.as_ref()
     }

@@ -1,4 +1,4 @@
-//! What devices, files and exports have in common: read from the system.
+//! The shared bytes of devices, files and exports: read from the system.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -8,12 +8,11 @@ use std::path::{Path, PathBuf};
 use migration::custody::{Identity, Stack};
 use nbd_protocol::{NbdUri, Server};
 
-/// Devices that one stands on, one below the other.
+/// Depth of devices on devices that is followed.
 const DEPTH_MAX: usize = 32;
-/// Where the system says of devices what they stand on.
 const SYS: &str = "/sys";
 
-/// What images are above and below, as far as it was looked.
+/// The stacks of images that have been examined.
 pub(super) struct Stacks {
     sys: PathBuf,
     known: BTreeMap<u64, Stack>,
@@ -24,10 +23,7 @@ impl Stacks {
         Self { sys: SYS.into(), known: BTreeMap::new() }
     }
 
-    /// What an image is above and below.
-    ///
-    /// # Errors
-    /// It cannot be looked at: it may have bytes in common with any other.
+    /// Returns the stack of an image. After an error the image may share bytes with any other.
     pub(super) fn of(&mut self, identity: &Identity) -> io::Result<Stack> {
         match identity {
             Identity::Device(number) => self.of_device(*number, DEPTH_MAX),
@@ -38,7 +34,7 @@ impl Stacks {
 
     fn of_file(&mut self, device: u64, inode: u64, depth: usize) -> io::Result<Stack> {
         let mut stack = Stack::of(Identity::File { device, inode });
-        // A file system without a device of its own says so by a number without one.
+        // The number of a file system without a device has no major number.
         if rustix::fs::major(device) != 0 {
             stack.lies_in(self.of_device(device, depth)?);
         }
@@ -53,7 +49,7 @@ impl Stacks {
         let (major, minor) = (rustix::fs::major(number), rustix::fs::minor(number));
         let folder = match self.sys.join(format!("dev/block/{major}:{minor}")).canonicalize() {
             Ok(folder) => folder,
-            // It has been taken away: it has no bytes.
+            // The device was removed: it has no bytes.
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(stack),
             Err(error) => return Err(error),
         };
@@ -67,7 +63,7 @@ impl Stacks {
         if folder.join("loop/backing_file").exists() {
             let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let behind = block::store::file_behind(&format!("/dev/{name}"));
-            // A user who may not open the device may look at its file.
+            // A user who may not open the device may read its description.
             let (device, inode) = behind.or_else(|_| {
                 let path = std::fs::read_to_string(folder.join("loop/backing_file"))?;
                 let found = rustix::fs::stat(path.trim_end_matches('\n'))?;
@@ -76,7 +72,7 @@ impl Stacks {
             stack.is(self.of_file(device, inode, depth)?);
         }
         let uuid = std::fs::read_to_string(folder.join("dm/uuid")).unwrap_or_default();
-        // Parts of a group or a disk by their makers' word; another mapping may be all of what it maps.
+        // These are parts of a group or a disk, as their makers say; another mapping may be all of what it maps.
         let is_part = uuid.starts_with("LVM-") || uuid.starts_with("part");
         for below in folders_in(&folder.join("slaves"))? {
             let below = self.of_device(number_in(&below.join("dev"))?, depth)?;
@@ -94,7 +90,7 @@ fn folders_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
     }
 }
 
-/// The number of a device, as the system writes it: `8:1`.
+/// Reads the number of a device, as the system writes it: `8:1`.
 fn number_in(path: &Path) -> io::Result<u64> {
     let text = std::fs::read_to_string(path)?;
     let number = text
@@ -104,8 +100,8 @@ fn number_in(path: &Path) -> io::Result<u64> {
     number.ok_or_else(|| io::Error::other(format!("{} has no number of a device", path.display())))
 }
 
-/// An export: of each place where its server may be, by its name there. Which one is the default, its server alone knows: it may be
-/// any of them.
+/// Returns the stack of an export: its name at each possible place of its server. Only the server knows which export is the
+/// default, so that name may mean any of them.
 fn of_export(uri: &str) -> io::Result<Stack> {
     let parsed: NbdUri = uri.parse().map_err(io::Error::other)?;
     // Some servers read the slash as a part of the name, and others do not.
@@ -124,12 +120,12 @@ fn of_export(uri: &str) -> io::Result<Stack> {
     Ok(stack)
 }
 
-/// Where a server may be.
+/// Returns the places where a server may be.
 fn ends_of(server: &Server) -> io::Result<Vec<String>> {
     match server {
         Server::Unix(path) => Ok(vec![match rustix::fs::stat(path) {
             Ok(found) => format!("socket {}:{}", found.st_dev, found.st_ino),
-            // Nobody listens there; whoever will is known by that name.
+            // No server listens there yet; a later one gets this name.
             Err(_) => format!("socket {}", path.display()),
         }]),
         Server::Tcp { host, port } => {
@@ -141,7 +137,7 @@ fn ends_of(server: &Server) -> io::Result<Vec<String>> {
     }
 }
 
-/// All addresses of this host are one place.
+/// Names an address; all addresses of this host count as one place.
 fn end_at(address: IpAddr, port: u16) -> String {
     let address = address.to_canonical();
     let is_here = address.is_loopback() || address.is_unspecified() || UdpSocket::bind((address, 0)).is_ok();

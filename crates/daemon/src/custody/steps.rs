@@ -39,11 +39,11 @@ struct Order<'a> {
     step: Step,
     owner: &'a Owner,
     path: &'a Path,
-    /// It must be this file.
+    /// The only file to which the step may apply.
     only: Option<&'a File>,
-    /// What is tried, as a verb.
+    /// The attempted operation, as a verb.
     operation: &'static str,
-    /// Which name it has afterwards, and what for; `None`: none.
+    /// The name after the step, and its purpose; `None`: no name.
     to: Option<(&'a Path, Purpose)>,
 }
 
@@ -107,7 +107,7 @@ impl Custody {
         Ok(kept)
     }
 
-    /// Checks that the names of what a migration has filled here lead there: until then its source is the only copy with a name.
+    /// Checks that the names of what a migration has filled here lead to it: until then its source is the only copy with a name.
     fn confirm_targets(&self, migration: MigrationId) -> Result<(), CustodyError> {
         // A target of an earlier program is not recorded.
         let targets: Vec<Place> = self.read(|state| {
@@ -266,7 +266,7 @@ impl Custody {
                     Event::Synced
                 }
                 Err(Ok(ending)) => {
-                    // A name that is remembered too long refuses what comes to it, and nothing worse.
+                    // A name that is remembered for too long only refuses new files under it.
                     if let Err(error) = self.forget(path) {
                         tracing::warn!(%error, "a name that nothing has is remembered");
                     }
@@ -292,7 +292,8 @@ impl Custody {
         book
     }
 
-    /// Notes which name a file is about to have. **N.B.** Durable before it has it: a restart finds it under either.
+    /// Records the name that a file is about to have. **N.B.** The record is durable before the rename: a restart finds
+    /// the file under either name.
     fn note_name(&self, order: &Order<'_>, opened: &Opened) -> Result<(), CustodyError> {
         let (Some((to, purpose)), Some(lasting)) = (order.to, opened.lasting().cloned()) else {
             return Ok(());

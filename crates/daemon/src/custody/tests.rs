@@ -244,7 +244,7 @@ fn a_target_that_is_given_up_goes_while_this_daemon_still_has_it_open() {
     assert_eq!((from.exists(), to.exists()), (false, true));
 }
 
-/// A small image of `qemu-img`'s that stands on `backing`, as written.
+/// Makes a small image with `qemu-img`, with the backing file `backing` as written.
 fn overlay(path: &Path, backing: &str) {
     let mut bytes = vec![0; 4096];
     bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
@@ -255,7 +255,7 @@ fn overlay(path: &Path, backing: &str) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Custody of two stores in a folder, `fast` and `slow`.
+/// Returns the custody of two stores in a folder, `fast` and `slow`.
 fn of_two_stores(folder: &Path, records: Vec<Record>) -> Custody {
     let configured = ["fast", "slow"].map(|name| {
         std::fs::create_dir_all(folder.join(name)).unwrap();
@@ -317,7 +317,7 @@ fn an_image_whose_header_or_name_is_not_understood_keeps_all() {
     refused(custody.delete(&base, &BY_NAME), "its users are unknown");
     overlay(&other, "ssh://somewhere/base");
     refused(custody.delete(&base, &BY_NAME), "stands on ssh://somewhere/base, which is not understood");
-    // A raw disk whose format is known by its name says nothing of that kind: its guest has written it.
+    // The header in a raw disk whose format is known means nothing: its guest has written it.
     std::fs::rename(&other, folder.path().join("fast/v.img.moved-m1")).unwrap();
     custody.delete(&base, &BY_NAME).unwrap();
 }
@@ -348,7 +348,7 @@ fn a_file_that_came_to_the_name_of_an_image_is_not_taken_for_it() {
     let custody = custody(vec![volume(location(&path))]);
     let place = Place::File(path.display().to_string());
     let held = || block::held::find(&path).unwrap();
-    // What is opened first is noted.
+    // The first opening records the image.
     custody.confirm(&place, &held()).unwrap();
     custody.confirm_filled(&place).unwrap();
     let away = folder.path().join("away");
@@ -360,7 +360,7 @@ fn a_file_that_came_to_the_name_of_an_image_is_not_taken_for_it() {
     let to = folder.path().join("to");
     refused(custody.rename(&path, &to, &Owner::Volume(V)), "another file or device has its name");
     refused(custody.delete(&path, &Owner::Migration(MigrationId(7))), "served from it");
-    // Somebody says that it is.
+    // An administrator says that this is the image.
     assert!(custody.accept(V, &place).unwrap() && !custody.accept(V, &place).unwrap());
     custody.confirm(&place, &held()).unwrap();
     custody.rename(&path, &to, &Owner::Volume(V)).unwrap();

@@ -33,12 +33,12 @@ const WORDS_MAX: usize = 2000;
 /// The number of disks, and of files, of one VM.
 const THINGS_MAX: usize = 64;
 
-/// What is understood of a definition that another host has sent, beside the definition.
+/// What this host derives from another host's definition, beside the definition itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Received {
-    /// What of the VM will not be here as it was there, for people.
+    /// The properties of the VM that change at this host, for messages.
     pub(super) changed: Vec<String>,
-    /// How much of this host's memory it can take.
+    /// The memory that the VM can take of this host.
     pub(super) memory_bytes: u64,
 }
 

@@ -448,8 +448,8 @@ async fn attach(volume: &Volume) -> Result<Answered, IoError> {
     Ok(fence.map_or(Answered::Done, Answered::Fenced))
 }
 
-/// Returns the origin of a peer's change. A peer that has no token yet gets one that matches nothing: the refusal brings the
-/// present token.
+/// Returns the origin of a peer's change. A peer without a token gets one that matches nothing: the refusal then
+/// tells it the present token.
 fn origin(question: Question) -> Origin<'static> {
     Origin::Host(question.fence.unwrap_or_default())
 }

@@ -46,7 +46,7 @@ pub struct Object {
     pub place: Place,
     /// The image under that name. For a file: the identity of the open descriptor.
     pub found: Found,
-    /// What that is beyond a restart; `None`: nobody can tell.
+    /// The image's identity across restarts; `None`: it is unknown.
     pub lasting: Option<Lasting>,
 }
 
@@ -54,9 +54,9 @@ pub struct Object {
 #[derive(Clone, Debug, Default)]
 pub struct Book {
     claims: Vec<Claim>,
-    /// Which image the journal means by a name.
+    /// The images that the journal means by names.
     images: BTreeMap<Place, KnownImage>,
-    /// What is above and below images. One that is not here is only itself.
+    /// The stacks of images. An image without one is only itself.
     stacks: BTreeMap<Identity, Stack>,
 }
 
@@ -144,7 +144,7 @@ impl Book {
         });
     }
 
-    /// What somebody holds open is what they mean by its name.
+    /// Takes an open image as the one that is meant by its name.
     pub fn mean(&mut self, place: &Place, lasting: Lasting) {
         self.images.insert(place.clone(), KnownImage { lasting, purpose: Purpose::Passing });
     }
@@ -171,14 +171,14 @@ impl Book {
         self.claims.iter().filter(move |claim| self.is_on(claim, object))
     }
 
-    /// Notes what is above and below an image.
+    /// Adds the stack of an image.
     pub fn stand(&mut self, identity: Identity, stack: Stack) {
         self.stacks.insert(identity, stack);
     }
 
-    /// Tells whether a claim is on an object: by name, or because they have bytes in common.
+    /// Returns whether a claim is on an object: by name, or because they share bytes.
     fn is_on(&self, claim: &Claim, object: &Object) -> bool {
-        // What is not known may be about anything.
+        // An unknown claim may be about any image.
         if let Kind::Unknown { .. } = claim.kind {
             return true;
         }
@@ -196,9 +196,9 @@ impl Book {
         }
     }
 
-    /// What keeps a file from being the image that the journal means by its name.
+    /// Returns what keeps a file from being the image that the journal means by its name.
     fn doubt(&self, object: &Object) -> Option<Kind> {
-        // What a server exports is known to the server.
+        // Only the server knows what it exports.
         if !matches!(object.found, Found::There(_)) || matches!(object.place, Place::Nbd(_)) {
             return None;
         }

@@ -39,9 +39,9 @@ pub enum Kind {
         /// The path of the other image.
         top: String,
     },
-    /// Another image stands on the export of the volume that is served from it.
+    /// Another image has the export of the served volume in its backing chain.
     BelowExport {
-        /// Where the other image is.
+        /// The path of the other image.
         top: String,
     },
     /// A migration copies into it.
@@ -77,7 +77,7 @@ pub enum Kind {
     },
     /// A mark, or the journal, says that the image lacks parts of the disk.
     HalfMade,
-    /// A volume of a restored journal may be served from it; its owner is not settled yet.
+    /// A volume of a restored journal may be served from it; its owner is not decided yet.
     Restored {
         /// The volume of the restored journal.
         volume: VolumeId,
@@ -89,9 +89,9 @@ pub enum Kind {
         /// The program that holds it.
         holder: String,
     },
-    /// Its name is one that the journal knows, and it is not the image that the journal means by it.
+    /// The journal knows its name, and means another image by it.
     Exchanged,
-    /// The journal does not say of it that it is the image which Sterna gave this name.
+    /// The journal does not record that Sterna gave this image its name.
     Unrecorded,
     /// A lookup failed, so the users of the image are not known.
     Unknown {

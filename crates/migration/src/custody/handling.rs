@@ -51,7 +51,7 @@ pub enum Todo {
 /// The result of the caller's last action.
 #[derive(Debug)]
 pub enum Event {
-    /// What the name led to, by the open descriptor, and what that is beyond a restart.
+    /// The image that the name led to, by the open descriptor, with its identity across restarts.
     Opened(Found, Option<Lasting>),
     /// The image is locked, or a part of Sterna that counts as a claim holds it.
     Locked,

@@ -1,12 +1,12 @@
-//! What an image is beyond a restart, and whether a name leads to the image that the journal means.
+//! The identity of an image across restarts, and whether a name leads to the image that the journal means.
 //!
 //! ```text
 //!   made, opened, renamed ──► Record::ImageKnown ──► State::images
 //!   promised, served, renamed, deleted, taken home:  judge(what is known, what was found) ──► Confirmed │ Unrecorded │ Exchanged
 //! ```
-//! Numbers of file systems and of devices change with a start of the machine. So a file is told by its number in its file system and
-//! by when it was made, and a device by what it says of itself. The file system itself is not compared: a copy of it, block by block,
-//! holds the same files.
+//! Numbers of file systems and of devices change when the machine restarts. Therefore a file's identity is its inode and the time
+//! of its creation, and a device's is its own serial number or its position. The file system is not compared: its block-by-block
+//! copy holds the same files.
 
 use serde::{Deserialize, Serialize};
 
@@ -14,88 +14,89 @@ use crate::identity::MigrationId;
 use crate::journal::{Place, Record, State};
 use crate::planted::{Bug, broken};
 
-/// What an image is, whatever it is called, also after a restart.
+/// The identity of an image across restarts, independent of its names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lasting {
-    /// A file.
+    /// A regular file or a link.
     File {
-        /// Its number in its file system.
+        /// The inode in its file system.
         inode: u64,
-        /// When it was made: seconds since 1970 and nanoseconds. `None`: the file system does not say.
+        /// Time of creation: seconds since 1970 and nanoseconds. `None`: the file system does not record it.
         born: Option<(i64, u32)>,
     },
-    /// A block device.
+    /// A block device or a partition.
     Device {
-        /// What it says of itself, or where it is.
+        /// The device's own name, or its position.
         name: DeviceName,
-        /// The start of the machine in which it was seen, and its number in that start. `None`: the system does not count devices.
+        /// The machine's start in which the device was seen, and the device's number in that start. `None`: the
+        /// system does not count devices.
         seen: Option<(String, u64)>,
     },
 }
 
-/// By what a block device is known.
+/// The name by which a block device is recognised.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DeviceName {
-    /// Its own number: no other device has it.
+    /// The device's own number, which no other device has.
     Own(String),
-    /// Where it is connected. It has no number of its own, and another device may come to its place.
+    /// The place of its connection. The device has no number of its own, and another one may take its place.
     Position(String),
 }
 
-/// What the journal knows of the image that has a name.
+/// The journal's record of the image under a name.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KnownImage {
-    /// What it is.
+    /// The identity of the image.
     pub lasting: Lasting,
-    /// What it has the name for.
+    /// The purpose of the name.
     pub purpose: Purpose,
 }
 
-/// What an image has its name for.
+/// Why an image has its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Purpose {
-    /// A volume or a migration uses it by this name.
+    /// A volume or a migration uses the image by this name.
     Use,
-    /// A migration has left it, and it was kept by this name.
+    /// A migration has left the image, and it was kept by this name.
     Kept(MigrationId),
-    /// It is being made or deleted.
+    /// The image is being made or deleted.
     Passing,
 }
 
-/// Whether a name leads to the image that the journal means.
+/// The result of comparing the image under a name with the journal's record.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It does.
+    /// The name leads to the recorded image.
     Confirmed,
-    /// The journal has nothing recorded of what has the name.
+    /// The journal has no record of this name.
     Unrecorded,
-    /// Something else has the name, or nobody can tell that it is the same.
+    /// Another image has the name, or the comparison is impossible.
     Exchanged,
 }
 
-/// Decides whether what was found under a name is what the journal knows by it. `None`: nothing is known, or nothing can be said of
-/// what was found.
+/// Compares the image `found` under a name with the journal's record of the name. `None`: there is no record,
+/// or the identity is unknown.
 pub fn judge(known: Option<&KnownImage>, found: Option<&Lasting>) -> Verdict {
     match (known, found) {
         (None, _) => Verdict::Unrecorded,
         (Some(known), Some(found)) if known.lasting.is(found) => Verdict::Confirmed,
-        // N.B. what cannot be told is not taken for the same.
+        // N.B. an unknown identity is not taken for the same.
         (Some(_), _) => Verdict::Exchanged,
     }
 }
 
-/// What is to be done before an image is served or filled that was opened by its name.
+/// The action before an image that was opened by its name is served or filled.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opening {
-    /// Nothing: it is the one.
+    /// Use it: the name leads to the recorded image.
     Use,
-    /// It is noted, durably: nothing is known of that name yet.
+    /// Record it durably first: the journal has no record of the name.
     Note(KnownImage),
-    /// It is not used: it is another one.
+    /// Do not use it: it is another image.
     Refuse,
 }
 
-/// Decides what is to be done with what was opened by a name.
+/// Decides about an image that was opened by a name.
 pub fn opening(known: Option<&KnownImage>, found: Option<Lasting>) -> Opening {
     match (judge(known, found.as_ref()), found) {
         (Verdict::Exchanged, _) if !broken(Bug::ExchangedServed) => Opening::Refuse,
@@ -104,8 +105,8 @@ pub fn opening(known: Option<&KnownImage>, found: Option<Lasting>) -> Opening {
     }
 }
 
-/// Decides whether what was filled under a name may be promised: the name has to lead there. What a server exports is known to the
-/// server.
+/// Returns whether a target that was filled under a name may be promised: the name must lead to it. For an
+/// export, only the server knows.
 pub fn may_promise(place: &Place, known: Option<&KnownImage>, found: Option<&Lasting>) -> bool {
     matches!(place, Place::Nbd(_))
         || judge(known, found) == Verdict::Confirmed
@@ -113,7 +114,7 @@ pub fn may_promise(place: &Place, known: Option<&KnownImage>, found: Option<&Las
 }
 
 impl Lasting {
-    /// Tells whether both are certainly the same image.
+    /// Returns whether both are certainly the same image.
     pub fn is(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::File { inode, born }, Self::File { inode: other_inode, born: other_born }) => {
@@ -127,7 +128,7 @@ impl Lasting {
     }
 }
 
-/// Whether a device at the same position can be the same. In one start of the machine each device has a number of its own.
+/// Returns whether devices at the same position can be the same. Within one start of the machine each device has its own number.
 fn fits(seen: &Option<(String, u64)>, other: &Option<(String, u64)>) -> bool {
     match (seen, other) {
         (Some((start, number)), Some((other_start, other_number))) => {
@@ -139,7 +140,7 @@ fn fits(seen: &Option<(String, u64)>, other: &Option<(String, u64)>) -> bool {
 }
 
 impl State {
-    /// Forgets what was known of images whose names nobody has a use for.
+    /// Forgets images whose names are not in use.
     pub(crate) fn forget_images(&mut self) {
         let mut known = std::mem::take(&mut self.images);
         let used: std::collections::BTreeSet<&Place> = self.used_places().collect();
@@ -151,18 +152,18 @@ impl State {
         self.images = known;
     }
 
-    /// Which image has which name, as the records that follow a snapshot.
+    /// Returns the records of images, which follow a snapshot.
     pub(crate) fn image_records(&self) -> impl Iterator<Item = Record> {
         let known = self.images.iter().filter(|_| !broken(Bug::ImagesForgottenAtStart));
         known.map(|(place, known)| Record::ImageKnown { place: place.clone(), known: known.clone() })
     }
 
-    /// What a name is given for.
+    /// Returns the purpose of a name: whether a volume or a migration uses it.
     pub fn purpose_of(&self, place: &Place) -> Purpose {
         if self.used_places().any(|used| used == place) { Purpose::Use } else { Purpose::Passing }
     }
 
-    /// Names that were given to new files are used from now on.
+    /// Marks the names of new files as used.
     pub(crate) fn use_images<'a>(&mut self, places: impl IntoIterator<Item = &'a Place>) {
         for place in places {
             if let Some(known) = self.images.get_mut(place) {
@@ -200,7 +201,7 @@ mod tests {
         }
         assert_eq!(judge(Some(&image), None), Verdict::Exchanged);
         assert_eq!(judge(None, Some(&file(7, None))), Verdict::Unrecorded);
-        // A file system that says nothing of it has the number alone.
+        // Without a time of creation only the inode is compared.
         let without = known(file(7, None));
         assert_eq!(judge(Some(&without), Some(&file(7, None))), Verdict::Confirmed);
         assert_eq!(judge(Some(&without), Some(&file(7, Some((5, 9))))), Verdict::Exchanged);

@@ -13,7 +13,7 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
         Kind::BelowServed { .. } | Kind::BelowImage { .. } => {
             !matches!(step, Step::ServeReadOnly | Step::Unmark | Step::Mark) && !broken(Bug::ChainUnclaimed)
         }
-        // The volume may be served on, and its image may have any name.
+        // The volume may remain served, and its image may have any name.
         Kind::BelowExport { .. } => takes_volume_away(step) && !broken(Bug::ChainUnclaimed),
         Kind::Target { migration } | Kind::Left { migration } => *owner != Owner::Migration(*migration),
         Kind::Reservoir { migration, .. } => {
@@ -28,7 +28,7 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
     }
 }
 
-/// Whether a volume that is served from the image lacks its bytes afterwards.
+/// Returns whether a volume that is served from the image lacks its bytes after the step.
 fn takes_volume_away(step: Step) -> bool {
     matches!(
         step,
@@ -46,7 +46,7 @@ fn against_strangers(step: Step, owner: &Owner) -> bool {
     match step {
         // The program that has it open is the one that receives it.
         Step::Fence | Step::Rename | Step::Unmark | Step::ServeReadOnly | Step::GiveBack => false,
-        // Only its maker knows the name so far.
+        // The name is known to its maker alone so far.
         Step::Create => *owner != Owner::Maker,
         Step::Discard
         | Step::TakeBack
@@ -100,12 +100,12 @@ fn against_half_made(step: Step, owner: &Owner) -> bool {
     }
 }
 
-/// What has the name is not what is meant. An administrator who serves it by that name means what is there.
+/// Refuses steps on an exchanged image. An administrator who serves it by its name means the present image.
 fn against_exchanged(step: Step, owner: &Owner) -> bool {
     match owner {
         Owner::Maker => false,
         Owner::Administrator(word) => step == Step::Discard && *word == Word::Plain,
-        // Of a journal that was put back the file is examined first, and recorded then.
+        // A file of a restored journal is examined first, and recorded afterwards.
         Owner::Volume(_) => step != Step::Restore,
         Owner::Migration(_) | Owner::Housekeeping => true,
     }

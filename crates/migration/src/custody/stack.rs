@@ -1,43 +1,43 @@
-//! Which images have bytes in common: a loop device and its file, a partition and its disk, two spellings of an export.
+//! Images that share bytes: a loop device and its file, a partition and its disk, two spellings of an export.
 //!
 //! ```text
 //!   whole   other names of all its bytes                                  a loop device: its file; a mapping: what it maps
 //!   below   what it is a part of, or lies in                              a partition: its disk; a file: its file system's device
 //! ```
-//! Two parts of one disk have no byte in common as far as anybody can tell, and neither have two files of one file system.
+//! Two parts of one disk are assumed to share no byte, and so are two files of one file system.
 
 use std::collections::BTreeSet;
 
 use super::book::Identity;
 
-/// What an image is above and below.
+/// The images that share bytes with an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stack {
-    /// Other names of all its bytes.
+    /// Other names of the same bytes, all of them.
     pub whole: BTreeSet<Identity>,
-    /// What it is a part of.
+    /// The images of which it is a part.
     pub below: BTreeSet<Identity>,
 }
 
 impl Stack {
-    /// Of an image that is nothing else.
+    /// Returns the stack of an image that shares no bytes.
     pub fn of(identity: Identity) -> Self {
         Self { whole: BTreeSet::from([identity]), below: BTreeSet::new() }
     }
 
-    /// It is all of what `other` is.
+    /// Adds that it has exactly the bytes of `other`.
     pub fn is(&mut self, other: Self) {
         self.whole.extend(other.whole);
         self.below.extend(other.below);
     }
 
-    /// It is a part of `other`.
+    /// Adds that it is a part of `other`.
     pub fn lies_in(&mut self, other: Self) {
         self.below.extend(other.whole);
         self.below.extend(other.below);
     }
 
-    /// Tells whether some bytes may be of both.
+    /// Returns whether both may share bytes.
     pub fn overlaps(&self, other: &Self) -> bool {
         let is_same = !self.whole.is_disjoint(&other.whole);
         let is_part = !self.whole.is_disjoint(&other.below) || !self.below.is_disjoint(&other.whole);

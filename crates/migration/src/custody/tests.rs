@@ -24,13 +24,13 @@ fn lasting(inode: u64) -> Lasting {
     Lasting::File { inode, born: Some((5, 0)) }
 }
 
-/// That the file has the name by Sterna.
+/// Records that Sterna gave the file its name.
 fn recorded(path: &str, inode: u64) -> Record {
     let known = KnownImage { lasting: lasting(inode), purpose: Purpose::Use };
     Record::ImageKnown { place: Place::File(path.to_owned()), known }
 }
 
-/// The book of a journal that knows two files, and nobody that uses them.
+/// Returns the book of a journal that knows two unused files.
 fn nobodys() -> Book {
     Book::of_journal(&state(vec![recorded("/a", 1), recorded("/b", 2)]))
 }
@@ -132,7 +132,7 @@ fn what_is_served_or_stood_on_or_read_elsewhere_is_never_lost_by_anybodys_step()
                 assert_eq!(refused.unwrap_err().claims, std::slice::from_ref(&kind), "{step:?} {owner:?}");
             }
         }
-        // Not even the volume's own removal deletes it while it is served.
+        // Even the volume's own removal does not delete it while it is served.
         claimed(kind).ask(Step::Discard, &Owner::Volume(W), &object("/a", 1)).unwrap_err();
     }
 }
@@ -372,12 +372,12 @@ fn a_file_that_came_to_the_name_of_an_image_is_nobodys_to_change_but_an_administ
     let by_name = Owner::Administrator(Word::Plain);
     book.ask(Step::Discard, &by_name, &exchanged).unwrap_err();
     book.ask(Step::ServeReadWrite, &by_name, &exchanged).unwrap();
-    // What nothing is recorded of, the daemon does not clear away by itself.
+    // The daemon by itself does not delete an unrecorded file.
     let unrecorded = object("/c", 3);
     let refused = book.ask(Step::Discard, &Owner::Housekeeping, &unrecorded).unwrap_err();
     assert_eq!(refused.claims, [Kind::Unrecorded]);
     book.ask(Step::Discard, &by_name, &unrecorded).unwrap();
-    // An image of which nothing can be said any more is not taken for the one that was.
+    // An image of unknown identity is not taken for the recorded one.
     let dark = Object { lasting: None, ..object("/a", 1) };
     assert_eq!(book.ask(Step::Discard, &Owner::Volume(V), &dark).unwrap_err().claims, [Kind::Exchanged]);
 }

@@ -258,8 +258,8 @@ impl State {
         self.fillings.retain(|_, filling| filling.stay != StayId::Arrived(migration.0));
     }
 
-    /// Forgets the missing blocks of ended migrations once their volumes are complete. Answers to sources name the attempt until
-    /// then.
+    /// Forgets the missing blocks of ended migrations once their volumes are complete. Until then, answers
+    /// to sources name the attempt.
     pub(super) fn forget_hollows(&mut self) {
         let fillings = &self.fillings;
         let is_filled = |id: u64| fillings.values().any(|filling| filling.stay == StayId::Arrived(id));

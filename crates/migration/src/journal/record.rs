@@ -204,16 +204,17 @@ pub enum Record {
         /// The size in bytes.
         size_bytes: u64,
     },
-    /// What image has a name: nothing else under that name is taken for it, also after a restart. Also behind a snapshot.
+    /// The image that a name means: no other image under that name is taken for it, even after a
+    /// restart. Follows a snapshot, too.
     ImageKnown {
-        /// The name.
+        /// The name of the image.
         place: Place,
-        /// What image, and what for.
+        /// The image's identity, and the purpose of its name.
         known: KnownImage,
     },
     /// Nothing that Sterna knows has this name.
     ImageForgotten {
-        /// The name.
+        /// The name to be forgotten.
         place: Place,
     },
 }

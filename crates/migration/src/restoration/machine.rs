@@ -206,7 +206,7 @@ impl Restoration {
 
     /// Handles everything that is due at the time from [`Self::poll_timeout`].
     pub fn handle_timeout(&mut self, now: Duration) {
-        // Without other hosts no answer triggers another inspection.
+        // No answer triggers another inspection if there are no other hosts.
         if self.hosts.is_empty() && self.again <= now {
             self.again = now + ASK_AGAIN;
             self.looks.retain(|_, look| look.is_fit());

@@ -62,7 +62,7 @@ pub fn order(
 /// # Errors
 /// [`Refused`]: the volume waits.
 pub fn confirm(state: &State, volume: VolumeId, standing: &Standing) -> Result<Vec<Record>, Refused> {
-    // Without an order there is no branch.
+    // There is no branch without an order.
     carried_out(state, volume, standing, ruling(standing, None), BranchId([0; 16]))
 }
 

@@ -135,7 +135,7 @@ impl MigrationSession {
             }
             (State::Doing { step, .. }, Event::Cancel) => {
                 self.is_cancelled = true;
-                // Only an offer may take as long as an absent host does; the other steps are short.
+                // The offer alone may take as long as an absent host does; the other steps are short.
                 if step == Step::Offer {
                     self.come_to_nothing(Outcome::Cancelled);
                 }

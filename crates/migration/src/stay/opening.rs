@@ -72,7 +72,7 @@ pub enum Distrust {
 pub fn open(found: Found) -> Opening {
     let belief =
         found.kept.as_ref().map_or(Ok(()), |kept| believe(kept, found.record.as_ref(), found.look.as_ref()));
-    // Without a kept state there is nothing to distrust.
+    // If no state was kept, there is nothing to distrust.
     let distrust = belief.err();
     let mut steps = Vec::new();
     if distrust.is_some() {

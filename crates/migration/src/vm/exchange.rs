@@ -216,7 +216,7 @@ mod tests {
         let mut exchange = Exchange::towards(goal);
         for turn in 0..200 {
             let step = exchange.next_step(world.is_running, &world.disks);
-            // Without further fates every step succeeds.
+            // Every step after the last fate succeeds.
             let fate = fates.get(turn).copied().unwrap_or(0);
             if fate == 1 && !matches!(step, Step::Complete(_)) {
                 exchange.failed();

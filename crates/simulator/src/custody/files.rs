@@ -49,9 +49,9 @@ pub(super) struct Files {
     strangers: Vec<Stranger>,
     /// Files of others, which must stay untouched.
     precious: BTreeSet<ObjectId>,
-    /// Files that somebody has put under the names of images, and that nobody has said to be theirs.
+    /// Files that strangers have put under the names of images, and that no administrator has accepted.
     owned_by_others: BTreeSet<ObjectId>,
-    /// Numbers of files that got those of others.
+    /// Inodes of new files that were reused from deleted ones.
     inodes: BTreeMap<ObjectId, u64>,
     pub(super) marks: BTreeSet<String>,
     pub(super) locked: Option<ObjectId>,
@@ -120,7 +120,7 @@ impl Files {
         if is_device { Identity::Device(object) } else { Identity::File { device: 1, inode: object } }
     }
 
-    /// What is there beyond a restart. A file that was made anew may have the number of one that is gone.
+    /// Returns the identity across restarts. A new file may have the inode of a deleted one.
     pub(super) fn lasting(&self, name: &str) -> Option<Lasting> {
         let object = self.at(name)?;
         if DEVICES.contains(&name) {
@@ -131,8 +131,8 @@ impl Files {
         Some(Lasting::File { inode, born: Some((i64::try_from(object).ok()?, 0)) })
     }
 
-    /// Somebody copies another file to the name of one, which moves away; the copy may get the number of a file that is gone. Returns
-    /// what is there then.
+    /// Simulates a stranger who copies another file to a name, whose file moves away. The copy may get a deleted file's
+    /// inode. Returns the new file.
     pub(super) fn swap(&mut self, name: &str) -> Option<ObjectId> {
         let object = self.names.remove(name)?;
         let other = self.make(name, None);
@@ -147,23 +147,23 @@ impl Files {
         Some(other)
     }
 
-    /// Somebody makes a file of their own.
+    /// Simulates a stranger who makes a file.
     pub(super) fn put_of_others(&mut self, name: &str) {
         let object = self.make(name, None);
         self.owned_by_others.insert(object);
     }
 
-    /// Files that somebody else has put under the names of images.
+    /// Returns whether a stranger has put this file under the name of an image.
     pub(super) fn is_of_others(&self, object: ObjectId) -> bool {
         self.owned_by_others.contains(&object)
     }
 
-    /// Nobody remembers whose files are.
+    /// Forgets which files are strangers'.
     pub(super) fn forget_others(&mut self) {
         self.owned_by_others.clear();
     }
 
-    /// Somebody has said that a file is the image.
+    /// Simulates an administrator who accepts a file as the image.
     pub(super) fn accept(&mut self, object: ObjectId) {
         self.owned_by_others.remove(&object);
     }

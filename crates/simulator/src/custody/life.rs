@@ -92,7 +92,7 @@ impl World {
         end == Ok(Ending::Taken)
     }
 
-    /// Notes which name a file is about to have.
+    /// Records the name that a file is about to have.
     fn note_name(&mut self, from: &str, to: &str, step: Step) {
         let Some(lasting) = self.files.lasting(from) else { return };
         let migration = self
@@ -107,7 +107,7 @@ impl World {
         self.commit(vec![Record::ImageKnown { place: place_of(to), known }]);
     }
 
-    /// What the journal is to know of an image that is made or added.
+    /// Returns the record of an image that is made or added.
     pub(super) fn known(&self, path: &str) -> Option<Record> {
         let known = KnownImage { lasting: self.files.lasting(path)?, purpose: Purpose::Use };
         Some(Record::ImageKnown { place: place_of(path), known })
@@ -215,7 +215,7 @@ impl World {
         };
         let format = if base.is_some() { ImageFormat::Qcow2 } else { ImageFormat::Raw };
         let image = ImageLocation { store: store.to_owned(), place: place_of(path), format };
-        // N.B. whoever serves it by name means what is there.
+        // N.B. an administrator who serves an image by its name means the present file.
         self.files.accept(object);
         let added = Record::VolumeAdded(record(volume, image));
         let known = self.known(path);
@@ -408,7 +408,7 @@ impl World {
             return;
         }
         let (path, owner) = (known.record.image.place.name().to_owned(), Owner::Volume(volume));
-        // A name that is not free is given to nothing.
+        // A name that is in use is not given again.
         let aside = format!("{path}.removed");
         if self.files.at(&aside).is_some() {
             return;

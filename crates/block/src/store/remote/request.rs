@@ -99,6 +99,5 @@ impl Request {
     }
 }
 
-/// Ends the session.
 pub(super) const DISCONNECT: RequestHeader =
     RequestHeader { flags: 0, command: command::DISC, cookie: 0, offset: 0, length: 0, payload_length: 0 };

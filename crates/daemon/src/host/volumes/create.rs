@@ -328,7 +328,7 @@ fn service_step(access: Access) -> CustodyStep {
 struct Staged {
     image: ImageLocation,
     size_bytes: u64,
-    /// What it is, for the journal.
+    /// The image's identity, for the journal.
     known: Option<Record>,
     _claim: StoreClaim,
 }

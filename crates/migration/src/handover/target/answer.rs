@@ -71,7 +71,7 @@ impl Target {
                 let message = ToSource::Active { attempt, own: *took };
                 self.say(message);
             }
-            // Only one attempt is ever committed; after a restart its number is not known here.
+            // There is at most one committed attempt; after a restart its number is not known here.
             State::HandedBack { own, detail } if own.attempt == attempt || own.attempt == Attempt::NONE => {
                 let message = handed_back(attempt, own, detail);
                 self.say(message);

@@ -77,7 +77,7 @@ pub enum TargetEvent {
 pub enum Wrote {
     /// No write has passed: the copy is as the source released it.
     Nothing,
-    /// At least one write has passed.
+    /// One or more writes have passed.
     Something,
 }
 

@@ -114,7 +114,7 @@ fn play(goal: Goal, fates: &[u8]) -> Goal {
     let mut world = World::new(goal == Goal::Files);
     let mut copied = Copied::towards(goal);
     for turn in 0..200 {
-        // Without further fates every step succeeds.
+        // Every step after the last fate succeeds.
         match fates.get(turn).copied().unwrap_or(0) {
             1 => {
                 let step = copied.next_step(world.domain, &world.disks);

@@ -21,7 +21,7 @@ impl Open {
         &self.names
     }
 
-    /// What it is, whether the first key is named or not.
+    /// Returns the first value, whether or not its key is written.
     pub(super) fn first(&self) -> &str {
         let parts = self.parts.iter().flatten();
         let words = parts.map(|(key, value)| match value {

@@ -391,7 +391,7 @@ fn devices_that_would_use_the_sound_of_the_host_are_refused_by_name() {
     }
     for device in ["adlib", "cs4231a", "gus", "virtio-sound-pci"] {
         assert!(refusal(&format!("-device {device}"), Allowed::default()).is_some(), "{device}");
-        // Also if the administrator allows the device.
+        // The administrator's permission does not change this.
         let options = [format!("-device {device}")];
         let allowed = Allowed { options: &options, folders: &[] };
         let refused = refusal(&format!("-device {device}"), allowed);
