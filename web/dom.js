@@ -1,11 +1,11 @@
-// Elements are made and changed here, and texts are only ever texts: no string becomes markup, whatever it holds.
+// Makes and changes elements. Strings only become text nodes: no string becomes markup, whatever it holds.
 
 const SVG = "http://www.w3.org/2000/svg";
 
-// Browsers change the direction of writing at these, or do not show them: a name could pass for another one.
+// Browsers hide these characters, or change the direction of writing at them: one name could look like another.
 const UNSEEN = /[\u0000-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]/g;
 
-// An element with attributes and children; texts become text nodes. `null` and `false` are left out.
+// Returns an element with attributes and children; strings become text nodes. `null` and `false` are left out.
 export function el(name, attributes = {}, ...children) {
   return fill(document.createElement(name), attributes, children);
 }
@@ -21,12 +21,12 @@ function fill(node, attributes, children) {
   return node;
 }
 
-// A text of somebody's, with what cannot be seen made visible.
+// Makes the invisible characters of a foreign text visible.
 export function clean(value) {
   return String(value).replace(UNSEEN, "\ufffd");
 }
 
-// Sets an attribute if it is another one; `null` and `false` take it away.
+// Sets an attribute if it differs; `null` and `false` remove it.
 export function set(node, key, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(key)) node.removeAttribute(key);
@@ -36,7 +36,7 @@ export function set(node, key, value) {
   if (node.getAttribute(key) !== written) node.setAttribute(key, written);
 }
 
-// Sets the text of an element if it is another one: what has not changed keeps its selection.
+// Sets the text of an element if it differs: an unchanged text keeps its selection.
 export function text(node, value) {
   const written = clean(value);
   if (node.textContent !== written) node.textContent = written;
@@ -46,7 +46,7 @@ export function byId(id) {
   return document.getElementById(id);
 }
 
-// Brings the children of `parent` in line with `items`: what was there is updated, in the order of the items.
+// Adapts the children of `parent` to `items`: known ones are updated, in the order of the items.
 // `make(item)` returns { node, update(item) }; it is called once for each key.
 export function keyed(parent, items, keyOf, make) {
   const known = parent.keyed ?? (parent.keyed = new Map());
@@ -64,7 +64,7 @@ export function keyed(parent, items, keyOf, make) {
   for (const key of gone) { known.get(key).node.remove(); known.delete(key); }
 }
 
-// A table whose rows are kept. Columns: { name, title, value(item) for sorting, cell(td, item), class }.
+// Returns a table that keeps its rows between updates. Columns: { name, title, value(item) for sorting, cell(td, item), class }.
 export function table(caption, columns, keyOf, order) {
   const body = el("tbody");
   const state = { column: order.column, falling: order.falling ?? false, items: [] };
@@ -105,7 +105,7 @@ function compare(a, b) {
   return (a ?? -1) - (b ?? -1);
 }
 
-// What is in a cell, made once: an element, or whatever has it as `node`.
+// Returns the content of a cell, which is made once: an element, or an object with an element as `node`.
 export function within(cell, make) {
   if (!cell.within) { cell.within = make(); cell.replaceChildren(...[cell.within.node ?? cell.within].flat()); }
   return cell.within;

@@ -1,21 +1,21 @@
-// What there is: volumes, VMs, stores and other hosts.
+// The inventory: volumes, VMs, stores and other hosts.
 
 import { byId, el, keyed, set, table, text, within } from "./dom.js";
 import { spark } from "./plot.js";
 import * as units from "./units.js";
 
-// Looks that a line in a row or a tile is made of: two minutes.
+// Samples of a line in a row or a tile: two minutes.
 const POINTS = 120;
 const VOLUME_TONES = { serving: "good", failed: "bad", unconfirmed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
 const VM_TONES = { running: "good", paused: "warm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
 
-// Requests a second of each volume at the latest looks.
+// The latest samples of each volume's requests per second.
 const courses = new Map();
 const totals = { requests: [], read: [], written: [] };
 
 export const requests = ({ activity }) => activity && activity.reads_per_second + activity.writes_per_second + activity.flushes_per_second;
 
-// Takes what the daemon says.
+// Records the daemon's overview.
 export function see(overview) {
   const present = new Set();
   for (const volume of overview.volumes) {
@@ -31,7 +31,7 @@ export function see(overview) {
   push(totals.written, sum(({ activity }) => activity.bytes_written_per_second));
 }
 
-// Nobody has looked for a while: lines are broken there.
+// Breaks the lines after a time without samples.
 export function interrupt() {
   for (const course of [...courses.values(), ...Object.values(totals)]) if (course.at(-1) !== null) push(course, null);
 }
@@ -56,7 +56,7 @@ function showTiles(overview) {
   const connected = overview.peers.filter(({ peer }) => peer.connected).length;
   const moving = overview.migrations.filter(({ migration }) => migration.state === "running");
   const bandwidth = moving.reduce((sum, { migration }) => sum + migration.bytes_per_second, 0);
-  // Stores of one file system have one space.
+  // Stores on one file system share its free space.
   const spaces = new Map(overview.stores.map((store) => [`${store.bytes_total} ${store.bytes_free}`, store.bytes_free]));
   const free = [...spaces.values()].reduce((sum, bytes) => sum + bytes, 0);
   const tiles = [
@@ -74,14 +74,14 @@ function showTiles(overview) {
   });
 }
 
-// How many migrations stand how, in words.
+// Returns the number of migrations by state, in words.
 function standings(migrations) {
   const words = { running: "under way", paused: "paused", queued: "queued" };
   const counted = Object.entries(words).map(([state, word]) => [migrations.filter(({ migration }) => migration.state === state).length, word]);
   return counted.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(", ");
 }
 
-// What has not come of a volume that works here already.
+// Describes the missing blocks of a volume that is already served here.
 function missing(filling) {
   const waiting = filling.requests_waiting ? `, ${units.count(filling.requests_waiting)} requests wait` : "";
   const refused = filling.reads_refused ? `, ${units.count(filling.reads_refused)} reads were refused and stopped their VM` : "";
@@ -100,7 +100,7 @@ function showVolumes(volumes) {
       text(pill, moving ? "moving" : volume.state);
       set(pill, "class", "pill small " + (moving ? "busy" : VOLUME_TONES[volume.state] ?? "warm"));
       const created = volume.creation && volume.creation.bytes_total > 0 ? units.percent(volume.creation.bytes_done / volume.creation.bytes_total) : "";
-      // That it is at another host is in the next column.
+      // The next column names the other host.
       text(why, volume.state === "forwarding" ? "" : volume.message ?? (volume.filling ? missing(volume.filling) : volume.errors > 0 ? `${units.count(volume.errors)} requests failed: ${volume.last_error ?? ""}` : created));
     } },
     { name: "Place", class: "place roomy", value: where, cell: (cell, volume) => text(cell, where(volume)) },
@@ -208,7 +208,7 @@ function makePeer() {
   };
 }
 
-// A part of a whole, as a bar with its figures.
+// Shows a part of a whole as a bar with figures.
 function meter() {
   const fill = el("i"), label = el("span");
   const bar = el("span", { class: "meter" }, fill);
@@ -223,7 +223,7 @@ function meter() {
   };
 }
 
-// Puts a table into its place, with a word for when it is empty.
+// Puts a table into its place, with a text for an empty one.
 function mount(id, made, whenEmpty) {
   const empty = el("p", { class: "empty quiet" });
   byId(id).append(made.node, empty);

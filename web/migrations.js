@@ -1,14 +1,14 @@
-// Migrations: those under way as cards with live plots, those that have ended as a table with their reports.
+// Migrations: running ones as cards with live plots, ended ones as a table with their reports.
 
 import { byId, el, keyed, set, table, text, within } from "./dom.js";
 import { plots } from "./plot.js";
 import * as units from "./units.js";
 
-// Cards that are open without being asked: more do not fit a screen.
+// Cards that are open at first: more do not fit a screen.
 const OPEN_MAX = 3;
-// How long a card stays when its migration has ended, in milliseconds.
+// How long a card stays after its migration has ended, in milliseconds.
 const LINGER_MS = 60_000;
-// Samples that a card remembers: hours, for old ones are joined.
+// Limit of a card's samples: enough for hours, because old ones are joined.
 const SAMPLES_MAX = 3000;
 
 const FILLED = new Set(["three-phase", "post-copy"]);
@@ -22,14 +22,14 @@ const STEPS = [
   { name: "tidying up", phases: ["retiring", "discarding", "taking-back"] },
 ];
 
-// What has been seen of each migration under way, by its identity and beginning.
+// The samples and phases of each running migration, by its identity and start.
 const courses = new Map();
 
 export function hasEnded(migration) {
   return ENDED.has(migration.state);
 }
 
-// Takes what the daemon says; returns the identity of one whose recording so far should be asked for, or null.
+// Records the daemon's overview. Returns the identity of a migration whose recording should be fetched, or null.
 export function see(overview, now) {
   const present = new Set();
   for (const { migration, samples } of overview.migrations) {
@@ -39,7 +39,7 @@ export function see(overview, now) {
     present.add(key);
     if (!course) courses.set(key, course = { samples: new Map(), phases: [], waits: [null, null], asked: false, endedAt: null });
     const newest = Math.max(-Infinity, ...course.samples.keys());
-    // Nobody has looked for a while: what happened meanwhile is in the recording.
+    // The page was hidden for a while: the recording has the samples of that time.
     if (samples.length && newest > -Infinity && samples[0].at_ms > newest + 3000) course.asked = false;
     addSamples(course, samples);
     course.waits = [course.waits[1], migration.waiting_for?.reason ?? null];
@@ -60,7 +60,7 @@ export function see(overview, now) {
   return wanting.migration.id;
 }
 
-// Takes a recording that was asked for.
+// Adds the samples of a fetched recording.
 export function fillIn(history) {
   const course = courses.get(keyOf(history.migration));
   if (!course || !history.recording) return;
@@ -80,14 +80,14 @@ function addSamples(course, samples) {
   }
 }
 
-// One stretch of time, in seconds and rates.
+// The figures of one interval, in seconds and rates.
 class Sample {
   constructor({ at_ms, length_ms, median_us, p99_us, worst_us, bytes_copied, bytes_mirrored, bytes_missing }) {
     Object.assign(this, { at: at_ms / 1000, length: length_ms / 1000, median: median_us, p99: p99_us, worst: worst_us,
       copied: bytes_copied, mirrored: bytes_mirrored, missing: bytes_missing ?? null });
   }
 
-  // Both as one: latencies are the higher ones.
+  // Returns both as one sample, with the higher latencies.
   join(next) {
     const higher = (a, b) => a === null ? b : b === null ? a : Math.max(a, b);
     const joined = Object.create(Sample.prototype);
@@ -102,7 +102,7 @@ const cards = new Map();
 
 export function show(overview, now) {
   const shown = overview.migrations.filter(({ migration }) => courses.has(keyOf(migration)));
-  // What guests felt in the last second is told of volumes; of several that move as one the first is taken.
+  // The guests' figures are those of volumes. If several volumes move together, the first one's are shown.
   for (const entry of shown) entry.activity = overview.volumes.find((volume) => volume.migration === entry.migration.id)?.activity;
   shown.sort((a, b) => hasEnded(a.migration) - hasEnded(b.migration) || rank(a.migration) - rank(b.migration));
   keyed(byId("running"), shown, ({ migration }) => keyOf(migration), ({ migration }) => {
@@ -119,10 +119,10 @@ export function show(overview, now) {
   showHistory(ended, overview.migrations_ended, now);
 }
 
-// Those that do something come before those that wait.
+// Active migrations come before queued ones.
 const rank = (migration) => migration.state === "queued" ? 1 : 0;
 
-// The host that counts what is copied, if that is another one.
+// The host that counts the copied bytes, if it is another host.
 const countedAt = (migration) => migration.source.image === "" ? migration.source.store : null;
 const place = (location) => location.store ?? "in place";
 
@@ -199,7 +199,7 @@ function makeCard(first, isOpen) {
   return card;
 }
 
-// The phases other than copying, as times that are shaded.
+// Returns the phases other than copying, as shaded intervals.
 function bands(course, to, ended) {
   const found = course.phases.map(({ at, phase }, index) => ({ from: at, to: course.phases[index + 1]?.at ?? (ended ? at : to), phase }));
   return found.filter(({ phase }) => !["copying", "queued", "ended"].includes(phase))
@@ -249,7 +249,7 @@ function remaining({ remaining_seconds: range }) {
   return `${units.duration(range.earliest)} to ${units.duration(range.latest)} left`;
 }
 
-// What it waits for, in words, if it has at two looks: what takes less is the ordinary course.
+// Describes what a migration waits for, if two samples in a row agree: shorter waits are normal.
 function waiting(migration, course) {
   if (migration.queue) return `number ${migration.queue.place} of ${migration.queue.waiting} in the queue: ${migration.queue.reason}`;
   if (!migration.waiting_for || course.waits.some((reason) => reason !== migration.waiting_for.reason)) return "";

@@ -1,4 +1,4 @@
-// Asks the daemon once a second how the host is, while somebody looks, and shows it.
+// Fetches the host's overview from the daemon once a second, while the page is visible, and shows it.
 //
 //   overview ──► migrations.see, inventory.see: what is remembered ──► show: what is drawn
 //       └─ no answer ──► "not reachable", asked again until there is one
@@ -8,9 +8,9 @@ import * as inventory from "./inventory.js";
 import * as migrations from "./migrations.js";
 import * as units from "./units.js";
 
-// Time between two questions while the daemon answers, and the longest while it does not, in milliseconds.
+// Interval between two requests while the daemon answers, and the longest one while it does not, in milliseconds.
 const INTERVAL_MS = 1000, RETRY_MAX_MS = 5000;
-// How long an answer may take.
+// Deadline of an answer.
 const ANSWER_MAX_MS = 10_000;
 
 let latest = null, seenVersion = null, seenStart = null, lostAt = null, retryMs = INTERVAL_MS, timer = null, asking = false;
@@ -27,7 +27,7 @@ async function turn() {
   if (asking || document.hidden) return;
   asking = true;
   try {
-    // One question a turn: a recording is asked for in the place of an overview.
+    // Each turn makes one request: a recording is fetched instead of an overview.
     if (wantedHistory) {
       const id = wantedHistory;
       wantedHistory = null;
@@ -44,7 +44,7 @@ async function turn() {
 }
 
 function take(overview) {
-  // Another version has another page.
+  // Another version of the daemon has another page.
   if (seenVersion !== null && seenVersion !== overview.host.version) return location.reload();
   if (lostAt !== null) {
     inventory.interrupt();
@@ -73,7 +73,7 @@ function lose(error) {
   set(health, "class", "pill bad");
 }
 
-// Says what has happened to those who do not see the page.
+// Announces changes to screen readers.
 function announce(overview) {
   if (!latest) return;
   const before = new Map(latest.migrations.map(({ migration }) => [migration.id, migration.state]));
@@ -113,7 +113,7 @@ function showHealth({ ready, problems }) {
   list.replaceChildren(el("ul", {}, lines.map((line) => el("li", {}, line))));
 }
 
-// Light, dark, or as the system has it.
+// The theme: light, dark, or the system's.
 function themes() {
   const button = byId("theme"), choices = ["auto", "light", "dark"];
   const words = { auto: ["◐", "Auto"], light: ["☀", "Light"], dark: ["☾", "Dark"] };

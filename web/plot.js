@@ -1,4 +1,4 @@
-// Plots over time, as SVG in the size that it is shown in. The legend tells the figures: the latest, or those below the pointer.
+// Plots over time, as SVG in its displayed size. The legend shows the latest figures, or those below the pointer.
 //
 //   300 MiB/s ┤   ▂▄▆▆▆▆│▆▆▇        bands: phases that are not copying
 //           0 ┼─────────────── time
@@ -7,13 +7,13 @@ import { el, set, svg, text } from "./dom.js";
 import { duration } from "./units.js";
 
 const HEIGHT = 136, TOP = 8, BOTTOM = 20, LEFT = 70, RIGHT = 10;
-// Points of a line: about one for two pixels, so that it can be followed.
+// Limit of a line's points: about one for two pixels, so that the eye can follow it.
 const POINTS_MAX = 160;
-// The shortest stretch of time that is told apart, in seconds, once there are twenty of them: a slow copy is a chunk now and then.
+// The shortest interval in a plot of more than twenty, in seconds: a slow copy only completes a chunk now and then.
 const STRETCH_S = 0.5;
 
-// Plots that show the same time share a cursor. Series: { name, class, value(sample), format }; of an area plot each is stacked on
-// the one before. Scale: "linear" or "log".
+// Returns plots of the same time, which share a cursor. Series: { name, class, value(sample), format }; an area plot stacks
+// each series on the one before. Scale: "linear" or "log".
 export function plots(definitions) {
   const group = { charts: [], hovered: null };
   const node = el("div", { class: "plots" });
@@ -24,7 +24,7 @@ export function plots(definitions) {
   }
   return {
     node,
-    // `samples`: { at, length } in seconds and whatever the series ask for, by time; `bands`: { from, to, name }.
+    // `samples`: by time, { at, length } in seconds and the values of the series; `bands`: { from, to, name }.
     update(samples, time, bands) {
       const shown = thin(time[1] - time[0] > STRETCH_S * 20 ? stretch(samples, STRETCH_S) : samples, POINTS_MAX);
       for (const chart of group.charts) chart.update(shown, time, bands);
@@ -100,7 +100,7 @@ function one(definition, group) {
     tell();
   }
 
-  // The figures of the legend: of the sample below the pointer, or the latest one that has any.
+  // Updates the legend's figures: those of the sample below the pointer, or of the latest one with figures.
   function tell() {
     const at = group.hovered === null ? null : time[0] + group.hovered * (time[1] - time[0]);
     const under = at === null ? null : samples.find((sample) => sample.at <= at && at < sample.at + sample.length);
@@ -128,7 +128,7 @@ function one(definition, group) {
   return { node, tell, update(newSamples, newTime, newBands) { [samples, time, bands] = [newSamples, newTime, newBands]; draw(); } };
 }
 
-// A line without axes, for a tile or a row.
+// Returns a line without axes, for a tile or a row.
 export function spark(points, { width, height }) {
   const line = svg("path", { class: "line" }), area = svg("path", { class: "area" });
   const node = svg("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, width, height, "aria-hidden": "true" }, area, line);
@@ -152,7 +152,7 @@ export function spark(points, { width, height }) {
   };
 }
 
-// Joins neighbours until each is so long.
+// Joins neighbours until each lasts at least `least` seconds.
 function stretch(samples, least) {
   const joined = [];
   for (const sample of samples) {
@@ -164,7 +164,7 @@ function stretch(samples, least) {
   return joined;
 }
 
-// Joins neighbours until there are few enough to be told apart.
+// Joins neighbours until at most `most` are left.
 function thin(samples, most) {
   let thinned = samples;
   while (thinned.length > most) {
@@ -178,7 +178,7 @@ function thin(samples, most) {
 }
 
 function linear(values, isBinary) {
-  // Where there is nothing, there is still a scale: of bytes, a KiB.
+  // An empty plot has a scale too: for bytes, one KiB.
   const most = Math.max(...values.filter(Number.isFinite), isBinary ? 1024 : 1);
   const base = isBinary ? 1024 ** Math.floor(Math.log(most) / Math.log(1024)) : 1;
   const rough = most / base / 3;

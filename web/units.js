@@ -1,8 +1,8 @@
-// Figures as people read them, in the same words as the sterna commands.
+// Formats figures as the sterna commands do.
 
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-// 4294967296 as "4.0 GiB".
+// Formats 4294967296 as "4.0 GiB".
 export function bytes(count) {
   if (count === null || count === undefined) return "–";
   let value = Math.max(0, count), unit = 0;
@@ -14,7 +14,7 @@ export function rate(perSecond) {
   return perSecond === null || perSecond === undefined ? "–" : bytes(perSecond) + "/s";
 }
 
-// Bits a second of a network, in powers of 1,000.
+// Formats a network's bits per second, in powers of 1,000.
 export function bits(perSecond) {
   let value = perSecond, unit = 0;
   const names = ["bit/s", "kbit/s", "Mbit/s", "Gbit/s", "Tbit/s"];
@@ -45,12 +45,12 @@ export function duration(seconds) {
   return whole + " s";
 }
 
-// Rounded down: only what is complete is shown as 100 %.
+// Rounds down: only a complete part is shown as 100 %.
 export function percent(fraction) {
   return (Math.floor(Math.min(1, Math.max(0, fraction)) * 1000) / 10).toFixed(1) + " %";
 }
 
-// When something was, as short as can be.
+// Formats a time as briefly as possible.
 export function moment(unixMs, now) {
   const then = new Date(unixMs);
   const time = then.toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hourCycle: "h23" });
