@@ -106,10 +106,7 @@ fn filled(disk_bytes: u64) -> u64 {
 /// Default time of the guest before and after the migration: long enough for a rate.
 const MARGIN: Duration = Duration::from_secs(3);
 
-/// Runs the demo. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A failure with the log of the daemon or of the VM; [`Interrupted`] after a signal. Wrong content is not an
+/// Runs the demo. Fails with the log of the daemon or of the VM, or with [`Interrupted`] after a signal. Wrong content is not an
 /// error: then [`Figures::verified`] is false.
 pub async fn run(options: DemoOptions, progress: &mut Progress) -> anyhow::Result<Report> {
     let folder = create_folder(options.parent.as_deref(), options.disk_bytes)?;

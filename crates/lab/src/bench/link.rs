@@ -134,11 +134,8 @@ impl Contender {
     }
 }
 
-/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A missing requirement (such as root) with what to do; an image that differs from its source; a failure with the server's log;
-/// [`crate::demo::Interrupted`] after a signal.
+/// Runs the benchmark. Fails if something is missing, for example root, or if an image differs from its source; the error ends
+/// with the server's log. A signal ends it in order, with [`crate::demo::Interrupted`].
 pub async fn run(options: &LinkOptions, progress: &mut Progress) -> anyhow::Result<LinkReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());

@@ -66,11 +66,8 @@ const RAM_BYTES: u64 = 256 << 20;
 const SHARED: &str = "shared";
 const REST: Duration = Duration::from_secs(1);
 
-/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A missing requirement with what to do; a VM whose memory or disk has changed; a failure with the daemons' logs;
-/// [`crate::demo::Interrupted`] after a signal.
+/// Runs the benchmark. Fails if something is missing, or if a VM's memory or disk has changed; the error ends with the daemons'
+/// logs. A signal ends it in order, with [`crate::demo::Interrupted`].
 pub async fn run(options: &MachineBenchOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
@@ -148,7 +145,7 @@ impl<'a> Stage<'a> {
     async fn measure(mut self, rounds: u32, progress: &mut Progress) -> anyhow::Result<LoadFigures> {
         let (mut sterna, mut memory, mut qemu) = (Vec::new(), Vec::new(), Vec::new());
         for round in 0..rounds {
-            // The one that begins changes from round to round.
+            // The contender that begins changes from round to round.
             for turn in 0..2 {
                 let mine = (round + turn) % 2 == 0;
                 let who = if mine { "sterna" } else { "qemu" };

@@ -146,11 +146,8 @@ struct Sample {
     trace: Vec<StageSample>,
 }
 
-/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A missing program, or too little room, with what to do; a failure with the log of the
-/// server; [`crate::demo::Interrupted`] after a signal.
+/// Runs the benchmark. Fails if a program or room is missing, or if a server fails; the error ends with the server's log. A
+/// signal ends it in order, with [`crate::demo::Interrupted`].
 pub async fn run(options: &NbdOptions, progress: &mut Progress) -> anyhow::Result<NbdReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());

@@ -121,11 +121,8 @@ struct Trip {
     compared_bytes: u64,
 }
 
-/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A missing requirement with what to do; an image that differs from its source; a failure with the daemons' logs;
-/// [`crate::demo::Interrupted`] after a signal.
+/// Runs the benchmark. Fails if something is missing, or if an image differs from its source; the error ends with the daemons'
+/// logs. A signal ends it in order, with [`crate::demo::Interrupted`].
 pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Result<ReturnReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());

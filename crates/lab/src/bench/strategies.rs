@@ -324,11 +324,8 @@ pub struct StrategiesReport {
     pub samples: Vec<Sample>,
 }
 
-/// Measures. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A missing program, or too little room, with what to do; an image that differs from its source; a failure with the daemon's
-/// log; [`crate::demo::Interrupted`] after a signal.
+/// Runs the benchmark. Fails if a program or room is missing, or if an image differs from its source; the error ends with the
+/// daemon's log. A signal ends it in order, with [`crate::demo::Interrupted`].
 pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow::Result<StrategiesReport> {
     let mut versions = Versions::new();
     versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());

@@ -103,11 +103,8 @@ impl HostsOptions {
     }
 }
 
-/// Runs the demo with two hosts. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A failure with the logs of the daemons; [`super::Interrupted`] after a signal. Wrong content and a restarted copy are not
-/// errors: then [`super::Figures::verified`] or [`HostsFigures::resumed`] is false.
+/// Runs the demo with two hosts. Fails with the daemons' logs, or with [`super::Interrupted`] after a signal. Wrong content and a
+/// restarted copy are not errors: then [`super::Figures::verified`] or [`HostsFigures::resumed`] is false.
 pub async fn run_hosts(options: HostsOptions, progress: &mut Progress) -> anyhow::Result<HostsReport> {
     let disks = (options.parent.as_deref(), options.disk_bytes);
     in_folders(disks, progress, async |folders, signals, progress| {

@@ -167,7 +167,6 @@ struct Worker {
     client: Client,
     content: Content,
     options: GuestOptions,
-    /// The number of used blocks, from the first on.
     blocks: u64,
     random: Random,
     findings: Findings,

@@ -259,7 +259,6 @@ pub(super) struct Sternas {
     target: Daemon,
     /// The source's folder, then the target's.
     folders: [Folder; 2],
-    /// The volume at the source.
     pub(super) volume: Volume,
     way: Way,
     store: String,

@@ -31,9 +31,9 @@ pub struct ReturnReport {
 pub struct LoadReport {
     /// The guest's load during these journeys.
     pub load: Load,
-    /// The way there: the paper's primary migration (Table I).
+    /// The first migration: the paper's primary migration (Table I).
     pub there: WayReport,
-    /// The way home: the paper's incremental migration (Table II).
+    /// The return: the paper's incremental migration (Table II).
     pub home: WayReport,
     /// Requests a second before the first migration, when no write was marked for a return.
     pub iops_before: Summary,

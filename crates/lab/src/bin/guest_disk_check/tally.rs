@@ -12,7 +12,6 @@ const ERRORS_TOLD_MAX: u64 = 16;
 /// Latencies kept for a tick; no emulated VM makes a tenth of this number.
 const LATENCIES_MAX: usize = 1 << 17;
 
-/// The workers' shared figures.
 pub(crate) struct Tally {
     stop: AtomicBool,
     requests: AtomicU64,

@@ -97,11 +97,8 @@ impl MovedVmOptions {
     }
 }
 
-/// Runs the demo with a whole VM. Ctrl-C, SIGTERM and SIGHUP end it early and in order.
-///
-/// # Errors
-/// A failure with the logs of the daemons; [`Interrupted`] after a signal. Wrong content and a lost connection are not
-/// errors: the figures report them.
+/// Runs the demo with a whole VM. Fails with the daemons' logs, or with [`Interrupted`] after a signal. Wrong content and a lost
+/// connection are not errors: the figures report them.
 pub async fn run_vm(options: MovedVmOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
     let disks = (options.parent.as_deref(), options.disk_bytes);
     in_folders(disks, progress, async |folders, signals, progress| {
