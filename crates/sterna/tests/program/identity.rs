@@ -52,7 +52,7 @@ fn a_file_that_came_to_the_name_of_an_image_while_the_daemon_was_killed_is_neith
     let (exit, refused) = scene.json(&["volume", "remove", "v"]);
     assert_ne!(exit, 0, "{refused}");
     assert!(is_as_exchanged(&image));
-    // What is put back is the image again.
+    // The first file is under its name again, and is the image.
     std::fs::rename(&image, scene.path("a/other")).unwrap();
     std::fs::rename(&away, &image).unwrap();
     scene.kill();
