@@ -774,7 +774,7 @@ class Peer(TypedDict):
     machines: NotRequired[bool]
     # Its name at this host.
     name: str
-    # Version of its program; null: not yet known, or the version is too old to report it.
+    # Version of its program; null: not yet known.
     program_version: NotRequired[str | None]
     # Version of the protocol that both speak; null before the first connection.
     protocol_version: NotRequired[int | None]

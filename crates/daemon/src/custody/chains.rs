@@ -78,20 +78,24 @@ impl<'a> Chains<'a> {
             let entries = match std::fs::read_dir(folder) {
                 Ok(entries) => entries,
                 Err(error) => {
-                    self.unknown(folder, format!("the folder {} cannot be read: {error}", folder.display()));
+                    self.unknown_above(
+                        folder,
+                        format!("the folder {} cannot be read: {error}", folder.display()),
+                    );
                     continue;
                 }
             };
             for entry in entries {
                 count += 1;
                 if count > FILES_MAX {
-                    return self.unknown(folder, format!("the stores have more than {FILES_MAX} files"));
+                    return self
+                        .unknown_above(folder, format!("the stores have more than {FILES_MAX} files"));
                 }
                 match entry {
                     Ok(entry) => self.add_file(entry.path(), &raw),
                     Err(error) => {
                         let why = format!("the folder {} cannot be read: {error}", folder.display());
-                        self.unknown(folder, why);
+                        self.unknown_above(folder, why);
                     }
                 }
             }
@@ -140,8 +144,11 @@ impl<'a> Chains<'a> {
                 continue;
             }
             if seen.len() > DEPTH_MAX {
-                return self
-                    .unknown(&image, format!("{} stands on more than {DEPTH_MAX} images", image.display()));
+                return self.unknown(
+                    top,
+                    &image,
+                    format!("{} stands on more than {DEPTH_MAX} images", image.display()),
+                );
             }
             match self.headers.look(&image) {
                 Ok(None) => {}
@@ -151,6 +158,7 @@ impl<'a> Chains<'a> {
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !is_in_lost_folder(top, &image) => {}
                 Err(error) => {
                     self.unknown(
+                        top,
                         &image,
                         format!("what {} stands on cannot be read: {error}", image.display()),
                     );
@@ -163,8 +171,11 @@ impl<'a> Chains<'a> {
         let names = match &*looked.says {
             Says::Nothing => return,
             Says::Unknown(why) => {
-                return self
-                    .unknown(image, format!("what {} stands on is not known: {why}", image.display()));
+                return self.unknown(
+                    top,
+                    image,
+                    format!("what {} stands on is not known: {why}", image.display()),
+                );
             }
             Says::Names(names) => names,
         };
@@ -181,7 +192,7 @@ impl<'a> Chains<'a> {
                     Lead::Away => {}
                     Lead::Unknown(name) => {
                         let why = format!("{} stands on {name}, which is not understood", image.display());
-                        self.unknown(image, why);
+                        self.unknown(top, image, why);
                     }
                 }
             }
@@ -226,8 +237,17 @@ impl<'a> Chains<'a> {
         self.book.add(Claim { kind: Kind::BelowImage { top }, found: look(&place), place });
     }
 
-    fn unknown(&mut self, path: &Path, why: String) {
-        self.book.add(unknown(path, why));
+    /// Claims all images for a top whose chain is not known.
+    fn unknown(&mut self, top: &Top, path: &Path, why: String) {
+        match top {
+            Top::Volume(..) => self.book.add(unknown(path, why)),
+            Top::Image(_) => self.unknown_above(path, why),
+        }
+    }
+
+    /// Claims all images for a file, or for files, of no volume.
+    fn unknown_above(&mut self, path: &Path, why: String) {
+        self.book.add(Claim { kind: Kind::UnknownAbove { why }, ..unknown(path, String::new()) });
     }
 }
 

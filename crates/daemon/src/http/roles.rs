@@ -244,7 +244,7 @@ mod tests {
         }
         for (method, path, takes) in TABLE {
             let expected = match takes {
-                Takes::Invitation => "an invitation".to_owned(),
+                Takes::Invitation => "an access token".to_owned(),
                 Takes::Role(role) => role.to_string(),
             };
             assert_eq!(rows.get(&(method.to_owned(), path.to_owned())), Some(&expected), "{method} {path}");

@@ -179,7 +179,7 @@ impl Book {
     /// Returns whether a claim is on an object: by name, or because they share bytes.
     fn is_on(&self, claim: &Claim, object: &Object) -> bool {
         // An unknown claim may be about any image.
-        if let Kind::Unknown { .. } = claim.kind {
+        if let Kind::Unknown { .. } | Kind::UnknownAbove { .. } = claim.kind {
             return true;
         }
         let has_common_bytes = match (&claim.found, &object.found) {
@@ -230,7 +230,7 @@ impl Book {
                 (Kind::Left { .. }, _) if step == Step::Create && claim.found == Found::Gone => false,
                 // A migration's target holds only data which that migration has written. The source host may have it
                 // open, under a lease.
-                (Kind::Foreign { .. } | Kind::Unknown { .. }, true) => {
+                (Kind::Foreign { .. } | Kind::Unknown { .. } | Kind::UnknownAbove { .. }, true) => {
                     !matches!(step, Step::Discard | Step::Create | Step::Resize | Step::Mark | Step::Unmark)
                 }
                 // A file that a volume has written to until this moment has no backing chain. A rename is safe in any case.

@@ -98,6 +98,11 @@ pub enum Kind {
         /// The lookup that failed, and the reason.
         why: String,
     },
+    /// A file that is no volume's may stand on any image: its header or its folder cannot be read, or is not understood.
+    UnknownAbove {
+        /// The file, and the reason.
+        why: String,
+    },
 }
 
 impl fmt::Display for Kind {
@@ -143,7 +148,7 @@ impl fmt::Display for Kind {
                 f,
                 "the journal does not say that it is the file which Sterna gave this name; look what it is, and delete it by hand"
             ),
-            Self::Unknown { why } => write!(f, "its users are unknown: {why}"),
+            Self::Unknown { why } | Self::UnknownAbove { why } => write!(f, "its users are unknown: {why}"),
         }
     }
 }

@@ -8,6 +8,10 @@ use crate::planted::{Bug, broken};
 pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
     match kind {
         Kind::Unknown { .. } => !matches!(owner, Owner::Maker) && !broken(Bug::UnknownTakenForFree),
+        // Something that is not understood keeps no volume from being served: only deletions cannot be undone.
+        Kind::UnknownAbove { .. } => {
+            takes_volume_away(step) && !matches!(owner, Owner::Maker) && !broken(Bug::UnknownTakenForFree)
+        }
         Kind::Foreign { .. } => against_strangers(step, owner),
         Kind::Served { volume, .. } => !is_of_volume(owner, *volume) || !may_own_volume(step),
         Kind::BelowServed { .. } | Kind::BelowImage { .. } => {

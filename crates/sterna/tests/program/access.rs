@@ -211,7 +211,7 @@ fn each_role_may_do_what_it_is_for_and_is_told_what_more_would_take() {
     let message = refused["error"]["message"].as_str().unwrap();
     assert_eq!(code(&refused), "not_permitted");
     assert!(
-        message.contains("takes the role operate") && message.contains("access set ann --role operate"),
+        message.contains("needs the role operate") && message.contains("access set ann --role operate"),
         "{message}"
     );
 

@@ -258,7 +258,10 @@ fn images_that_a_daemon_without_its_data_folder_does_not_know_are_told() {
     std::fs::remove_dir_all(scene.path("data")).unwrap();
     scene.start(None);
     let said = scene.succeed(&["volume", "list"]);
-    assert!(said.contains("known here: v.img") && said.contains("sterna store import STORE/FILE"), "{said}");
+    assert!(
+        said.contains("no volume of this host: v.img") && said.contains("sterna store import STORE/FILE"),
+        "{said}"
+    );
     let (_, stores) = scene.json(&["store", "list"]);
     assert_eq!(stores[0]["unknown_images"], serde_json::json!(["v.img"]), "{stores}");
     assert!(scene.succeed(&["store", "list"]).contains("v.img"));
