@@ -210,7 +210,7 @@ impl Pair {
             Ok(Some(shown).filter(|shown| shown.state != MigrationState::Running))
         })?;
         let said = departure.message.clone().unwrap_or_default();
-        ensure!(departure.state == MigrationState::Moved && said.contains("came back"), "{departure:?}");
+        ensure!(departure.state == MigrationState::Moved && said.contains("returned"), "{departure:?}");
         ensure!(self.beta.images("a")?.is_empty(), "{:?}", self.beta.images("a")?);
         Ok(())
     }
