@@ -93,7 +93,7 @@ const NOT_RUN: [(&str, &str); 5] = [
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
     ("docs/hostile-input.md#Fuzzing", "it takes ten minutes a target, and a nightly compiler"),
     ("docs/observe.md#What happens", "it waits for ever; sterna/tests/program/watch.rs"),
-    ("docs/performance.md#", "benchmarks take hours; sterna/tests/program/bench.rs runs short ones"),
+    ("docs/performance.md#", "benchmarks take hours; lab/tests/bench.rs runs short ones"),
 ];
 
 #[test]
