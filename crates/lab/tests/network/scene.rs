@@ -96,7 +96,7 @@ impl<Link> Scene<Link> {
 
 pub(crate) fn part_of(rate: BitRate, flow: &Flow) -> f64 {
     let (begun, before) = (Instant::now(), flow.received_bytes());
-    // An interval of looks at the condition.
+    // The rate is the mean of this time.
     std::thread::sleep(WINDOW);
     let bytes = flow.received_bytes() - before;
     bytes as f64 / begun.elapsed().as_secs_f64() / rate.bytes_per_second()
