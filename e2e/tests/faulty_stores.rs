@@ -118,7 +118,8 @@ fn a_target_that_is_filled_by_the_guests_own_writes_ends_the_migration_and_not_t
         scene.start()?;
         scene.create_volume(LARGER_THAN_STORE)?;
         fio::at_work(scene, LARGER_THAN_STORE, || {
-            let migration = scene.begin_to_migrate("b", Some("24MiB/s"))?;
+            // Slowly, so that the store is full before the copy ends, also on a busy machine.
+            let migration = scene.begin_to_migrate("b", Some("4MiB/s"))?;
             check_failed(scene, &migration.id, "target-full")
         })?;
         // The volume can return to a store with free space.
