@@ -1,7 +1,7 @@
 //! Machines for guests that Sterna pauses, and for disks that change hands while their guest works.
 //!
 //! ```text
-//!   Hold      note durable ─► may be paused ─► the reason is over ─► resume is sent ─► seen to run ─► note removed
+//!   Hold      note durable ─► may be paused ─► the reason is over ─► resume is sent ─► it runs ────► note removed
 //!   Exchange  each disk:  its file ◄─► nothing ◄─► its volume's export; one way or back, until all are on one side
 //!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, unnoticed by the guest
 //!   shape     what a VM has ◄─ compared ─► what is known of it

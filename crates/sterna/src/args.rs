@@ -333,7 +333,7 @@ pub(crate) struct PromoteArguments {
     /// Name of the volume.
     #[arg(required_unless_present = "store")]
     pub(crate) name: Option<String>,
-    /// With --exchanged: all volumes of this store that are not served for that reason.
+    /// Accept, by --exchanged, the present images of all failed volumes of this store.
     #[arg(long, requires = "exchanged", conflicts_with = "name")]
     pub(crate) store: Option<String>,
     /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.

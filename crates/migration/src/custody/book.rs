@@ -198,7 +198,7 @@ impl Book {
 
     /// Returns what keeps a file from being the image that the journal means by its name.
     fn doubt(&self, object: &Object) -> Option<Kind> {
-        // Only the server knows what it exports.
+        // The server alone knows which image an export is.
         if !matches!(object.found, Found::There(_)) || matches!(object.place, Place::Nbd(_)) {
             return None;
         }

@@ -201,7 +201,7 @@ mod tests {
         }
         assert_eq!(judge(Some(&image), None), Verdict::Exchanged);
         assert_eq!(judge(None, Some(&file(7, None))), Verdict::Unrecorded);
-        // Without a time of creation only the inode is compared.
+        // The inode alone is compared if a file has no time of creation.
         let without = known(file(7, None));
         assert_eq!(judge(Some(&without), Some(&file(7, None))), Verdict::Confirmed);
         assert_eq!(judge(Some(&without), Some(&file(7, Some((5, 9))))), Verdict::Exchanged);

@@ -85,12 +85,7 @@ pub(super) async fn run(
                 return promote_store(client, &store.unwrap_or_default(), &request, format).await;
             };
             let promoted = client.promote_volume(&name, &request).await?;
-            output::print(format, &promoted, |promoted| match &promoted.filling {
-                Some(filling) => format!("{}: {}\n", promoted.name, output::filling(filling)),
-                None => {
-                    format!("{} now belongs to this host, and is served at {}\n", promoted.name, promoted.uri)
-                }
-            })?;
+            output::print(format, &promoted, promoted_text)?;
         }
         VolumeCommand::Remove(order) => {
             let RemoveArguments { name, force, keep_image, delete_image } = order;
@@ -169,7 +164,21 @@ async fn show_creation(client: &Client, name: &str) {
     }
 }
 
-/// Serves all volumes of a store from what has the names of their images by now.
+/// Returns the state of a volume after its promotion. A volume may be promoted and not served, because its disk fails.
+fn promoted_text(promoted: &Volume) -> String {
+    let name = &promoted.name;
+    match &promoted.filling {
+        Some(filling) => format!("{name}: {}\n", output::filling(filling)),
+        None if promoted.state == VolumeState::Serving => {
+            format!("{name} now belongs to this host, and is served at {}\n", promoted.uri)
+        }
+        None => format!(
+            "{name} now belongs to this host, and is not served yet; see: sterna volume show {name}\n"
+        ),
+    }
+}
+
+/// Promotes the failed volumes of a store with the present images.
 async fn promote_store(
     client: &Client,
     store: &str,
@@ -191,9 +200,8 @@ async fn promote_store(
         }
     }
     output::print(format, &promoted, |promoted| {
-        let lines = promoted.iter().map(|volume| format!("{}: served at {}\n", volume.name, volume.uri));
-        let lines: String = lines.collect();
-        if lines.is_empty() { format!("no volume of store {store} waits for that\n") } else { lines }
+        let lines: String = promoted.iter().map(promoted_text).collect();
+        if lines.is_empty() { format!("no volume of store {store} was promoted\n") } else { lines }
     })?;
     Ok(exit)
 }
