@@ -38,6 +38,13 @@ fn main() -> ExitCode {
     };
     let format = arguments.format();
     let code = arguments.command.error_code();
+    let Ok(filter) = EnvFilter::builder().parse(&arguments.log) else {
+        let wrong = format!("\"{}\" is no log filter: write a level, for example debug", arguments.log);
+        // Standard output may be closed; the exit code has the result as well.
+        let _ = console::report_value(&wrong, format);
+        return exit::USAGE.into();
+    };
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     match run(arguments) {
         Ok(Outcome::Good) => ExitCode::SUCCESS,
         Ok(Outcome::Wrong) => exit::UNEXPECTED.into(),
@@ -70,11 +77,6 @@ fn report(error: &anyhow::Error, code: &str, format: Format) -> std::io::Result<
 }
 
 fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
-    let filter = EnvFilter::builder().parse(&arguments.log);
-    let filter = filter.with_context(|| {
-        format!("\"{}\" is no log filter: write a level, for example debug", arguments.log)
-    })?;
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
     let format = arguments.format();
     let sterna = match arguments.sterna {
         Some(program) => program,
