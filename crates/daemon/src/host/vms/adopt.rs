@@ -268,8 +268,11 @@ impl Host {
         }
         self.forget_adopted(name).await?;
         tracing::warn!(vm = %name, "the VM was not adopted, and has its own disks");
-        let interrupted =
-            || VmError::Disk { vm: name.clone(), why: "the daemon was started again".to_owned() };
+        let interrupted = || VmError::Disk {
+            vm: name.clone(),
+            why: "another program changed its disks meanwhile, or the daemon was restarted; adopt it again"
+                .to_owned(),
+        };
         Err(failure.unwrap_or_else(|| interrupted().into()))
     }
 

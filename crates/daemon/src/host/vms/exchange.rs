@@ -258,14 +258,27 @@ fn over_of(kept: &AdoptedDisk, node: Option<&BlockNode>, used: &ExportUse, proce
         _ if used.only_disk().is_ok_and(|disk| disk.device == kept.device) => Over::Export,
         _ if !is_unused => Over::Unknown,
         None => Over::Gone,
-        Some(_) if has_open(process, &kept.file) => Over::File,
+        Some(node) if is_top(kept, node) && has_open(process, &kept.file) => Over::File,
         Some(_) => Over::Elsewhere,
     }
 }
 
+/// Returns whether a node is the layer of the disk's own file. If another program has made a snapshot, QEMU has the file open as
+/// well, but below an overlay, which has the latest writes and must not be dropped.
+fn is_top(kept: &AdoptedDisk, node: &BlockNode) -> bool {
+    let is_file = || {
+        let found = held::find(Path::new(&node.file));
+        found.is_ok_and(|found| held::find(&kept.file).is_ok_and(|file| numbers(&file) == numbers(&found)))
+    };
+    node.name == kept.node || node.is_of_exchange(kept.number) || is_file()
+}
+
 fn has_open(process: &Launched, file: &Path) -> bool {
-    let numbers = |found: &Held| (found.identity().device, found.identity().inode);
     held::find(file).is_ok_and(|found| process.descriptors_of(numbers(&found), Use::Read) > 0)
+}
+
+fn numbers(found: &Held) -> (u64, u64) {
+    (found.identity().device, found.identity().inode)
 }
 
 pub(in crate::host) fn name_of(format: ImageFormat) -> &'static str {
@@ -289,4 +302,61 @@ fn shown(format: ImageFormat) -> api::ImageFormat {
 
 fn not_utf8(path: &Path) -> RequestError {
     RequestError::ImageUnsuitable { path: PathBuf::from(path), detail: "its path is not UTF-8".to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use hypervisor::qemu::{DiskOptions, LocalDisk};
+
+    use super::*;
+
+    fn adopted(file: PathBuf) -> AdoptedDisk {
+        let options = DiskOptions {
+            is_read_only: false,
+            cache_direct: false,
+            cache_no_flush: false,
+            detect_zeroes: "off".to_owned(),
+        };
+        let disk = LocalDisk {
+            device: "/machine/peripheral/d/virtio-backend".to_owned(),
+            drive: String::new(),
+            node: "root".to_owned(),
+            is_named: true,
+            format: "raw".to_owned(),
+            file_node: None,
+            file,
+            backing: Vec::new(),
+            size_bytes: 4096,
+            options,
+        };
+        AdoptedDisk::of(&disk, "v".to_owned(), 3)
+    }
+
+    #[test]
+    fn a_disk_below_an_overlay_of_another_program_is_not_over_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let [base, overlay] = ["base.raw", "overlay.qcow2"].map(|name| folder.path().join(name));
+        std::fs::write(&base, "base").unwrap();
+        std::fs::write(&overlay, "overlay").unwrap();
+        let kept = adopted(base.clone());
+        let is_top = |name: &str, file: &Path| {
+            let node = BlockNode {
+                name: name.to_owned(),
+                driver: "raw".to_owned(),
+                file: file.display().to_string(),
+                is_read_only: false,
+                is_inactive: false,
+                size_bytes: None,
+                bitmaps: Vec::new(),
+            };
+            is_top(&kept, &node)
+        };
+        assert!(
+            is_top("root", &base) && is_top("#block7", &base) && is_top("sterna-fmt-3", Path::new("json:{}"))
+        );
+        for name in ["#block7", "snap", "sterna-fmt-4"] {
+            assert!(!is_top(name, &overlay), "{name}");
+        }
+        assert!(!is_top("snap", Path::new("json:{}")));
+    }
 }

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 
 use super::{DiskOptions, ExportAddress, ImageFile, LocalDisk};
 use crate::HypervisorError;
+use crate::qemu::BlockNode;
 use crate::qemu::error::QmpError;
 use crate::qemu::process::{ANSWER_DEADLINE, DRAIN_DEADLINE, Qemu, unexpected};
 
@@ -185,6 +186,13 @@ impl Qemu {
 
     async fn delete(&self, node: &str) -> Result<(), QmpError> {
         self.qmp().execute("blockdev-del", json!({ "node-name": node }), ANSWER_DEADLINE).await.map(drop)
+    }
+}
+
+impl BlockNode {
+    /// Returns whether an exchange made this format node for the disk with `number`.
+    pub fn is_of_exchange(&self, number: u32) -> bool {
+        [FORMAT_NODE, OTHER_FORMAT_NODE].iter().any(|begin| self.name == format!("{begin}{number}"))
     }
 }
 
