@@ -153,6 +153,13 @@ impl Files {
         self.owned_by_others.insert(object);
     }
 
+    /// Simulates a stranger who gives a file a second name.
+    pub(super) fn link(&mut self, name: &str) {
+        let Some(object) = self.at(name) else { return };
+        let links = self.names.keys().filter(|name| name.starts_with("/t/link-")).count();
+        self.names.entry(format!("/t/link-{links}")).or_insert(object);
+    }
+
     /// Returns whether a stranger has put this file under the name of an image.
     pub(super) fn is_of_others(&self, object: ObjectId) -> bool {
         self.owned_by_others.contains(&object)

@@ -36,7 +36,8 @@ impl World {
             69..=74 => self.remove(),
             75..=80 => self.drop_kept(),
             81..=84 => self.stand_on(),
-            85..=87 => self.a_stranger_opens(),
+            85..=86 => self.a_stranger_opens(),
+            87 => self.a_stranger_links(),
             88..=89 => self.files.close_strangers(),
             90..=92 => self.files.change_light(),
             93..=95 => self.release(),
@@ -215,6 +216,12 @@ impl World {
         };
         let format = if base.is_some() { ImageFormat::Qcow2 } else { ImageFormat::Raw };
         let image = ImageLocation { store: store.to_owned(), place: place_of(path), format };
+        if let Some((migration, _)) =
+            self.reservoirs.iter().find(|(_, reservoir)| is_written && reservoir.object == object)
+        {
+            let migration = *migration;
+            self.violated(|| format!("{path} is written to, and the new owner by {migration} still reads it"));
+        }
         // N.B. an administrator who serves an image by its name means the present file.
         self.files.accept(object);
         let added = Record::VolumeAdded(record(volume, image));
@@ -467,6 +474,14 @@ impl World {
         let names = self.files.names();
         if let Some(name) = self.one_of(&names) {
             self.open_if_free(&name);
+        }
+    }
+
+    /// Somebody gives an image another name.
+    fn a_stranger_links(&mut self) {
+        let names = self.files.names();
+        if let Some(name) = self.one_of(&names).filter(|name| !DEVICES.contains(&name.as_str())) {
+            self.files.link(&name);
         }
     }
 
