@@ -8,7 +8,7 @@
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use crate::files::folder_entries::sync_folder_of;
 
@@ -76,7 +76,7 @@ pub(crate) fn replace_with(
     path: &Path,
     content: impl FnOnce(&File) -> io::Result<Vec<u8>>,
 ) -> io::Result<()> {
-    let begun = path.with_extension("new");
+    let begun = unfinished(path);
     // A leftover may have been made with another mode.
     match fs::remove_file(&begun) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
@@ -88,6 +88,14 @@ pub(crate) fn replace_with(
     file.sync_all()?;
     fs::rename(&begun, path)?;
     sync_folder_of(path)
+}
+
+/// Returns the name under which a file is written before it gets its own. N.B. it holds the whole name: two files of one folder may
+/// differ in their extensions alone, and be replaced at the same time.
+pub(crate) fn unfinished(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".new");
+    PathBuf::from(name)
 }
 
 /// A simulated file whose end is only in the page cache when its process is killed.
@@ -158,7 +166,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("list.json");
         // The file and an unfinished replacement, which other users may read.
-        for left in [&path, &path.with_extension("new")] {
+        for left in [&path, &super::unfinished(&path)] {
             std::fs::write(left, b"old").unwrap();
             std::fs::set_permissions(left, std::fs::Permissions::from_mode(0o644)).unwrap();
         }

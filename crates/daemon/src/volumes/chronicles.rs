@@ -118,7 +118,7 @@ impl Chronicles {
         for step in opening.steps {
             match step {
                 OpeningStep::Forget => self.files.forget(key, Epoch(u64::MAX))?,
-                OpeningStep::Record(record) => self.record_image(key, &record),
+                OpeningStep::Record(record) => self.change_image(key, |_| record),
             }
         }
         Ok(opening.believed)
@@ -138,14 +138,14 @@ impl Chronicles {
 
     /// Records that a volume may also be in this image from now on. Blocks.
     pub(crate) fn note_image(&self, key: StayKey, image: &ImageLocation) {
-        let record = opening::also_in_use(self.files.image_record(key), look(image));
-        self.record_image(key, &record);
+        let look = look(image);
+        self.change_image(key, |record| opening::also_in_use(record, look));
     }
 
     /// Records the attributes of an image that was closed in order. If that fails, deletes the record. Blocks.
     pub(crate) fn close_image(&self, key: StayKey, image: &ImageLocation) {
-        let Some(record) = opening::closed(self.files.image_record(key), look(image)) else { return };
-        let Err(error) = self.files.record_image(key, &record) else { return };
+        let look = look(image);
+        let Err(error) = self.files.change_image(key, |record| opening::closed(record, look)) else { return };
         tracing::warn!(volume = %key.volume, %error, "cannot record the state of the image; copies at other hosts will count as \
             empty");
         if let Err(error) = self.files.forget_image(key) {
@@ -180,8 +180,8 @@ impl Chronicles {
     }
 
     /// N.B. if this fails, the earlier record remains. It claims no more than this one would.
-    fn record_image(&self, key: StayKey, record: &ImageRecord) {
-        if let Err(error) = self.files.record_image(key, record) {
+    fn change_image(&self, key: StayKey, change: impl FnOnce(Option<ImageRecord>) -> ImageRecord) {
+        if let Err(error) = self.files.change_image(key, |record| Some(change(record))) {
             tracing::warn!(volume = %key.volume, %error, "cannot record the state of the image");
         }
     }

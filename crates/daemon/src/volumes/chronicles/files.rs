@@ -3,6 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 use std::str::FromStr as _;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use chronicle::{Epoch, Kept, StayId};
 use migration::stay::ImageRecord;
@@ -19,11 +20,13 @@ const FILE_BYTES_MAX: u64 = 1 << 30;
 #[derive(Clone, Debug)]
 pub(super) struct Files {
     folder: PathBuf,
+    /// Held while the record of an image is changed: lanes that end, migrations that begin and failed flushes change it.
+    changing: Arc<Mutex<()>>,
 }
 
 impl Files {
     pub(super) fn new(folder: PathBuf) -> Self {
-        Self { folder }
+        Self { folder, changing: Arc::default() }
     }
 
     /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none.
@@ -56,14 +59,24 @@ impl Files {
         ImageRecord::decode(&bytes, key)
     }
 
-    /// Records attributes of the image durably.
-    pub(super) fn record_image(&self, key: StayKey, record: &ImageRecord) -> io::Result<()> {
+    /// Replaces the record of the image durably by what `change` makes of it; `None`: it stays.
+    pub(super) fn change_image(
+        &self,
+        key: StayKey,
+        change: impl FnOnce(Option<ImageRecord>) -> Option<ImageRecord>,
+    ) -> io::Result<()> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
+        change(self.image_record(key)).map_or(Ok(()), |record| self.record_image(key, &record))
+    }
+
+    fn record_image(&self, key: StayKey, record: &ImageRecord) -> io::Result<()> {
         whole_file::replace(&self.image_path(key), &record.encode(key))
     }
 
     /// Records durably that a flush of the image has failed. In a full folder without an earlier record, makes sure
     /// that there is no record.
     pub(super) fn doubt_image(&self, key: StayKey) -> io::Result<()> {
+        let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let recorded = self.record_image(key, &ImageRecord::Failed);
         // An empty file says the same, and takes no space.
         recorded.or_else(|_| empty(&self.image_path(key))).or_else(|_| self.forget_image(key))

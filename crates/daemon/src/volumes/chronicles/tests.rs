@@ -183,7 +183,7 @@ fn how_an_image_looks_that_could_not_be_recorded_is_not_trusted() {
     chronicles.open_stay(KEY, &image).unwrap();
     wait(chronicles.keep(KEY, kept())).unwrap();
     // A file cannot be made here, as in a full folder.
-    let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
+    let blocked = folder.path().join(FOLDER).join(format!("{KEY}.image.new"));
     std::fs::create_dir(&blocked).unwrap();
     chronicles.close_image(KEY, &image);
     std::fs::remove_dir(&blocked).unwrap();
@@ -196,13 +196,28 @@ fn that_a_flush_has_failed_is_remembered_in_a_full_folder_too() {
     chronicles.open_stay(KEY, &image).unwrap();
     assert!(chronicles.vouches(KEY));
     // A file cannot be made here, as in a full folder.
-    let blocked = folder.path().join(FOLDER).join(format!("{KEY}.new"));
+    let blocked = folder.path().join(FOLDER).join(format!("{KEY}.image.new"));
     std::fs::create_dir(&blocked).unwrap();
     wait(chronicles.doubt(KEY)).unwrap();
     chronicles.close_image(KEY, &image);
     std::fs::remove_dir(&blocked).unwrap();
     chronicles.open_stay(KEY, &image).unwrap();
     assert!(!chronicles.vouches(KEY), "a restart makes nothing of it good");
+}
+
+#[test]
+fn a_chronicle_and_the_record_of_an_image_that_are_written_at_once_are_both_whole() {
+    let (_folder, chronicles, image) = scene();
+    chronicles.open_stay(KEY, &image).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| (0..50).for_each(|_| chronicles.note_image(KEY, &image)));
+        }
+        (0..50).for_each(|_| wait(chronicles.keep(KEY, kept())).unwrap());
+        wait(chronicles.doubt(KEY)).unwrap();
+    });
+    assert_eq!(chronicles.files.kept(KEY).unwrap(), Some(kept()));
+    assert!(!chronicles.vouches(KEY), "a failed flush is not forgotten");
 }
 
 #[test]
