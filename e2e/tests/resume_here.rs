@@ -140,7 +140,10 @@ fn what_rests_rests_on_and_its_limit_stays() {
             restart(host, how)?;
             let rests = until("it rests", || {
                 let shown = host.migration(&half.id)?;
-                Ok((shown.state == MigrationState::Paused).then_some(shown))
+                // What was under way has ended.
+                let waits =
+                    shown.waiting_for.as_ref().is_some_and(|waits| waits.reason.contains("administrator"));
+                Ok((shown.state == MigrationState::Paused && waits).then_some(shown))
             })?;
             guest::until_worked(&busy, 100)?;
             let still = host.migration(&half.id)?;

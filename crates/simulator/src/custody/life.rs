@@ -220,7 +220,9 @@ impl World {
             self.reservoirs.iter().find(|(_, reservoir)| is_written && reservoir.object == object)
         {
             let migration = *migration;
-            self.violated(|| format!("{path} is written to, and the new owner by {migration} still reads it"));
+            self.violated(|| {
+                format!("{path} is written to, and the new owner by {migration} still reads it")
+            });
         }
         // N.B. an administrator who serves an image by its name means the present file.
         self.files.accept(object);

@@ -3,13 +3,15 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use api::{MigrateVolume, Migration, MigrationHistory, Named, SetMigration};
-use lane::Rest;
+use lane::{LaneHandle, Refused, Rest};
 use migration::MigrationId;
-use migration::journal::{ImageFormat, VolumeRecord};
+use migration::journal::{ImageFormat, Side, VolumeRecord};
 use migration::orders;
 use migration::session::Event;
+use tokio::time::Instant;
 
 use crate::error::RequestError;
 use crate::host::migrations::leave::Departing;
@@ -24,6 +26,38 @@ use crate::migrations::history::Facts;
 use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
 use crate::migrations::view::image_format;
+
+/// The longest that a change waits for a migration to begin: its first records may wait for a slow disk.
+const BEGINS_IN: Duration = Duration::from_secs(10);
+const BEGINS_LOOK: Duration = Duration::from_millis(20);
+
+/// What can be changed of a migration that runs.
+#[derive(Clone, Copy, Debug)]
+enum Change {
+    Rest(Rest),
+    /// Bytes a second; `None`: no limit.
+    Bandwidth(Option<u64>),
+}
+
+impl Change {
+    /// Puts the change into what is kept for a restart, and returns what was there.
+    fn swap(self, metadata: &mut Metadata) -> Self {
+        match self {
+            Self::Bandwidth(rate) => Self::Bandwidth(metadata.limit(rate)),
+            Self::Rest(rest) => {
+                let was_paused = std::mem::replace(&mut metadata.is_paused, rest == Rest::Pause);
+                Self::Rest(if was_paused { Rest::Pause } else { Rest::Resume })
+            }
+        }
+    }
+
+    async fn give(self, lane: &LaneHandle, migration: MigrationId) -> Result<(), Refused> {
+        match self {
+            Self::Rest(rest) => lane.rest(migration, rest).await,
+            Self::Bandwidth(rate) => lane.set_bandwidth(migration, rate).await,
+        }
+    }
+}
 
 impl Host {
     /// Begins to move a volume or a VM at once. After an error the volume stays in its store, and nothing of the target is left.
@@ -144,26 +178,49 @@ impl Host {
         self.histories.begin(migration, facts);
     }
 
-    /// Pauses or resumes a migration. Errors: [`RequestError::MigrationNotFound`], [`RequestError::NotMigrating`].
+    /// Pauses or resumes a migration. Errors: those of [`Host::order_running`].
     pub(crate) async fn rest_migration(
         self: Arc<Self>,
         id: String,
         rest: Rest,
     ) -> Result<Migration, RequestError> {
-        let (migration, name) = self.running_named(&id)?;
-        let lane = self.volumes.lane(&name).await?;
-        // N.B. before the lane pauses: a pause that is answered also holds after a restart.
-        let before = self.order_durably(migration, |metadata| {
-            std::mem::replace(&mut metadata.is_paused, rest == Rest::Pause)
-        });
-        let before = before.await?;
-        match lane.rest(migration, rest).await {
-            Ok(()) => self.migrations.get(&self.journal, migration),
-            // The migration is incoming, and only its source can pause it. Or it has just ended.
-            Err(_) => {
-                self.order_durably(migration, |metadata| metadata.is_paused = before).await?;
-                Err(RequestError::VolumeBusy(name))
+        self.order_running(&id, Change::Rest(rest)).await
+    }
+
+    /// Changes the bandwidth limit of a migration. Errors: [`RequestError::Invalid`], and those of [`Host::order_running`].
+    pub(crate) async fn set_migration(
+        self: Arc<Self>,
+        id: String,
+        SetMigration { bandwidth_bytes_per_second: rate }: SetMigration,
+    ) -> Result<Migration, RequestError> {
+        check_rate(rate)?;
+        self.order_running(&id, Change::Bandwidth(rate)).await
+    }
+
+    /// Changes how a migration runs, also one that is just beginning. Errors: [`RequestError::MigrationNotFound`],
+    /// [`RequestError::NotMigrating`]; [`RequestError::Invalid`]: it is incoming, so its source alone can do that.
+    async fn order_running(&self, id: &str, change: Change) -> Result<Migration, RequestError> {
+        let begins_until = Instant::now() + BEGINS_IN;
+        loop {
+            let (migration, name) = self.running_named(id)?;
+            let lane = self.volumes.lane(&name).await?;
+            // N.B. before the lane changes: a change that is answered also holds after a restart.
+            let before = self.order_durably(migration, |metadata| change.swap(metadata)).await?;
+            let Err(refused) = change.give(&lane, migration).await else {
+                tracing::info!(%migration, ?change, "a migration is changed");
+                return self.migrations.get(&self.journal, migration);
+            };
+            // No lane has it yet, or it has just ended.
+            self.order_durably(migration, |metadata| before.swap(metadata)).await?;
+            if let Some(source) = self.source_of_incoming(migration) {
+                let detail = format!("migration {migration} comes from host \"{source}\": change it there");
+                return Err(RequestError::Invalid(detail));
             }
+            if Instant::now() > begins_until {
+                tracing::warn!(%migration, %refused, "a migration cannot be changed");
+                return Err(RequestError::VolumeBusy(name));
+            }
+            tokio::time::sleep(BEGINS_LOOK).await;
         }
     }
 
@@ -180,28 +237,11 @@ impl Host {
             .map_err(|error| RequestError::storage("write the order into", &self.config.data_dir, &error))
     }
 
-    /// Changes the bandwidth limit of a migration. Errors: [`RequestError::MigrationNotFound`],
-    /// [`RequestError::NotMigrating`], [`RequestError::Invalid`].
-    pub(crate) async fn set_migration(
-        self: Arc<Self>,
-        id: String,
-        SetMigration { bandwidth_bytes_per_second: rate }: SetMigration,
-    ) -> Result<Migration, RequestError> {
-        check_rate(rate)?;
-        let (migration, name) = self.running_named(&id)?;
-        let lane = self.volumes.lane(&name).await?;
-        let before = self.order_durably(migration, |metadata| metadata.limit(rate)).await?;
-        match lane.set_bandwidth(migration, rate).await {
-            Ok(()) => {
-                tracing::info!(%migration, bytes_per_second = rate, "the bandwidth of a migration is changed");
-                self.migrations.get(&self.journal, migration)
-            }
-            // The same reasons as in [`Host::rest_migration`].
-            Err(_) => {
-                self.order_durably(migration, |metadata| metadata.limit(before)).await?;
-                Err(RequestError::VolumeBusy(name))
-            }
-        }
+    fn source_of_incoming(&self, migration: MigrationId) -> Option<String> {
+        self.journal.read(|state| match &state.migrations.get(&migration)?.side {
+            Side::Incoming { peer_name, .. } => Some(peer_name.clone()),
+            Side::OneHost | Side::Outgoing { .. } => None,
+        })
     }
 
     fn running_named(&self, id: &str) -> Result<(MigrationId, String), RequestError> {

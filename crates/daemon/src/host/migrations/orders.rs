@@ -186,7 +186,11 @@ impl Host {
         let Some(begun) = self.begun_unix_ms(id) else { return };
         let retry_of = ordered.retry_of.map(MigrationId);
         let note = |metadata: &mut Metadata| {
-            let Metadata { name, volumes, order, ordered_unix_ms, retry_of, .. } = ordered;
+            let Metadata { name, volumes, mut order, ordered_unix_ms, retry_of, .. } = ordered;
+            // Its limit may have been changed since it began.
+            if let (Some(order), Some(begun)) = (&mut order, &metadata.order) {
+                order.bandwidth_bytes_per_second = begun.bandwidth_bytes_per_second;
+            }
             *metadata =
                 Metadata { name, volumes, order, ordered_unix_ms, retry_of, ..std::mem::take(metadata) };
         };
