@@ -54,7 +54,7 @@ BESIDE ?=
 SIMULATOR := $(TARGET)/simulator-with-planted-bugs
 test: export STERNA_BIN := $(TARGET)/debug/sterna
 test: export STERNA_GUEST_IMAGE := $(GUEST_IMAGE)
-# What a package or root would let run must run; what the kernel does not have is listed in the end (crates/omission).
+# What a package or root would let run must run; what the kernel does not have is listed in the end (dev/omission).
 test: export STERNA_TESTS_MUST_RUN ?= 1
 test: export STERNA_TESTS_LEFT_OUT := $(TARGET)/left-out
 test: ## Run every test of the workspace, and beside them simulated migrations and planted bugs.
@@ -111,10 +111,10 @@ openapi: ## Write docs/openapi.json and the client in Python anew, after a chang
 pictures: ## Make the pictures of the documents anew: the page, a report, sterna top.
 	scripts/pictures
 
-# Seconds for each target. What reaches code that what is kept does not goes into fuzz/corpus; `cargo test` replays that.
+# Seconds for each target. What reaches code that what is kept does not goes into dev/fuzz/corpus; `cargo test` replays that.
 FUZZ_SECONDS ?= 600
 FUZZ_TARGETS ?= nbd_decoders nbd_connection http_api config journal remote_decoders remote_store qcow2_image transport_frames pasted_texts vm_commands
-FUZZ_FLAGS := --fuzz-dir fuzz --target-dir $(TARGET)/fuzz
+FUZZ_FLAGS := --fuzz-dir dev/fuzz --target-dir $(TARGET)/fuzz
 
 # libFuzzer's instrumentation is not in stable Rust yet: RUSTC_BOOTSTRAP lets the stable compiler have it.
 fuzz: export RUSTC_BOOTSTRAP := 1
@@ -123,10 +123,10 @@ fuzz: ## Feed hostile bytes to whatever reads bytes, FUZZ_SECONDS (600) for each
 	cargo fuzz --version >/dev/null 2>&1 || cargo install cargo-fuzz --locked
 	for target in $(FUZZ_TARGETS); do \
 	  new=$$(mktemp -d); \
-	  cargo fuzz run $(FUZZ_FLAGS) $$target $$new fuzz/corpus/$$target -- \
+	  cargo fuzz run $(FUZZ_FLAGS) $$target $$new dev/fuzz/corpus/$$target -- \
 	    -max_total_time=$(FUZZ_SECONDS) -timeout=25 -max_len=65536 -malloc_limit_mb=128 -print_final_stats=1; \
 	  cargo fuzz run $(FUZZ_FLAGS) $$target -- \
-	    -set_cover_merge=1 -use_counters=0 -max_len=1024 fuzz/corpus/$$target $$new; \
+	    -set_cover_merge=1 -use_counters=0 -max_len=1024 dev/fuzz/corpus/$$target $$new; \
 	  rm -r $$new; \
 	done
 

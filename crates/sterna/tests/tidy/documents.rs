@@ -75,7 +75,7 @@ fn is_file_name(name: &str) -> bool {
     is_plain && !name.starts_with(['/', '.']) && FILE_ENDINGS.iter().any(|ending| name.ends_with(ending))
 }
 
-/// Returns whether a file exists. Files are named from the root, from `crates/`, or by the end of their path.
+/// Returns whether a file exists. Files are named from the root, or by the end of their path.
 fn is_there(tree: &Tree, name: &str) -> bool {
     tree.files().any(|file| file.path == name || file.path.ends_with(&format!("/{name}")))
 }

@@ -145,12 +145,12 @@ mod tests {
             ("crates/x/tests/test.rs", "mod support;"),
             ("crates/x/tests/support/mod.rs", ""),
             ("crates/x/tests/support/lost.rs", ""),
-            ("e2e/src/lib.rs", ""),
-            ("e2e/src/lost.rs", ""),
+            ("dev/e2e/src/lib.rs", ""),
+            ("dev/e2e/src/lost.rs", ""),
         ]);
         let dead = ["src/three.rs", "src/dead.rs", "src/dead/deader.rs", "tests/support/lost.rs"];
         let dead = dead.map(|path| format!("crates/x/{path}"));
-        assert_eq!(paths(&check(&tree)), [&dead[..], &["e2e/src/lost.rs".to_owned()]].concat());
+        assert_eq!(paths(&check(&tree)), [&dead[..], &["dev/e2e/src/lost.rs".to_owned()]].concat());
     }
 
     #[test]

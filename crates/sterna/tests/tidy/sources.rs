@@ -218,7 +218,7 @@ mod tests {
     fn what_a_daemon_links_prints_nothing() {
         check("crates/lane/src/a.rs", "//! A.\nfn f() { eprintln!(\"x\"); }\n", &[Rule::Print]);
         check("crates/lane/src/a.rs", "//! A.\n// println!( would end it\nfn f() { g(\"print!(\"); }\n", &[]);
-        check("crates/lab/src/a.rs", "//! A.\nfn f() { println!(\"x\"); }\n", &[]);
+        check("dev/lab/src/a.rs", "//! A.\nfn f() { println!(\"x\"); }\n", &[]);
     }
 
     #[test]

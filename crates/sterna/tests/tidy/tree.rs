@@ -107,12 +107,11 @@ impl fmt::Display for Finding {
     }
 }
 
-/// Returns a file's package and the path in it. All packages but `e2e` are below `crates/`.
+/// Returns a file's package and the path in it. Packages of the product are below `crates/`, the others below `dev/`.
+/// `fuzz` is a workspace of its own.
 pub(crate) fn in_package(path: &str) -> Option<(&str, &str)> {
-    path.strip_prefix("crates/").unwrap_or(path).split_once('/').filter(|(name, _)| {
-        let is_end_to_end = *name == "e2e" && path.starts_with("e2e/");
-        is_end_to_end || path.starts_with("crates/")
-    })
+    let below = path.strip_prefix("crates/").or_else(|| path.strip_prefix("dev/"))?;
+    below.split_once('/').filter(|(name, _)| *name != "fuzz")
 }
 
 /// Returns the root of the repository.

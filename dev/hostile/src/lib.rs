@@ -1,7 +1,7 @@
 //! Feeds arbitrary bytes to every parser of foreign bytes. A target returns, or it has found a defect.
 //!
 //! ```text
-//!   fuzz/fuzz_targets   libFuzzer looks for bytes that lead somewhere new ──┐
+//!   dev/fuzz/fuzz_targets   libFuzzer looks for bytes that lead somewhere new ──┐
 //!                                                                           ├──► targets ──► the product's own code
 //!   tests/corpora.rs    what it has found is tried by every `cargo test` ───┘
 //! ```
@@ -21,7 +21,7 @@ mod transport;
 /// A target of fuzzing.
 #[derive(Clone, Copy)]
 pub struct Target {
-    /// Name of its program in `fuzz/fuzz_targets`, and of its folder in `fuzz/corpus`.
+    /// Name of its program in `dev/fuzz/fuzz_targets`, and of its folder in `dev/fuzz/corpus`.
     pub name: &'static str,
     /// The function that feeds the target.
     pub feed: fn(&[u8]),

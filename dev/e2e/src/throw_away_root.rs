@@ -105,5 +105,5 @@ pub fn package(version: &str, folder: &Path) -> anyhow::Result<()> {
 /// Returns the folder of the sources of this test.
 pub fn repository() -> PathBuf {
     let crate_folder = Path::new(env!("CARGO_MANIFEST_DIR"));
-    crate_folder.parent().unwrap_or(crate_folder).to_owned()
+    crate_folder.ancestors().nth(2).unwrap_or(crate_folder).to_owned()
 }
