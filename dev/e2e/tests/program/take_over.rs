@@ -10,7 +10,7 @@ use testbed::nbd_client::{Operation, WriteDurability};
 use testbed::own_address;
 
 use crate::operations::pair;
-use crate::scene::{Outcome, PROGRAM, Scene, code, stop_and_verify};
+use crate::scene::{Outcome, Scene, code, program, stop_and_verify};
 
 /// Number of take-overs in a row.
 const TIMES: u32 = 20;
@@ -121,7 +121,7 @@ fn of_two_that_ask_at_once_one_goes_on() {
     scene.create_volume();
     let guest = scene.start_guest();
     scene.begin_to_take_over(&[]).unwrap();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program());
     command.args(["serve", "--take-over", "--config"]).arg(scene.folder().configuration());
     let other = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
     let process = i32::try_from(other.id()).unwrap();
@@ -228,7 +228,7 @@ fn a_daemon_of_a_service_manager_is_left_to_that() {
     scene.start_with(&[("NOTIFY_SOCKET", manager.to_str().unwrap())]).unwrap();
     scene.create_volume();
     let mut client = scene.connect();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(program());
     command.args(["--json", "serve", "--take-over", "--config"]).arg(scene.folder().configuration());
     let outcome = Outcome::of(command);
     let value: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();

@@ -120,7 +120,7 @@ impl User {
     }
 
     fn redemption(&self, token: &str) -> Command {
-        let mut command = Command::new(crate::scene::PROGRAM);
+        let mut command = Command::new(crate::scene::program());
         command.args(["remote", "add", &self.address]).env("STERNA_INVITATION", token);
         command.env("XDG_CONFIG_HOME", self.home.path()).stdin(Stdio::null());
         command

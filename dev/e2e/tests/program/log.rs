@@ -5,7 +5,8 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-const STERNA: &str = env!("CARGO_BIN_EXE_sterna");
+use crate::scene::program;
+
 /// Longer than a daemon takes to begin, however busy the machine is.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -21,7 +22,7 @@ impl Drop for Daemon {
 
 fn ask(folder: &Path, arguments: &[&str]) -> Option<String> {
     let socket = format!("unix:{}", folder.join("run/api.sock").display());
-    let output = Command::new(STERNA).args(["--host", &socket]).args(arguments).output().unwrap();
+    let output = Command::new(program()).args(["--host", &socket]).args(arguments).output().unwrap();
     output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
 }
 
@@ -46,7 +47,7 @@ fn a_log_that_cannot_be_written_ends_no_daemon() {
     for errors in [Stdio::from(closed), Stdio::from(full)] {
         let folder = tempfile::tempdir().unwrap();
         let (data, api) = (folder.path().join("data"), folder.path().join("run/api.sock"));
-        let mut command = Command::new(STERNA);
+        let mut command = Command::new(program());
         command.args(["--log", "trace", "serve", "--data-dir"]).arg(data);
         command.arg("--api").arg(format!("unix:{}", api.display()));
         command.env_remove("JOURNAL_STREAM").env("XDG_CONFIG_HOME", folder.path());

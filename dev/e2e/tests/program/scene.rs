@@ -2,7 +2,7 @@
 
 use std::ops::{Deref, DerefMut};
 use std::os::unix::process::ExitStatusExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ use testbed::{Host, KILLED};
 
 pub(crate) use testbed::DEADLINE;
 
-pub(crate) const PROGRAM: &str = env!("CARGO_BIN_EXE_sterna");
 /// Size of the disk that guests work on, in bytes.
 pub(crate) const DISK_BYTES: u64 = 32 << 20;
 /// Bytes that they fill at first.
@@ -34,7 +33,7 @@ pub(crate) struct Outcome {
 
 impl Scene {
     pub(crate) fn new() -> Self {
-        Self { host: Host::new(PROGRAM.into()).unwrap() }
+        Self { host: Host::new(program()).unwrap() }
     }
 
     /// A host with a daemon that is ready.
@@ -101,7 +100,7 @@ impl Scene {
 
     /// A command to this scene's daemon.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program());
         command.args(arguments).env_remove("STERNA_LOG").stdin(Stdio::null());
         command.env("STERNA_HOST", format!("unix:{}", self.path("run/api.sock").display()));
         command
@@ -197,6 +196,11 @@ impl Outcome {
         let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap());
         Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
     }
+}
+
+/// The program under test.
+pub(crate) fn program() -> PathBuf {
+    testbed::program::sterna().unwrap()
 }
 
 /// Looks until `look` finds something; `what` is what is waited for.

@@ -8,7 +8,7 @@ use std::time::Instant;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use crate::scene::{DEADLINE, PROGRAM, Scene};
+use crate::scene::{DEADLINE, Scene, program};
 
 /// A watch under way.
 struct Watch {
@@ -19,7 +19,7 @@ struct Watch {
 impl Watch {
     fn start(scene: &Scene, arguments: &[&str]) -> Self {
         let address = format!("unix:{}", scene.path("run/api.sock").display());
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(program());
         command.arg("watch").args(arguments).env("STERNA_HOST", address);
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (told, lines) = channel();
