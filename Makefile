@@ -85,8 +85,8 @@ test-newer-qemu: ## Run the tests of machines with the QEMU of Debian's backport
 	scripts/newer-qemu $(TARGET)/newer-qemu
 	cargo build -p sterna
 	PATH=$(STERNA_NEWER_QEMU):$$PATH cargo test -p hypervisor
-	PATH=$(STERNA_NEWER_QEMU):$$PATH cargo test -p e2e --test adopt --test vm --test whole_vm --test vm_memory --test tpm
-	cargo test -p e2e --test whole_vm -- --ignored
+	PATH=$(STERNA_NEWER_QEMU):$$PATH cargo test -p e2e --test vms -- disks in_place memory tpm whole
+	cargo test -p e2e --test vms -- --ignored
 
 # cargo-deny checks licences and sources by deny.toml. It takes longer to build than all of Sterna, so it is used where
 # it is there, and never installed.

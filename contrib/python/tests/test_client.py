@@ -1,6 +1,6 @@
 """Tests the client with a real daemon, which STERNA_HOST names and which has the stores a and b.
 
-Run by dev/e2e/tests/python.rs: python3 -m unittest discover --start-directory contrib/python/tests
+Run by dev/e2e/tests/clients/python.rs: python3 -m unittest discover --start-directory contrib/python/tests
 """
 
 import inspect

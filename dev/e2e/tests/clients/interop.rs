@@ -1,6 +1,6 @@
 //! Tests of other programs on a volume: while it is idle, while it moves, and after the move.
 //!
-//! `clients.rs` has tests of byte ranges, copies and comparisons, `fio.rs` of fio, and `vm.rs` of VMs.
+//! `ranges.rs` has tests of byte ranges, copies and comparisons, `fio.rs` of fio, and `vms/disks.rs` of VMs.
 
 use anyhow::{Context as _, ensure};
 use e2e::file_system::FileSystem;

@@ -1,0 +1,7 @@
+//! Tests of VMs that others have started, and that Sterna adopts.
+//!
+//! They are one program, because to link a program takes longer than most of them run.
+
+mod by_hand;
+mod hostile_user;
+mod libvirt;

@@ -1,0 +1,15 @@
+//! Tests of volumes between paired hosts, with guests that know what they wrote.
+//!
+//! They are one program, because to link a program takes longer than most of them run.
+
+mod branches;
+mod dry_run;
+mod evacuate;
+mod forwarding;
+mod ghosts;
+mod home;
+mod hooks;
+mod moves;
+mod queue;
+mod resume;
+mod together;

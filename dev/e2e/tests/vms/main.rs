@@ -1,0 +1,12 @@
+//! Tests of VMs that Sterna starts and moves.
+//!
+//! They are one program, because to link a program takes longer than most of them run.
+
+mod bad_luck;
+mod disks;
+mod faults;
+mod in_place;
+mod memory;
+mod tpm;
+mod unprivileged;
+mod whole;
