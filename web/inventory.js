@@ -7,7 +7,9 @@ import * as units from "./units.js";
 // Samples of a line in a row or a tile: two minutes.
 const POINTS = 120;
 const VOLUME_TONES = { serving: "good", failed: "bad", unconfirmed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
-const VM_TONES = { running: "good", paused: "warm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
+const VM_TONES = { running: "good", paused: "warm", io_error: "bad", shut_down: "calm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
+
+const VM_WORDS = { io_error: "I/O error", shut_down: "shut down" };
 
 // The latest samples of each volume's requests per second.
 const courses = new Map();
@@ -60,7 +62,7 @@ function showTiles(overview) {
   const spaces = new Map(overview.stores.map((store) => [`${store.bytes_total} ${store.bytes_free}`, store.bytes_free]));
   const free = [...spaces.values()].reduce((sum, bytes) => sum + bytes, 0);
   const tiles = [
-    { name: "Guests’ requests", value: units.count(totals.requests.at(-1)) + "/s", detail: `${units.count(clients)} connections`, line: totals.requests, hue: "iops" },
+    { name: "Guests’ requests", value: units.count(totals.requests.at(-1)) + "/s", detail: `${units.count(clients)} ${clients === 1 ? "connection" : "connections"}`, line: totals.requests, hue: "iops" },
     { name: "Read", value: units.rate(totals.read.at(-1)), detail: "by guests", line: totals.read, hue: "median" },
     { name: "Written", value: units.rate(totals.written.at(-1)), detail: "by guests", line: totals.written, hue: "p99" },
     { name: "Migrations", value: moving.length ? units.rate(bandwidth) : "none", detail: standings(overview.migrations) || "under way" },
@@ -106,7 +108,7 @@ function showVolumes(volumes) {
     { name: "Place", class: "place roomy", value: where, cell: (cell, volume) => text(cell, where(volume)) },
     { name: "Used", falling: true, title: "What its image takes of its size", class: "number wide", value: (volume) => volume.allocated_bytes,
       cell: (cell, volume) => {
-        const used = within(cell, () => meter());
+        const used = within(cell, () => meter(false));
         used.update(volume.allocated_bytes, volume.size_bytes, `${units.bytes(volume.allocated_bytes)} of ${units.bytes(volume.size_bytes)}`);
       } },
     { name: "Clients", falling: true, class: "number wide", value: (volume) => volume.connections + volume.clients_elsewhere,
@@ -130,7 +132,7 @@ function showVms(vms) {
     { name: "VM", head: true, class: "name", value: (vm) => vm.name, cell: (cell, vm) => text(cell, vm.name) },
     { name: "State", value: (vm) => vm.state, cell: (cell, vm) => {
       const { pill, why } = within(cell, () => { const pill = el("span"), why = el("small", { class: "reason" }); return { pill, why, node: [pill, why] }; });
-      text(pill, vm.state);
+      text(pill, VM_WORDS[vm.state] ?? vm.state);
       set(pill, "class", "pill small " + (VM_TONES[vm.state] ?? "warm"));
       text(why, vm.message ?? "");
     } },
@@ -146,7 +148,7 @@ function showVms(vms) {
 function showStores(stores) {
   text(byId("count-stores"), stores.length);
   keyed(byId("store-list"), stores, (store) => store.name, () => {
-    const name = el("b"), about = el("small", { class: "quiet path" }), figures = el("span", { class: "figure" }), used = meter(), why = el("p", { class: "why" });
+    const name = el("b"), about = el("small", { class: "quiet path" }), figures = el("span", { class: "figure" }), used = meter(true), why = el("p", { class: "why" });
     return {
       node: el("div", { class: "entry" }, el("div", { class: "line" }, name, about, figures), used.node, why),
       update(store) {
@@ -209,7 +211,8 @@ function makePeer() {
 }
 
 // Shows a part of a whole as a bar with figures.
-function meter() {
+// Draws how much of a whole is used; `isScarce`: a full one is marked.
+function meter(isScarce) {
   const fill = el("i"), label = el("span");
   const bar = el("span", { class: "meter" }, fill);
   return {
@@ -217,7 +220,7 @@ function meter() {
     update(part, whole, words) {
       const share = part === null || !whole ? 0 : Math.min(1, part / whole);
       fill.style.width = share * 100 + "%";
-      set(bar, "class", "meter" + (share > 0.95 ? " full" : share > 0.85 ? " high" : ""));
+      set(bar, "class", "meter" + (isScarce && share > 0.85 ? (share > 0.95 ? " full" : " high") : ""));
       text(label, words);
     },
   };

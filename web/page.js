@@ -102,12 +102,13 @@ function show() {
   migrations.show(latest, now);
 }
 
-function showHealth({ ready, problems }) {
+function showHealth({ ready, problems, warnings }) {
   const health = byId("health"), list = byId("problems");
-  text(health, ready ? "ready" : problems.length === 1 ? "1 problem" : `${problems.length} problems`);
-  set(health, "class", "pill " + (ready ? "good" : "warm"));
-  list.hidden = ready;
-  const lines = problems.map(({ part, name, message }) => `${part}${name ? " " + name : ""}: ${message}`);
+  const count = (all, what) => `${all.length} ${what}${all.length === 1 ? "" : "s"}`;
+  text(health, !ready ? count(problems, "problem") : warnings.length ? `ready, ${count(warnings, "warning")}` : "ready");
+  set(health, "class", "pill " + (!ready ? "bad" : warnings.length ? "warm" : "good"));
+  list.hidden = ready && warnings.length === 0;
+  const lines = [...problems, ...warnings].map(({ part, name, message }) => `${part}${name ? " " + name : ""}: ${message}`);
   if (list.told === lines.join("\n")) return;
   list.told = lines.join("\n");
   list.replaceChildren(el("ul", {}, lines.map((line) => el("li", {}, line))));

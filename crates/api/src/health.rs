@@ -29,7 +29,7 @@ pub struct Readiness {
 pub struct Problem {
     /// The part of the daemon with the problem.
     pub part: Part,
-    /// Name of the volume, or number of the migration; `None` for other parts.
+    /// Name of the volume, VM or store, or number of the migration; `None` for other parts.
     #[serde(default)]
     pub name: Option<String>,
     /// The problem with its reason, as text.
@@ -52,6 +52,12 @@ pub enum Part {
     Access,
     /// A migration: it waits, or makes no progress.
     Migration,
+    /// A VM: its guest does not work.
+    Vm,
+    /// A store: it cannot be used, or is nearly full.
+    Store,
+    /// The folder with the journal: it is nearly full.
+    DataFolder,
 }
 
 impl Part {
@@ -64,6 +70,9 @@ impl Part {
             Self::Hosts => "hosts",
             Self::Access => "access",
             Self::Migration => "migration",
+            Self::Vm => "vm",
+            Self::Store => "store",
+            Self::DataFolder => "data-folder",
         }
     }
 }

@@ -70,9 +70,13 @@ pub enum VmState {
     Starting,
     /// The guest runs in QEMU.
     Running,
-    /// The VM is paused; `message` has the reason.
+    /// The VM is paused; `message` says by whom.
     Paused,
-    /// QEMU has ended by itself; `message` has its last output.
+    /// A disk answered with an error, and its guest is stopped.
+    IoError,
+    /// Its guest has shut down, and QEMU waits.
+    ShutDown,
+    /// QEMU has ended by itself, or its guest has; `message` has the reason.
     Crashed,
     /// It is moving from another host to this one.
     Arriving,
@@ -83,6 +87,33 @@ pub enum VmState {
     Unknown,
 }
 
+impl VmState {
+    /// Returns the state in words.
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Stopped => "stopped",
+            Self::Starting => "starting",
+            Self::Running => "running",
+            Self::Paused => "paused",
+            Self::IoError => "I/O error",
+            Self::ShutDown => "shut down",
+            Self::Crashed => "crashed",
+            Self::Arriving => "arriving",
+            Self::Leaving => "leaving",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    /// Returns the state as it is in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::IoError => "io_error",
+            Self::ShutDown => "shut_down",
+            other => other.words(),
+        }
+    }
+}
+
 /// Stops a VM that runs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -90,7 +121,7 @@ pub struct StopVm {
     /// Cut its power at once, instead of pressing its power button.
     #[serde(default)]
     pub now: bool,
-    /// Seconds that its guest may take to shut down before its power is cut. `None`: 60.
+    /// Seconds that its guest may take to shut down; after that the order fails, and the VM runs on. `None`: 60.
     #[serde(default)]
     #[schema(maximum = 3600)]
     pub wait_s: Option<u64>,

@@ -142,15 +142,10 @@ pub(crate) struct Known {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
-    /// Press the power button; after this time, cut the power.
+    /// Press the power button, and wait for this time.
     PowerButton(Duration),
+    /// Cut the power.
     AtOnce,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
-    ShutDown,
-    PowerCut,
 }
 
 /// The exclusive right to switch the disks of a VM, until it is dropped.
@@ -247,11 +242,11 @@ impl Vms {
         self.launch(name, sockets, &[]).await.map(drop)
     }
 
-    pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<Ended, VmError> {
+    pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
         if let Life::Starting = self.life(name)? {
             return match ending {
-                Ending::AtOnce => self.kill_silent(name).await.map(|()| Ended::PowerCut),
+                Ending::AtOnce => self.kill_silent(name).await,
                 Ending::PowerButton(_) => Err(VmError::Silent(name.to_owned())),
             };
         }

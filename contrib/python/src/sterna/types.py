@@ -748,6 +748,9 @@ Part = Literal[
     "hosts",
     "access",
     "migration",
+    "vm",
+    "store",
+    "data-folder",
 ]
 
 
@@ -914,7 +917,7 @@ class Problem(TypedDict):
 
     # The problem with its reason, as text.
     message: str
-    # Name of the volume, or number of the migration; null for other parts.
+    # Name of the volume, VM or store, or number of the migration; null for other parts.
     name: NotRequired[str | None]
     # The part of the daemon with the problem.
     part: Part
@@ -1153,7 +1156,7 @@ class StopVm(TypedDict):
 
     # Cut its power at once, instead of pressing its power button.
     now: NotRequired[bool]
-    # Seconds that its guest may take to shut down before its power is cut. null: 60.
+    # Seconds that its guest may take to shut down; after that the order fails, and the VM runs on. null: 60.
     wait_s: NotRequired[int | None]
 
 
@@ -1307,6 +1310,8 @@ VmState = Literal[
     "starting",
     "running",
     "paused",
+    "io_error",
+    "shut_down",
     "crashed",
     "arriving",
     "leaving",

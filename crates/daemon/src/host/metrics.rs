@@ -34,11 +34,19 @@ struct Seen {
 impl Host {
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, RequestError> {
         let mut told = Exposition::default();
-        let (volumes, stores, data) =
-            tokio::join!(self.volumes_seen(), self.stores_seen(), self.data_folder_seen());
+        let (volumes, stores, data, vms) = tokio::join!(
+            self.volumes_seen(),
+            self.stores_seen(),
+            self.data_folder_seen(),
+            self.describe_vms()
+        );
         self.add_daemon(&mut told);
         self.add_volumes(&mut told, &volumes);
         self.add_filling(&mut told, &volumes);
+        let mut family = told.gauge("sterna_vm_state", "The state that a VM is in: its sample is 1.");
+        for vm in &vms {
+            family.flag(&[("vm", &vm.name), ("state", vm.state.name())], true);
+        }
         migrations::add(&mut told, &self.migrations.list_unfinished(&self.journal));
         migrations::add_sums(&mut told, &self.histories.tallies(), &self.ends.sums());
         links::add(&mut told, &self.hosts.describe_all().unwrap_or_default());
@@ -72,7 +80,7 @@ impl Host {
     }
 
     /// Returns the stores with their space; `Err`: the store cannot be used, `None`: it reports no space.
-    async fn stores_seen(self: &Arc<Self>) -> Vec<(String, Result<Option<Space>, ()>)> {
+    pub(super) async fn stores_seen(self: &Arc<Self>) -> Vec<(String, Result<Option<Space>, ()>)> {
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         let seen = names.into_iter().map(|name| async move {
             let (host, asked) = (Arc::clone(self), name.clone());
@@ -83,7 +91,7 @@ impl Host {
         futures_util::future::join_all(seen).await
     }
 
-    async fn data_folder_seen(&self) -> Option<Space> {
+    pub(super) async fn data_folder_seen(&self) -> Option<Space> {
         let path = self.config.data_dir.clone();
         answer(&self.looks, move || space_at(&path).ok()).await.flatten()
     }

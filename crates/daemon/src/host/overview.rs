@@ -120,7 +120,7 @@ impl Host {
             taken_unix_ms,
             name: self.hosts.describe_identity().map_or_else(|_| name_of_system(), |identity| identity.name),
             host: self.describe(),
-            readiness: self.readiness(),
+            readiness: self.readiness_with(&told.vms).await,
             peers,
             stores: told.stores.clone(),
             volumes,

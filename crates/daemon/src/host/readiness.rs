@@ -2,14 +2,28 @@
 
 use std::time::Duration;
 
-use api::{Part, Problem, Readiness};
+use api::{Part, Problem, Readiness, Vm, VmState};
 use migration::journal::{Side, Stage};
 use migration::{HostId, MigrationId};
+
+use std::sync::Arc;
 
 use super::Host;
 use crate::hosts::HostsError;
 use crate::journal::now_unix_ms;
+use crate::stores::Space;
 use crate::volumes::registry::Service;
+
+/// A disk is nearly full below both of these.
+const FREE_PERCENT_MIN: u64 = 5;
+const FREE_BYTES_MIN: u64 = 256 << 20;
+
+/// How much a condition matters.
+enum Attention {
+    None,
+    Warning(Problem),
+    Problem(Problem),
+}
 
 impl Host {
     pub(crate) fn health(&self) -> api::Health {
@@ -17,12 +31,36 @@ impl Host {
     }
 
     /// Describes what the host should do and does not.
-    pub(crate) fn readiness(&self) -> Readiness {
-        let problem = |part, name: Option<&str>, message: &str| Problem {
-            part,
-            name: name.map(str::to_owned),
-            message: message.to_owned(),
-        };
+    pub(crate) async fn readiness(self: &Arc<Self>) -> Readiness {
+        let vms = self.describe_vms().await;
+        self.readiness_with(&vms).await
+    }
+
+    /// Does the same with the VMs as they were just described.
+    pub(crate) async fn readiness_with(self: &Arc<Self>, vms: &[Vm]) -> Readiness {
+        let (stores, data) = tokio::join!(self.stores_seen(), self.data_folder_seen());
+        let mut readiness = self.services();
+        readiness.problems.extend(self.idle_arrivals());
+        readiness.problems.extend(stores.into_iter().filter_map(|(name, space)| store_problem(name, space)));
+        readiness.problems.extend(data.filter(is_nearly_full).map(|space| {
+            problem(
+                Part::DataFolder,
+                None,
+                &format!("{}: make room, or no order can be recorded", left(space)),
+            )
+        }));
+        for vm in vms {
+            match vm_attention(vm) {
+                Attention::None => {}
+                Attention::Warning(told) => readiness.warnings.push(told),
+                Attention::Problem(told) => readiness.problems.push(told),
+            }
+        }
+        readiness.ready = readiness.problems.is_empty();
+        readiness
+    }
+
+    fn services(&self) -> Readiness {
         let mut problems = Vec::new();
         if self.is_stopping() {
             problems.push(problem(Part::Daemon, None, "it is stopping"));
@@ -50,16 +88,17 @@ impl Host {
             Err(error) => problems.push(problem(Part::Hosts, None, &error.to_string())),
         }
         problems.extend(self.grants.problem().map(|message| problem(Part::Access, None, &message)));
-        Readiness { ready: problems.is_empty(), problems, warnings: self.warnings() }
-    }
-
-    /// Returns problems that an administrator should look at.
-    fn warnings(&self) -> Vec<Problem> {
         let mut warnings = Vec::new();
         if self.queue.has_used_up_the_host(|| self.migrations.under_way(&self.journal)) {
             let message = "new migrations wait: limits.migrations_per_host allows no more at a time; see: sterna migration list";
-            warnings.push(Problem { part: Part::Migration, name: None, message: message.to_owned() });
+            warnings.push(problem(Part::Migration, None, message));
         }
+        Readiness { ready: problems.is_empty(), problems, warnings }
+    }
+
+    /// Returns arrivals that make no progress.
+    fn idle_arrivals(&self) -> Vec<Problem> {
+        let mut idle_ones = Vec::new();
         let silent_max = self.limits().patience.silent_max;
         for (migration, peer, remote, is_promised) in self.arrivals() {
             // A migration that a restart has resumed gets at least the full time again.
@@ -77,9 +116,9 @@ impl Host {
                     "it has waited for host {host} for {minutes} min; if that host is lost for good: sterna volume promote"
                 ),
             };
-            warnings.push(Problem { part: Part::Migration, name: Some(migration.to_string()), message });
+            idle_ones.push(problem(Part::Migration, Some(&migration.to_string()), &message));
         }
-        warnings
+        idle_ones
     }
 
     /// Returns incoming migrations: their numbers here and at their hosts, and whether *prepared* was sent.
@@ -97,5 +136,46 @@ impl Host {
     fn under_way_for(&self, migration: MigrationId) -> Duration {
         let since = self.begun_unix_ms(migration).unwrap_or_default().max(self.started_unix_ms);
         Duration::from_millis(now_unix_ms().saturating_sub(since))
+    }
+}
+
+fn problem(part: Part, name: Option<&str>, message: &str) -> Problem {
+    Problem { part, name: name.map(str::to_owned), message: message.to_owned() }
+}
+
+fn is_nearly_full(space: &Space) -> bool {
+    space.free < FREE_BYTES_MIN
+        && space.free.saturating_mul(100) < space.total.saturating_mul(FREE_PERCENT_MIN)
+}
+
+fn left(space: Space) -> String {
+    format!("it is nearly full: {} MiB of {} MiB are free", space.free >> 20, space.total >> 20)
+}
+
+fn store_problem(name: String, space: Result<Option<Space>, ()>) -> Option<Problem> {
+    let message = match space {
+        Err(()) => "it cannot be used, or its disk does not answer; see: sterna store list".to_owned(),
+        Ok(space) => {
+            let left = left(space.filter(is_nearly_full)?);
+            format!(
+                "{left}: guests of sparse images there may get I/O errors; make room, or move volumes away"
+            )
+        }
+    };
+    Some(problem(Part::Store, Some(&name), &message))
+}
+
+/// Returns whether somebody has to look at a VM.
+fn vm_attention(vm: &Vm) -> Attention {
+    let told = || {
+        let why = vm.message.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+        problem(Part::Vm, Some(&vm.name), &format!("{}{why}", vm.state.words()))
+    };
+    match vm.state {
+        VmState::Crashed | VmState::IoError => Attention::Problem(told()),
+        VmState::Paused | VmState::ShutDown | VmState::Unknown => Attention::Warning(told()),
+        VmState::Running | VmState::Stopped | VmState::Starting | VmState::Arriving | VmState::Leaving => {
+            Attention::None
+        }
     }
 }

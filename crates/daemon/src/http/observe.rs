@@ -40,7 +40,7 @@ async fn show_health(State(host): State<Arc<Host>>) -> Json<api::Health> {
     responses((status = 200, description = "It does", body = api::Readiness),
         (status = 503, description = "Something is in the way", body = api::Readiness)))]
 async fn show_readiness(State(host): State<Arc<Host>>) -> (StatusCode, Json<api::Readiness>) {
-    let readiness = host.readiness();
+    let readiness = host.readiness().await;
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(readiness))
 }

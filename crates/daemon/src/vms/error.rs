@@ -35,6 +35,11 @@ pub(crate) enum VmError {
     RunsAlready(String),
     #[error("the VM \"{0}\" does not run; start it: sterna vm start {0}")]
     NotRunning(String),
+    #[error(
+        "VM \"{vm}\" has not shut down within {seconds} s, and runs on; ask it again and wait longer: sterna vm stop {vm} --wait \
+         SECONDS; or cut its power: sterna vm stop {vm} --now"
+    )]
+    RunsOn { vm: String, seconds: u64 },
     /// An earlier daemon started it, and its monitor does not answer.
     #[error("the VM \"{0}\" does not answer yet; `sterna vm stop {0} --now` cuts its power")]
     Silent(String),
@@ -117,6 +122,7 @@ impl VmError {
             Self::Running(_)
             | Self::RunsAlready(_)
             | Self::NotRunning(_)
+            | Self::RunsOn { .. }
             | Self::Silent(_)
             | Self::Busy { .. }
             | Self::CannotGoOn { .. }

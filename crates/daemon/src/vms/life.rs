@@ -14,8 +14,7 @@ use tokio::time::{sleep, timeout};
 use super::catalogue::Fate;
 use super::process::{self, Process};
 use super::{
-    Alive, Definition, END_DEADLINE, Ended, Ending, Life, START_DEADLINE, VmError, Vms, manifest, tpm,
-    unprivileged,
+    Alive, Definition, END_DEADLINE, Ending, Life, START_DEADLINE, VmError, Vms, manifest, tpm, unprivileged,
 };
 use crate::config::{QemuUser, RunsAs};
 use crate::error::with_causes;
@@ -188,17 +187,16 @@ impl Vms {
         made.map_err(|error| VmError::io("make", &self.monitors, error))
     }
 
-    pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<Ended, VmError> {
-        if let Ending::PowerButton(deadline) = ending {
-            alive.qemu.power_down().await.map_err(VmError::of(name))?;
-            if timeout(deadline, alive.process.ended()).await.is_ok() {
-                self.until_noticed(name, alive).await;
-                return Ok(Ended::ShutDown);
-            }
-            tracing::info!(vm = %name, "the guest does not shut down; its power is cut");
-        }
-        self.cut_off(name, alive).await;
-        Ok(Ended::PowerCut)
+    pub(super) async fn end(&self, name: &str, alive: &Alive, ending: Ending) -> Result<(), VmError> {
+        let Ending::PowerButton(patience) = ending else {
+            self.cut_off(name, alive).await;
+            return Ok(());
+        };
+        alive.qemu.power_down().await.map_err(VmError::of(name))?;
+        let ended = timeout(patience, alive.process.ended()).await;
+        ended.map_err(|_| VmError::RunsOn { vm: name.to_owned(), seconds: patience.as_secs() })?;
+        self.until_noticed(name, alive).await;
+        Ok(())
     }
 
     /// Ends QEMU: by its monitor, or else by a signal.

@@ -145,10 +145,11 @@ async fn a_machine_is_added_started_stopped_and_removed() {
     assert!(matches!(host.vms.start("m", &host.sockets).await, Err(VmError::RunsAlready(_))));
     assert!(matches!(host.vms.remove("m"), Err(VmError::Running(_))));
     // Firmware alone ignores a power button.
-    host.vms.stop("m", Ending::PowerButton(Duration::from_millis(10))).await.unwrap();
-    assert!(matches!(host.vms.life("m").unwrap(), Life::Stopped));
-    host.start("m").await;
+    let refused = host.vms.stop("m", Ending::PowerButton(Duration::from_millis(10))).await;
+    assert!(matches!(refused, Err(VmError::RunsOn { .. })), "{refused:?}");
+    assert_eq!(host.state("m").await, RunState::Running);
     host.vms.stop("m", Ending::AtOnce).await.unwrap();
+    assert!(matches!(host.vms.life("m").unwrap(), Life::Stopped));
     host.vms.remove("m").unwrap();
     assert!(host.vms.list().is_empty());
     assert!(!host.folder.path().join("vms/m").exists());

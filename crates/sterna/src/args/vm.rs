@@ -12,7 +12,7 @@ pub(crate) enum VmCommand {
     /// Start a VM, and return when its QEMU answers.
     #[command(after_help = "Example:\n  sterna vm start web1")]
     Start(VmArguments),
-    /// Stop a VM: press its power button, and cut its power if it does not shut down.
+    /// Stop a VM: press its power button, and wait until its guest has shut down.
     #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
     Stop(StopVmArguments),
     /// Adopt the disks of a running QEMU, or of a domain of libvirt, so that they can be moved.
@@ -57,7 +57,7 @@ pub(crate) struct StopVmArguments {
     /// Cut its power at once.
     #[arg(long, conflicts_with = "wait")]
     pub(crate) now: bool,
-    /// Time for its guest to shut down; by default 60.
+    /// Time for its guest to shut down; by default 60. After that the command fails, and the VM runs on.
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=3600))]
     pub(crate) wait: Option<u64>,
 }

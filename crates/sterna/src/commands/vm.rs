@@ -24,9 +24,7 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             if format == Format::Text && !how.now {
                 let wait_s = how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT);
                 let name = &order.name;
-                output::say(&format!(
-                    "pressing the power button of {name}; its power is cut after {wait_s} s"
-                ));
+                output::say(&format!("pressing the power button of {name}; waiting {wait_s} s at most"));
             }
             output::print(format, &client.stop_vm(&order.name, how).await?, vms::stopped)?;
         }

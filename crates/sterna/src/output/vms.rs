@@ -13,7 +13,7 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
     for vm in vms {
         let process = vm.process.map_or_else(dash, |process| process.to_string());
         let hypervisor = vm.hypervisor.clone().unwrap_or_else(dash);
-        let row = [vm.name.clone(), state(vm.state).to_owned(), hypervisor, process, volumes(&vm.volumes)];
+        let row = [vm.name.clone(), vm.state.words().to_owned(), hypervisor, process, volumes(&vm.volumes)];
         table.add_row(row);
     }
     lines(&table)
@@ -21,7 +21,7 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
 
 /// Returns a VM as lines of properties.
 pub(crate) fn show(vm: &Vm) -> String {
-    let mut rows = vec![("vm", vm.name.clone()), ("state", state(vm.state).to_owned())];
+    let mut rows = vec![("vm", vm.name.clone()), ("state", vm.state.words().to_owned())];
     rows.extend(vm.message.clone().map(|message| ("why", message)));
     rows.push(("volumes", volumes(&vm.volumes)));
     rows.push(("process", vm.process.map_or_else(dash, |process| process.to_string())));
@@ -51,7 +51,7 @@ pub(crate) fn added(vm: &Vm) -> String {
 /// Returns the text about a started VM.
 pub(crate) fn started(vm: &Vm) -> String {
     let process = vm.process.map(|process| format!(" (process {process})")).unwrap_or_default();
-    format!("{} is {}{process}\n", vm.name, state(vm.state))
+    format!("{} is {}{process}\n", vm.name, vm.state.words())
 }
 
 /// Returns the text about a stopped VM.
@@ -100,17 +100,4 @@ pub(crate) fn removed(removed: &RemovedVm) -> String {
 
 fn volumes(names: &[String]) -> String {
     if names.is_empty() { dash() } else { names.join(", ") }
-}
-
-fn state(state: VmState) -> &'static str {
-    match state {
-        VmState::Stopped => "stopped",
-        VmState::Starting => "starting",
-        VmState::Running => "running",
-        VmState::Paused => "paused",
-        VmState::Crashed => "crashed",
-        VmState::Arriving => "arriving",
-        VmState::Leaving => "leaving",
-        VmState::Unknown => "unknown",
-    }
 }

@@ -350,16 +350,14 @@ fn clients(volume: &VolumeAtWork) -> String {
 
 /// Returns the state of a VM in one word.
 pub(crate) fn vm_state(state: VmState) -> (&'static str, Tone) {
-    match state {
-        VmState::Running => ("running", Tone::Good),
-        VmState::Paused => ("paused", Tone::Warm),
-        VmState::Crashed => ("crashed", Tone::Bad),
-        VmState::Stopped => ("stopped", Tone::Quiet),
-        VmState::Starting => ("starting", Tone::Busy),
-        VmState::Arriving => ("arriving", Tone::Busy),
-        VmState::Leaving => ("leaving", Tone::Busy),
-        VmState::Unknown => ("unknown", Tone::Warm),
-    }
+    let tone = match state {
+        VmState::Running => Tone::Good,
+        VmState::Paused | VmState::Unknown => Tone::Warm,
+        VmState::Crashed | VmState::IoError => Tone::Bad,
+        VmState::Stopped | VmState::ShutDown => Tone::Quiet,
+        VmState::Starting | VmState::Arriving | VmState::Leaving => Tone::Busy,
+    };
+    (state.words(), tone)
 }
 
 fn kind(kind: StoreKind) -> String {

@@ -11,12 +11,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{MigrateVolume, Migration, Vm, VmState, WholeMove};
-use hypervisor::RunState;
 use hypervisor::qemu::Qemu;
 use hypervisor::qemu::command_line::derived::Running;
 
 use crate::error::RequestError;
 use crate::host::Host;
+use crate::host::vms::manage::shown;
 use crate::vms::{Adopted, Derived, VmError, derive, launched, monitors};
 
 /// How long a description waits for a VM's answers.
@@ -60,8 +60,7 @@ pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -
     };
     let answer = tokio::time::timeout(answer_max, asked).await;
     let (state, message) = match &answer {
-        Ok(Ok((_, _, RunState::Running, _))) => (VmState::Running, None),
-        Ok(Ok((_, _, state, _))) => (VmState::Paused, Some(format!("QEMU says: {state}"))),
+        Ok(Ok((_, _, state, _))) => shown(state, &adopted.name),
         Ok(Err(error)) if error.is_gone() => (VmState::Stopped, Some(error.to_string())),
         Ok(Err(error)) => (VmState::Unknown, Some(error.to_string())),
         Err(_) => {

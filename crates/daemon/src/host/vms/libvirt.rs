@@ -445,7 +445,9 @@ async fn look(
     };
     let (state, said) = match libvirt.presence(&found).await? {
         Presence::There(DomainState::Running | DomainState::Blocked) => (VmState::Running, None),
-        Presence::There(DomainState::Paused) => (VmState::Paused, None),
+        Presence::There(DomainState::Paused) => {
+            (VmState::Paused, Some("paused, and not by Sterna; virsh domstate --reason says why".to_owned()))
+        }
         Presence::There(DomainState::Crashed) => (
             VmState::Crashed,
             Some("its guest has crashed, and its QEMU is kept: virsh reset, or virsh destroy".to_owned()),

@@ -10,7 +10,7 @@ use hypervisor::{MigrationStatus, RunState};
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
 use crate::names;
-use crate::vms::{Definition, Ended, Ending, Known, Life, Standing, VmError};
+use crate::vms::{Definition, Ending, Known, Life, Standing, VmError};
 /// The longest shutdown timeout of a request: its client waits meanwhile.
 pub(crate) const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a description waits for QEMU.
@@ -56,15 +56,9 @@ impl Host {
             return Err(RequestError::Invalid("wait_s is too long: at most an hour".to_owned()));
         }
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
-        let ended = self.vms.stop(&name, ending).await?;
+        self.vms.stop(&name, ending).await?;
         tracing::info!(vm = %name, "VM stopped");
-        let mut vm = self.describe_vm(&name).await?;
-        if ended == Ended::PowerCut && !how.now {
-            let why =
-                format!("its guest did not shut down within {} s, so its power was cut", wait.as_secs());
-            vm.message = Some(why);
-        }
-        Ok(vm)
+        self.describe_vm(&name).await
     }
 
     /// Forgets a VM that is not running.
@@ -150,6 +144,27 @@ async fn lacks_memory(qemu: &Qemu, name: &str) -> Option<String> {
     })
 }
 
+/// Returns the state of a VM whose hypervisor reports this one, and what to do about it.
+pub(in crate::host) fn shown(state: &RunState, name: &str) -> (VmState, Option<String>) {
+    let (state, why) = match state {
+        RunState::Running => return (VmState::Running, None),
+        RunState::Paused => (VmState::Paused, "paused, and not by Sterna".to_owned()),
+        RunState::IoError => (VmState::IoError, "a disk answered with an error".to_owned()),
+        RunState::Shutdown => {
+            let why =
+                format!("its guest has shut down, and QEMU waits; to end it: sterna vm stop {name} --now");
+            return (VmState::ShutDown, Some(why));
+        }
+        RunState::Other(other) if other == "guest-panicked" || other == "internal-error" => {
+            let why =
+                format!("QEMU says: {other}; it can only be reset, or ended: sterna vm stop {name} --now");
+            return (VmState::Crashed, Some(why));
+        }
+        other => return (VmState::Paused, Some(format!("QEMU says: {other}"))),
+    };
+    (state, Some(format!("{why}; to continue: sterna vm resume {name}")))
+}
+
 async fn state(known: &Known) -> (VmState, Option<String>) {
     let (state, message) = match &known.life {
         Life::Stopped => (VmState::Stopped, None),
@@ -157,12 +172,7 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
         Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
         Life::Alive(alive) => match tokio::time::timeout(ANSWER_TIMEOUT, alive.qemu.status()).await {
             Ok(Ok(RunState::Running)) => (VmState::Running, lacks_memory(&alive.qemu, &known.name).await),
-            Ok(Ok(RunState::Paused)) => (VmState::Paused, None),
-            Ok(Ok(RunState::IoError)) => {
-                let why = "a disk answered with an error; to continue: sterna vm resume";
-                (VmState::Paused, Some(why.to_owned()))
-            }
-            Ok(Ok(other)) => (VmState::Paused, Some(format!("QEMU says: {other}"))),
+            Ok(Ok(halted)) => shown(&halted, &known.name),
             Ok(Err(error)) => (VmState::Running, Some(error.to_string())),
             Err(_) => (VmState::Running, Some("its QEMU does not answer".to_owned())),
         },
