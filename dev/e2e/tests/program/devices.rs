@@ -186,7 +186,7 @@ fn killed_on_the_way_to_a_device_the_volume_is_in_one_place() {
         assert_eq!(scene.store_of_volume(), ends_at, "{point}");
         // A device that was not reached takes the volume the next time; one that was lets it go.
         let next = if ends_at == "a" { "d" } else { "b" };
-        scene.succeed(&["migrate", "v", "--to", next]);
+        scene.succeed_after_a_kill(&["migrate", "v", "--to", next]);
         stop_and_verify(guest);
         assert_eq!(scene.images("a"), Vec::<String>::new(), "{point}");
         drop(device);

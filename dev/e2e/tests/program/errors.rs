@@ -73,7 +73,8 @@ fn volume_that_cannot_be_made_is_refused_and_leaves_nothing() {
     check(&scene, &unnamed, (2, "invalid_request"), "name the store: --store with one of a, b");
     let long = "x".repeat(64);
     let scene_path = scene.path("run/volumes").display().to_string().len();
-    if scene_path + long.len() > 100 {
+    // The longest path of a socket has 107 bytes.
+    if scene_path + "/.sock".len() + long.len() > 107 {
         let create = ["volume", "create", &long, "--store", "a", "--size", "1MiB"];
         check(&scene, &create, (2, "invalid_request"), "choose a folder with a shorter path");
     }

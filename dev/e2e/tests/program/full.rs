@@ -65,7 +65,7 @@ fn daemon_whose_data_disk_is_full_still_serves_and_moves_its_volumes() {
     scene.kill();
     fill(&scene.path("data/filler"));
     scene.start(None);
-    scene.succeed(&["migrate", "v", "--to", "b"]);
+    scene.succeed_after_a_kill(&["migrate", "v", "--to", "b"]);
     scene.kill();
     scene.start(None);
     assert_eq!(scene.store_of_volume(), "b");

@@ -227,7 +227,7 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_wherever_it_has_
         // The journal begins anew at each start, with what it knew.
         scene.kill();
         scene.start(None);
-        wait_until_served(&scene, "w");
+        scene.until_served("w");
     }
     let image = scene.path("b/w.img");
     let (_, removed) = scene.json(&["volume", "remove", "w"]);
@@ -246,7 +246,7 @@ fn an_image_that_was_somebodys_stays_when_its_volume_is_removed_wherever_it_has_
     scene.succeed(&["migrate", "v", "--to", "b"]);
     scene.kill();
     scene.start(None);
-    wait_until_served(&scene, "v");
+    scene.until_served("v");
     scene.succeed(&["volume", "remove", "v"]);
     assert_eq!(scene.images("b"), ["w.img.moved-m2"]);
 }
@@ -327,11 +327,6 @@ fn guest_keeps_its_disk_while_it_moves_ten_times() {
 }
 
 /// Waits until a migration is under way.
-/// A slow disk may still be at the last writes of a daemon that was killed.
-fn wait_until_served(scene: &Scene, volume: &str) {
-    wait_until("it is served", || scene.json(&["volume", "show", volume]).1["state"] == "serving");
-}
-
 fn wait_for_migration(scene: &Scene) {
     wait_until("a migration begins", || !scene.json(&["migration", "list"]).1.as_array().unwrap().is_empty());
 }

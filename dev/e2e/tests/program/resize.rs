@@ -53,6 +53,7 @@ fn check_new_part(scene: &Scene, former: u64, size: u64) {
 }
 
 fn check_new_part_is_kept(scene: &Scene, former: u64, size: u64) {
+    scene.until_served("v");
     let mut client = scene.connect();
     assert_eq!(client.export().size, size);
     assert_eq!(read(&mut client, size - MIB, MIB), vec![0x77; 1 << 20]);
@@ -78,7 +79,7 @@ fn volume_grows_while_its_guest_works_and_says_why_it_does_not() {
     scene.start(None);
     assert_eq!(scene.store_of_volume(), "a");
     check_new_part_is_kept(&scene, 40 * MIB, LARGER);
-    scene.succeed(&["migrate", "v", "--to", "b"]);
+    scene.succeed_after_a_kill(&["migrate", "v", "--to", "b"]);
     check_new_part_is_kept(&scene, 40 * MIB, LARGER);
     stop_and_verify(guest);
     assert_eq!(std::fs::metadata(scene.path("b/v.img")).unwrap().len(), LARGER);

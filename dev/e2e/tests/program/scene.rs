@@ -118,6 +118,20 @@ impl Scene {
         outcome.stdout
     }
 
+    /// Runs a command that must succeed once a daemon that was killed has ended: a slow disk may still be at its last writes.
+    pub(crate) fn succeed_after_a_kill(&self, arguments: &[&str]) -> String {
+        until(&format!("{arguments:?} succeeds"), || {
+            let outcome = self.run(arguments);
+            assert!(matches!(outcome.code, 0 | 4), "{arguments:?}: {outcome:?}");
+            (outcome.code == 0).then_some(outcome.stdout)
+        })
+    }
+
+    /// Waits until a volume is served: a slow disk may still be at the last writes of a daemon that was killed.
+    pub(crate) fn until_served(&self, volume: &str) {
+        wait_until("it is served", || self.json(&["volume", "show", volume]).1["state"] == "serving");
+    }
+
     /// Runs a command with `--json`, whatever its exit code.
     pub(crate) fn json(&self, arguments: &[&str]) -> (i32, Value) {
         let outcome = self.run(&[arguments, &["--json"]].concat());

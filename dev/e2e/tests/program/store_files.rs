@@ -55,7 +55,7 @@ fn a_target_is_marked_until_it_is_complete_and_a_lost_journal_takes_none_for_a_d
     refused(&scene, &["volume", "add", "v", "--image", &image], (4, "image_unsuitable"), "--fenced");
     refused(&scene, &["store", "drop", "a/v.img"], (4, "not_half_made"), "but an image");
     assert_eq!((scene.images("a").len(), scene.images("b").len()), (1, 1));
-    let said = scene.succeed(&["store", "drop", "b/v.img"]);
+    let said = scene.succeed_after_a_kill(&["store", "drop", "b/v.img"]);
     assert!(said.contains("v.img is deleted; "), "{said}");
     assert!(scene.images("b").is_empty() && !is_marked(&scene, "b/v.img"));
 
