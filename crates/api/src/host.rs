@@ -57,6 +57,9 @@ pub struct Store {
     /// a user has put them there.
     #[serde(default)]
     pub unknown_images: Vec<String>,
+    /// Images of the same kind that programs use without Sterna, such as a released VM: each with its users, as text.
+    #[serde(default)]
+    pub images_in_use: Vec<String>,
     /// Advice that would make guests faster there, as text; `None`: there is none.
     #[serde(default)]
     pub advice: Option<String>,

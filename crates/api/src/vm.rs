@@ -26,6 +26,9 @@ pub struct Vm {
     pub message: Option<String>,
     /// Names of the volumes that are its disks.
     pub volumes: Vec<String>,
+    /// Paths of the images of these volumes that are at this host.
+    #[serde(default)]
+    pub images: Vec<String>,
     /// Number of QEMU's process; `None` while there is none.
     #[serde(default)]
     pub process: Option<u32>,

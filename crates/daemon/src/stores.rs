@@ -96,6 +96,15 @@ pub(crate) struct Space {
     pub free: u64,
 }
 
+/// The images in a folder that the journal does not have.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Unclaimed {
+    /// The names of those that no program uses.
+    pub(crate) unused: Vec<String>,
+    /// The others, each with its users, as text.
+    pub(crate) in_use: Vec<String>,
+}
+
 /// The content of a store that holds one volume.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Occupant {
@@ -268,11 +277,11 @@ impl Store {
         self.check().map_err(|problem| RequestError::StoreUnusable { name: self.name.clone(), problem })
     }
 
-    /// Returns the names of images in a folder that the journal does not have. May block.
-    pub(crate) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
+    /// Returns the images in a folder that the journal does not have. May block.
+    pub(crate) fn unclaimed_images(&self, state: &State) -> std::io::Result<Unclaimed> {
         match &self.kind {
-            StoreKind::Folder { folder, .. } => folder.unknown_images(state),
-            StoreKind::Single(_) => Ok(Vec::new()),
+            StoreKind::Folder { folder, .. } => folder.unclaimed_images(state),
+            StoreKind::Single(_) => Ok(Unclaimed::default()),
         }
     }
 

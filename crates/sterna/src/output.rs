@@ -161,11 +161,15 @@ pub(crate) fn unknown_images(stores: &[Store]) -> String {
             store.unknown_images.join(", ")
         );
     }
+    let in_use = stores.iter().flat_map(|store| store.images_in_use.iter().map(move |image| (store, image)));
+    let in_use =
+        in_use.map(|(store, image)| format!("\nused without Sterna in store {}: {image}\n", store.name));
+    let in_use = in_use.collect::<String>();
     if !text.is_empty() {
         text += "If the data folder was lost, restore it from a backup, or list the images and make volumes of them:\n  sterna \
                  store scan\n  sterna store import STORE/FILE\n";
     }
-    text
+    text + &in_use
 }
 
 /// Returns the migrations as a table.

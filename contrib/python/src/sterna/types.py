@@ -1172,6 +1172,8 @@ class Store(TypedDict):
     bytes_provisioned: NotRequired[int]
     # Size of the file system or device in bytes; 0 while the store has a problem, and of an export.
     bytes_total: int
+    # Images of the same kind that programs use without Sterna, such as a released VM: each with its users, as text.
+    images_in_use: NotRequired[list[str]]
     # How the configuration slows the store down or makes it fail on purpose, as text; null: it does not.
     impairment: NotRequired[str | None]
     # Whether it is a folder, a device or an export.
@@ -1284,6 +1286,8 @@ class Vm(TypedDict):
     definition: NotRequired[str | None]
     # Its hypervisor with the version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; null while it does not run.
     hypervisor: NotRequired[str | None]
+    # Paths of the images of these volumes that are at this host.
+    images: NotRequired[list[str]]
     # Name of its domain in libvirt; null: it is not a domain of libvirt.
     libvirt_domain: NotRequired[str | None]
     # Absolute path of the file with QEMU's output; null: Sterna has not started it.

@@ -19,7 +19,7 @@ use crate::error::RequestError;
 use crate::files::sockets::volume_uri;
 use crate::images;
 use crate::migrations::view::image_location;
-use crate::stores::{Store, StoreKind};
+use crate::stores::{Store, StoreKind, Unclaimed};
 use crate::volumes::registry::Service;
 
 /// How long a lane or a store may take to answer before its part of a description is left out. So one hanging disk does not
@@ -96,16 +96,16 @@ impl Host {
             let store = host.stores.get(&asked)?;
             let space = store.space().map_err(|error| error.to_string());
             let known = host.journal.read(State::clone);
-            let unknown = store.unknown_images(&known).unwrap_or_default();
-            Ok((space, unknown, store.late_disk()))
+            let unclaimed = store.unclaimed_images(&known).unwrap_or_default();
+            Ok((space, unclaimed, store.late_disk()))
         });
         let found = self.stores.get(&name).ok();
         let (kind, path) = found.map(store_kind).unwrap_or_default();
         let occupant = found.and_then(|store| self.journal.read(|state| store.occupant(state)));
-        let (space, unknown_images, late_disk) = match space.await {
+        let (space, unclaimed, late_disk) = match space.await {
             Some(Ok(seen)) => seen,
-            Some(Err(error)) => (Err(RequestError::message(&error)), Vec::new(), None),
-            None => (Err("its disk does not answer".to_owned()), Vec::new(), None),
+            Some(Err(error)) => (Err(RequestError::message(&error)), Unclaimed::default(), None),
+            None => (Err("its disk does not answer".to_owned()), Unclaimed::default(), None),
         };
         let told = space.as_ref().ok().copied().flatten();
         let (bytes_total, bytes_free) = told.map_or((0, 0), |space| (space.total, space.free));
@@ -120,7 +120,8 @@ impl Host {
             bytes_provisioned: sizes.iter().fold(0, |sum, size| sum.saturating_add(*size)),
             occupied: occupant.map(|occupant| occupant.to_string()),
             problem: space.err(),
-            unknown_images,
+            unknown_images: unclaimed.unused,
+            images_in_use: unclaimed.in_use,
             advice: late_disk.map(|disk| disk.to_string()),
         }
     }

@@ -11,13 +11,15 @@
 //! ```
 
 use std::collections::BTreeSet;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use migration::custody::Owner;
 use migration::journal::{ImageFormat, State};
+use rustix::fs::{Mode, OFlags};
 
-use super::{Space, StoreProblem};
+use super::{Space, StoreProblem, Unclaimed};
 use crate::custody::Custody;
 use crate::files::folder_entries::with_suffix;
 use crate::files::lock::FolderLock;
@@ -112,8 +114,22 @@ impl Folder {
         Ok(())
     }
 
+    /// Returns the images that belong to no volume and no migration of `state`, and who uses them. May block.
+    pub(super) fn unclaimed_images(&self, state: &State) -> std::io::Result<Unclaimed> {
+        let mut unclaimed = Unclaimed::default();
+        for name in self.unknown_images(state)? {
+            let opened = open_for_look(&self.path.join(&name));
+            let users = opened.and_then(|file| block::store::users_of(&file)).unwrap_or_default();
+            match users.as_slice() {
+                [] => unclaimed.unused.push(name),
+                users => unclaimed.in_use.push(format!("{name}, by {}", users.join(", "))),
+            }
+        }
+        Ok(unclaimed)
+    }
+
     /// Returns the names of images that belong to no volume and no migration of `state`. May block.
-    pub(super) fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
+    fn unknown_images(&self, state: &State) -> std::io::Result<Vec<String>> {
         let here = state.claimed_records().map(|record| &record.image);
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         let images = here.chain(moving.flat_map(|moving| [&moving.source, &moving.target]));
@@ -128,6 +144,12 @@ impl Folder {
         unknown.sort();
         Ok(unknown)
     }
+}
+
+/// Opens a file to see whose it is: not to read it, and no link.
+fn open_for_look(path: &Path) -> std::io::Result<OwnedFd> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
 /// Returns the space of a path's file system. May block.

@@ -24,6 +24,7 @@ pub(crate) fn show(vm: &Vm) -> String {
     let mut rows = vec![("vm", vm.name.clone()), ("state", vm.state.words().to_owned())];
     rows.extend(vm.message.clone().map(|message| ("why", message)));
     rows.push(("volumes", volumes(&vm.volumes)));
+    rows.extend(vm.images.iter().map(|image| ("image", image.clone())));
     rows.push(("process", vm.process.map_or_else(dash, |process| process.to_string())));
     rows.push(("hypervisor", vm.hypervisor.clone().unwrap_or_else(dash)));
     match &vm.libvirt_domain {
@@ -86,7 +87,14 @@ pub(crate) fn released(vm: &Vm) -> String {
     match vm.state {
         // The VM has ended, so its disks were not given back.
         VmState::Unknown => format!("removed {}{message}\n", vm.name),
-        _ => format!("{} has its disks back{message}\n", vm.name),
+        _ if vm.libvirt_domain.is_some() => format!("{} has its disks back{message}\n", vm.name),
+        _ if vm.images.is_empty() => format!("{} is released{message}\n", vm.name),
+        _ => {
+            let (is, them) = if vm.images.len() == 1 { ("disk is", "it") } else { ("disks are", "them") };
+            let images = vm.images.join(", ");
+            let then = format!("change what starts the VM, so that it names {them}");
+            format!("{} runs without Sterna; its {is} {images}: {then}{message}\n", vm.name)
+        }
     }
 }
 

@@ -126,6 +126,8 @@ impl Host {
         if !is_ours && self.adoptions()?.get(&name).is_some_and(|adopted| adopted.is_bound) {
             // The disks stay the volumes that they were before.
             self.forget_adopted(&name).await?;
+            shown.images.clear();
+            shown.message = Some("its disks stay volumes".to_owned());
             return Ok(shown);
         }
         let adopted = match self.adoptions()?.get(&name) {

@@ -85,6 +85,7 @@ pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -
         state,
         message,
         volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+        images: Vec::new(),
         process: process.and_then(|id| u32::try_from(id).ok()),
         hypervisor,
         monitor: adopted.monitor.display().to_string(),

@@ -387,6 +387,7 @@ impl Host {
             state,
             message: (!said.is_empty()).then(|| said.join("; ")),
             volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+            images: Vec::new(),
             process: None,
             hypervisor,
             monitor: adopted.monitor.display().to_string(),

@@ -76,7 +76,16 @@ impl Host {
         let mut vms = futures_util::future::join_all(known).await;
         vms.extend(self.describe_adopted().await);
         vms.sort_by(|one, other| one.name.cmp(&other.name));
-        vms
+        vms.into_iter().map(|vm| self.with_images(vm)).collect()
+    }
+
+    fn with_images(&self, mut vm: Vm) -> Vm {
+        vm.images = self.journal.read(|state| {
+            let record = |name: &String| state.volumes.values().find(|known| known.record.name == *name);
+            let records = vm.volumes.iter().filter_map(record);
+            records.map(|known| known.record.image.place.name().to_owned()).collect()
+        });
+        vm
     }
 
     fn refuse_adopted(&self, name: &str) -> Result<(), RequestError> {
@@ -87,10 +96,11 @@ impl Host {
     }
 
     pub(crate) async fn describe_vm(&self, name: &str) -> Result<Vm, RequestError> {
-        match self.describe_adopted_one(name).await {
-            Some(vm) => Ok(vm),
-            None => Ok(self.describe_known(self.vms.get(name)?).await),
-        }
+        let vm = match self.describe_adopted_one(name).await {
+            Some(vm) => vm,
+            None => self.describe_known(self.vms.get(name)?).await,
+        };
+        Ok(self.with_images(vm))
     }
 
     async fn describe_known(&self, known: Known) -> Vm {
@@ -121,6 +131,7 @@ async fn describe(known: Known) -> Vm {
         state,
         message,
         volumes: known.volumes,
+        images: Vec::new(),
         process: alive.and_then(|alive| u32::try_from(alive.process_id()).ok()),
         hypervisor: alive.map(|alive| format!("QEMU {}", alive.qemu.version())),
         monitor: known.monitor.display().to_string(),
