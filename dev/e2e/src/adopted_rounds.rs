@@ -265,7 +265,7 @@ impl Play {
         check_used_images(host)?;
         let raw = host.path("seen.raw");
         let source = disk.file;
-        let tool = Program::of_package("qemu-img", "qemu-utils");
+        let tool = Program::qemu_img();
         let format = if disk.format == "nbd" { "raw" } else { &disk.format };
         tool.args(["convert", "-U", "-f", format, "-O", "raw", &source]).arg(&raw).succeed()?;
         crate::vm::verify_image(self.machine.console.options(), verdict, &PathBuf::from(&raw))?;
@@ -276,7 +276,7 @@ impl Play {
 /// Checks that the pattern fills the disk.
 fn check_pattern(disk: &Disk, pattern: u8) -> anyhow::Result<()> {
     let format = if disk.format == "nbd" { "raw" } else { &disk.format };
-    let tool = Program::of_package("qemu-io", "qemu-utils");
+    let tool = Program::qemu_io();
     let read = format!("read -P {pattern} 0 {DISK_BYTES}");
     let read = tool.args(["-U", "-r", "-f", format, "-c", &read, &disk.file]).succeed()?;
     ensure!(!read.contains("failed"), "the disk is not the one with {pattern}: {disk:?}: {read}");

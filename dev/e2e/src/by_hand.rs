@@ -57,7 +57,7 @@ impl ByHand {
             let path = image.to_str().context("a folder that is not UTF-8")?.to_owned();
             let size = size_bytes.to_string();
             let create = ["create", "-q", "-f", format, &path, &size];
-            Program::of_package("qemu-img", "qemu-utils").args(create).run()?.success()?;
+            Program::qemu_img().args(create).run()?.success()?;
             images.push((place, image, path));
         }
         let attached = |word: &str| {

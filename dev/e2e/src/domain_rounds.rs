@@ -63,7 +63,7 @@ pub fn play(
 ) -> anyhow::Result<Option<(u32, u32)>> {
     let Some(libvirt) = Libvirtd::start(host)? else { return Ok(None) };
     let image = host.path("disk.qcow2");
-    let tool = Program::of_package("qemu-img", "qemu-utils");
+    let tool = Program::qemu_img();
     tool.args(["create", "-q", "-f", "qcow2"]).arg(&image).arg(DISK_BYTES.to_string()).succeed()?;
     let console = libvirt.domain(host, &[(&image, "qcow2")], FILL_BYTES)?;
     let random = Random::new(seed);
@@ -204,7 +204,7 @@ impl Play {
         match (self.data_disk()?, self.data) {
             (Some((format, source)), Some(pattern)) => {
                 let read = format!("read -P {pattern} 0 {DISK_BYTES}");
-                let tool = Program::of_package("qemu-io", "qemu-utils");
+                let tool = Program::qemu_io();
                 let read = tool.args(["-U", "-r", "-f", &format, "-c", &read, &source]).succeed()?;
                 ensure!(!read.contains("failed"), "the disk is not the one with {pattern}: {source}: {read}");
             }
@@ -239,7 +239,7 @@ impl Play {
     fn check_image(&mut self, host: &Host) -> anyhow::Result<()> {
         let definition = self.libvirt.virsh(&["dumpxml", DOMAIN, "--inactive"])?;
         let (format, source) = source_of(&definition, "vda")?.context("a domain with a disk")?;
-        let tool = || Program::of_package("qemu-img", "qemu-utils");
+        let tool = || Program::qemu_img();
         match &self.saved {
             Some(saved) => {
                 let compared =

@@ -13,6 +13,14 @@ pub const BLOCK_BYTES: u32 = 8192;
 /// Seed of the guest's writes; any number is fine for a new disk.
 const SEED: u64 = 0xe2e;
 
+/// Connects to a disk. A connection that breaks is not made again.
+///
+/// # Errors
+/// If the disk cannot be reached.
+pub fn connect(export: &Address) -> anyhow::Result<Client> {
+    Ok(Client::connect(export, without_reconnects())?)
+}
+
 /// Connects to a disk of zeroes, fills its first bytes, and starts a guest on it.
 ///
 /// # Errors
@@ -35,12 +43,7 @@ pub fn start_with(export: &Address, fill_bytes: u64, work: GuestOptions) -> anyh
 /// # Errors
 /// If the disk cannot be reached or filled.
 pub fn start_without_reconnects(export: &Address, fill_bytes: u64) -> anyhow::Result<Guest> {
-    begin(
-        export,
-        fill_bytes,
-        ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() },
-        GuestOptions::default(),
-    )
+    begin(export, fill_bytes, without_reconnects(), GuestOptions::default())
 }
 
 /// Waits until a guest has made `requests` more requests.
@@ -77,6 +80,10 @@ pub fn stop_and_verify(guest: Guest) -> anyhow::Result<StoppedGuest> {
 /// If any byte is wrong.
 pub fn verify_image(image: &Path, content: &Content) -> anyhow::Result<()> {
     check(&workload::verify_file(image, content, |_| {})?)
+}
+
+fn without_reconnects() -> ClientOptions {
+    ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() }
 }
 
 fn begin(

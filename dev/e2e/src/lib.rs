@@ -37,7 +37,7 @@ pub use testbed::{DEADLINE, Host, LinkState, Outcome, Program, file_system, prog
 pub use self::pair::{
     FAR, Pair, play_pair, play_pair_with_data_disks, play_pair_with_mounts, play_sharing_pair, share,
 };
-pub use self::play::{play, play_unstarted, play_with_mounts};
+pub use self::play::{may_mount, play, play_unstarted, play_with_mounts};
 
 /// Makes a host whose daemon is the program under test. VMs of tests have kernels and consoles in folders of their own.
 ///

@@ -7,6 +7,7 @@ use api::{Migration, MigrationState, Volume, VolumeState};
 use testbed::{Host, Link, LinkState, own_address, until};
 
 use crate::host;
+use crate::play::{expect_success, may_mount};
 
 /// Name of the first host.
 const ALPHA: &str = "alpha";
@@ -36,12 +37,9 @@ pub fn play_pair(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
 }
 
 fn play(pair: anyhow::Result<Pair>, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    let result = pair
-        .and_then(|mut pair| test(&mut pair).map_err(|error| pair.alpha.with_log(pair.beta.with_log(error))));
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    if let Err(error) = result {
-        panic!("{error:#}");
-    }
+    expect_success(pair.and_then(|mut pair| {
+        test(&mut pair).map_err(|error| pair.alpha.with_log(pair.beta.with_log(error)))
+    }));
 }
 
 /// Runs it as [`play_pair`], for a test that mounts. Without root it is left out.
@@ -49,10 +47,9 @@ fn play(pair: anyhow::Result<Pair>, test: impl FnOnce(&mut Pair) -> anyhow::Resu
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
 pub fn play_pair_with_mounts(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    if !rustix::process::geteuid().is_root() {
-        return omission::machine_lacks("root, which mounting needs");
+    if may_mount() {
+        play_pair(test);
     }
-    play_pair(test);
 }
 
 /// Runs it as [`play_pair`], with data folders on disks of this size, which a test may fill. Without root it is left out.
@@ -60,10 +57,9 @@ pub fn play_pair_with_mounts(test: impl FnOnce(&mut Pair) -> anyhow::Result<()>)
 /// # Panics
 /// If the test fails: with its error, and both daemons' logs.
 pub fn play_pair_with_data_disks(bytes: u64, test: impl FnOnce(&mut Pair) -> anyhow::Result<()>) {
-    if !rustix::process::geteuid().is_root() {
-        return omission::machine_lacks("root, which mounting needs");
+    if may_mount() {
+        play(Pair::with_data_disks(bytes), test);
     }
-    play(Pair::with_data_disks(bytes), test);
 }
 
 /// Runs it as [`play_pair`], with hosts that search for each other's store `a` in a folder `far`, which `set`
@@ -75,16 +71,9 @@ pub fn play_sharing_pair(
     set: impl FnOnce(&mut Host, &mut Host) -> anyhow::Result<()>,
     test: impl FnOnce(&mut Pair) -> anyhow::Result<()>,
 ) {
-    let result = sharing_pair(set).and_then(|pair| {
-        let Some(mut pair) = pair else {
-            omission::kernel_lacks("direct I/O in the folder of temporary files");
-            return Ok(());
-        };
-        test(&mut pair).map_err(|error| pair.alpha.with_log(pair.beta.with_log(error)))
-    });
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    if let Err(error) = result {
-        panic!("{error:#}");
+    match sharing_pair(set).transpose() {
+        Some(pair) => play(pair, test),
+        None => omission::kernel_lacks("direct I/O in the folder of temporary files"),
     }
 }
 

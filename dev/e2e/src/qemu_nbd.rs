@@ -26,7 +26,7 @@ impl QemuNbd {
     /// If QEMU's tools are missing, or the server ends.
     pub fn start(folder: &Path, format: &'static str, bytes: u64) -> anyhow::Result<Self> {
         let (socket, image) = (folder.join("qemu-nbd.sock"), folder.join(format!("remote.{format}")));
-        let create = Program::of_package("qemu-img", "qemu-utils").args(["create", "-q", "-f", format]);
+        let create = Program::qemu_img().args(["create", "-q", "-f", format]);
         create.arg(&image).arg(bytes.to_string()).succeed()?;
         let mut server = Program::of_package("qemu-nbd", "qemu-utils")
             .args(["--persistent", "--shared=0", "--export-name=disk", "--discard=unmap", "--format", format])
@@ -54,7 +54,7 @@ impl QemuNbd {
         let Self { server, image, format, .. } = self;
         server.signal(Signal::TERM)?;
         server.wait()?.expect(0)?;
-        let qemu_img = || Program::of_package("qemu-img", "qemu-utils");
+        let qemu_img = || Program::qemu_img();
         if format != "raw" {
             qemu_img().args(["check", "-q", "-f", format]).arg(&image).succeed()?;
         }

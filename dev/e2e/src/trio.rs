@@ -1,9 +1,10 @@
 //! Three paired hosts, with direct connections that cannot be cut.
 
 use anyhow::Context as _;
-use testbed::{Host, own_address};
+use testbed::Host;
 
 use crate::host;
+use crate::play::expect_success;
 
 /// Names of the three hosts.
 pub const NAMES: [&str; 3] = ["alpha", "beta", "gamma"];
@@ -24,8 +25,7 @@ pub fn three_hosts() -> anyhow::Result<[Host; 3]> {
 
 fn named(name: &str) -> anyhow::Result<Host> {
     let mut host = host()?;
-    let address = own_address()?;
-    host.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"))?;
+    host.listen_for_hosts()?;
     host.start()?;
     host.sterna(["host", "init", "--name", name])?.success()?;
     Ok(host)
@@ -36,11 +36,7 @@ fn named(name: &str) -> anyhow::Result<Host> {
 /// # Panics
 /// If the test fails: with its error, and the daemons' logs.
 pub fn play_trio(test: impl FnOnce(&mut [Host; 3]) -> anyhow::Result<()>) {
-    let result = three_hosts().and_then(|mut hosts| {
+    expect_success(three_hosts().and_then(|mut hosts| {
         test(&mut hosts).map_err(|error| hosts.iter().fold(error, |error, host| host.with_log(error)))
-    });
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    if let Err(error) = result {
-        panic!("{error:#}");
-    }
+    }));
 }

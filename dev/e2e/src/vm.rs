@@ -19,6 +19,8 @@ pub const NAME: &str = "web1";
 const BLOCK_BYTES: u32 = 4096;
 /// Seed of its content.
 const SEED: u64 = 7;
+/// Number of requests after which a guest counts as at work.
+const REQUESTS: u64 = 50;
 /// Pause of a worker between two requests. A thousand requests a second suffice. Without a pause each emulated guest would take a
 /// whole processor from other tests.
 const PAUSE: Duration = Duration::from_millis(3);
@@ -192,6 +194,23 @@ pub fn check_at(there: &Host, elsewhere: &Host) -> anyhow::Result<()> {
         let runs = matches!(found.as_slice(), [vm] if vm.state == VmState::Running);
         Ok((runs && other.is_empty()).then_some(()))
     })
+}
+
+/// Waits until the VM runs at `there` alone, as [`check_at`], and checks that its guest works.
+///
+/// # Errors
+/// If that does not happen in time.
+pub fn check_works_at(there: &Host, elsewhere: &Host, vm: &Vm) -> anyhow::Result<()> {
+    check_at(there, elsewhere)?;
+    vm.work_on(REQUESTS)
+}
+
+/// Waits until a host has a QEMU of the VM, and returns its process.
+///
+/// # Errors
+/// If that does not happen in time.
+pub fn process(host: &Host) -> anyhow::Result<u32> {
+    until("the VM's QEMU is there", || Ok(vms(host)?.first().and_then(|vm| vm.process)))
 }
 
 /// Kills the QEMU process.

@@ -1,6 +1,7 @@
 //! A host: a folder with stores, a daemon, and the commands for it.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -13,6 +14,7 @@ use crate::daemon::{Daemon, KILLED, with_tail};
 use crate::file_system::{FileSystem, SecondMount};
 use crate::folder::Folder;
 use crate::nbd_client;
+use crate::own_address::own_address;
 use crate::program::{Outcome, Program, Running};
 use crate::wait::until;
 
@@ -83,6 +85,16 @@ impl Host {
         self.folder.address()
     }
 
+    /// Lets the daemon listen for other hosts, from its next start on, at an address that no other test uses.
+    ///
+    /// # Errors
+    /// If the system has no free port, or the configuration cannot be written.
+    pub fn listen_for_hosts(&self) -> anyhow::Result<SocketAddr> {
+        let address = own_address()?;
+        self.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"))?;
+        Ok(address)
+    }
+
     /// Keeps a folder mounted until the daemon has ended for good.
     pub fn keep_mounted(&mut self, mounted: SecondMount) {
         self.second_mounts.push(mounted);
@@ -99,8 +111,19 @@ impl Host {
     }
 }
 
-// The disk of the data folder.
+// Small disks.
 impl Host {
+    /// Mounts a small disk in a folder of the host, which is made if there is none.
+    ///
+    /// # Errors
+    /// If it cannot be mounted; without root it cannot.
+    pub fn mount_small_disk(&mut self, folder: &str, bytes: u64) -> anyhow::Result<()> {
+        let folder = self.path(folder);
+        std::fs::create_dir_all(&folder).context("make a folder")?;
+        self.second_mounts.push(SecondMount::in_memory(&folder, bytes)?);
+        Ok(())
+    }
+
     /// Mounts a small disk over the data folder, before a daemon has used it. Without root it does nothing.
     ///
     /// # Errors
@@ -108,9 +131,7 @@ impl Host {
     pub fn mount_data(&mut self, bytes: u64) -> anyhow::Result<()> {
         ensure!(self.daemon.is_none(), "the daemon has begun to use the folder");
         if rustix::process::geteuid().is_root() {
-            let folder = self.path("data");
-            std::fs::create_dir(&folder).context("make the data folder")?;
-            self.second_mounts.push(SecondMount::in_memory(&folder, bytes)?);
+            self.mount_small_disk("data", bytes)?;
             self.has_data_disk = true;
         }
         Ok(())

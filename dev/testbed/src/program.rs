@@ -75,6 +75,21 @@ impl Program {
         Self { command: Command::new(path), name, package: None, deadline: DEADLINE }
     }
 
+    /// Returns `qemu-img`.
+    pub fn qemu_img() -> Self {
+        Self::of_package("qemu-img", "qemu-utils")
+    }
+
+    /// Returns `qemu-io`.
+    pub fn qemu_io() -> Self {
+        Self::of_package("qemu-io", "qemu-utils")
+    }
+
+    /// Returns the command, for a caller that starts it in another way.
+    pub fn into_command(self) -> Command {
+        self.command
+    }
+
     /// Adds an argument at the end.
     #[must_use]
     pub fn arg(mut self, argument: impl AsRef<OsStr>) -> Self {
@@ -141,6 +156,13 @@ impl Program {
         let stderr = child.stderr.take().map(collect);
         let command = format!("{:?}", self.command);
         Ok(Running { child, stdout, stderr, command, give_up_at: Instant::now() + self.deadline })
+    }
+}
+
+impl From<Command> for Program {
+    fn from(command: Command) -> Self {
+        let program = Self::at(Path::new(command.get_program()));
+        Self { command, ..program }
     }
 }
 

@@ -92,7 +92,7 @@ fn a_linked_clone_is_given_back_as_one_at_home_and_stands_alone_where_its_machin
         let content: Vec<u8> =
             (0..BASE_WORDS).flat_map(|word| word.wrapping_mul(0x9e37_79b9_7f4a_7c15).to_le_bytes()).collect();
         std::fs::write(&base, &content)?;
-        let tool = || Program::of_package("qemu-img", "qemu-utils");
+        let tool = || Program::qemu_img();
         // It is named relative to the clone, as by Proxmox.
         tool()
             .args(["create", "-q", "-f", "qcow2", "-b", "base.raw", "-F", "raw", &text(&clone)?])
@@ -210,7 +210,7 @@ fn until_ended(process: u32) -> anyhow::Result<()> {
 /// Checks an image with QEMU's tools, and returns a raw copy.
 fn compare(image: &Path, format: &str) -> anyhow::Result<PathBuf> {
     let path = image.to_str().context("a folder that is not UTF-8")?;
-    let tool = || Program::of_package("qemu-img", "qemu-utils");
+    let tool = || Program::qemu_img();
     let raw = image.with_extension("compared");
     tool().args(["convert", "-f", format, "-O", "raw", path]).arg(&raw).run()?.success()?;
     tool().args(["compare", "-f", format, "-F", "raw", path]).arg(&raw).run()?.success()?;

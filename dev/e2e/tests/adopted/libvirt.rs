@@ -58,7 +58,7 @@ fn a_domain_is_adopted_moved_and_released_while_its_guest_works_through_a_daemon
         console.end();
         until_shut_off(libvirt)?;
         let raw = host.path("compared.raw");
-        let tool = Program::of_package("qemu-img", "qemu-utils");
+        let tool = Program::qemu_img();
         tool.args(["convert", "-f", "qcow2", "-O", "raw", &original]).arg(&raw).succeed()?;
         vm::verify_image(console.options(), console.verdict()?, &raw)
     });
@@ -301,7 +301,7 @@ fn until_shut_off(libvirt: &Libvirtd) -> anyhow::Result<()> {
 
 fn image(host: &Host, name: &str, format: &str) -> anyhow::Result<PathBuf> {
     let image = host.path(name);
-    let tool = Program::of_package("qemu-img", "qemu-utils");
+    let tool = Program::qemu_img();
     tool.args(["create", "-q", "-f", format, &text(&image)?, &DISK_BYTES.to_string()]).succeed()?;
     Ok(image)
 }

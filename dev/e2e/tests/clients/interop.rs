@@ -127,10 +127,10 @@ fn fill(uri: &str) -> anyhow::Result<()> {
 
 /// Runs commands of qemu-io. A failed command, or a wrong pattern, is an error.
 fn qemu_io(format: &str, uri: &str, commands: &[String]) -> anyhow::Result<String> {
-    let program = Program::of_package("qemu-io", "qemu-utils").args(["-f", format]);
+    let program = Program::qemu_io().args(["-f", format]);
     program.args(commands.iter().flat_map(|command| ["-c", command])).arg(uri).succeed()
 }
 
 fn qemu_img(arguments: &[&str]) -> anyhow::Result<String> {
-    Program::of_package("qemu-img", "qemu-utils").args(arguments).succeed()
+    Program::qemu_img().args(arguments).succeed()
 }

@@ -61,12 +61,13 @@ fn images_are_copied_in_and_out_and_compared_at_rest_and_while_the_disk_moves() 
             compare(&image, "raw", copy.to_str().context("a path")?, "raw")
         };
         let convert_in = |image: &Path| {
-            let convert = qemu_img().args(["convert", "-n", "-W", "-m", "4", "-f", "raw", "-O", "raw"]);
+            let convert =
+                Program::qemu_img().args(["convert", "-n", "-W", "-m", "4", "-f", "raw", "-O", "raw"]);
             convert.arg(image).arg(&uri).succeed().map(drop)
         };
         let convert_out = || {
             let copy = scene.path("copy.qcow2");
-            let convert = qemu_img().args(["convert", "-f", "raw", "-O", "qcow2", &uri]);
+            let convert = Program::qemu_img().args(["convert", "-f", "raw", "-O", "qcow2", &uri]);
             convert.arg(&copy).succeed()?;
             compare(&image, "raw", copy.to_str().context("a path")?, "qcow2")
         };
@@ -105,12 +106,8 @@ fn describe(uri: &str) -> anyhow::Result<()> {
 }
 
 fn compare(image: &Path, format: &str, other: &str, other_format: &str) -> anyhow::Result<()> {
-    let compare = qemu_img().args(["compare", "-f", format, "-F"]);
+    let compare = Program::qemu_img().args(["compare", "-f", format, "-F"]);
     compare.arg(other_format).arg(image).arg(other).succeed().map(drop)
-}
-
-fn qemu_img() -> Program {
-    Program::of_package("qemu-img", "qemu-utils")
 }
 
 fn nbdcopy() -> Program {

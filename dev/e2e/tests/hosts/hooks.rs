@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, VmState};
+use api::{Migration, MigrationState};
 use e2e::{Host, Pair, guest, until, vm};
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -75,14 +75,6 @@ fn travel(pair: &Pair) -> anyhow::Result<Migration> {
     pair.alpha.wait_for_migration(&begun.id)
 }
 
-fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
-    until("the VM runs where it was, and nothing is at the target", || {
-        let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
-        Ok((stays && vm::vms(&pair.beta)?.is_empty()).then_some(()))
-    })?;
-    console.work_on(50)
-}
-
 #[test]
 fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
     play(IMPATIENCE_S, |pair, console| {
@@ -106,7 +98,7 @@ fn hooks_run_on_both_sides_and_a_failing_one_keeps_the_machine_where_it_is() {
             ensure!(failed.failure.as_deref() == Some("machine-stayed"), "{failed:?}");
             let message = failed.message.unwrap_or_default();
             ensure!(message.contains(expected) && message.contains("/hook "), "{message}");
-            stays(pair, console)?;
+            vm::check_works_at(&pair.alpha, &pair.beta, console)?;
             std::fs::remove_file(scene.path("before"))?;
         }
         // The target's hook runs first, so the source's hook has run only once.

@@ -7,6 +7,8 @@ use api::{Migration, MigrationState, Phase, Volume, VolumeFilling, VolumeState};
 use e2e::{Host, LinkState, Pair, guest, play_pair, until};
 use testbed::nbd_client::{Address, Client, ClientError, ClientOptions, Operation, WriteDurability};
 
+use crate::kills_wanted;
+
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
 const BLOCK_BYTES: u64 = 4096;
@@ -223,14 +225,6 @@ fn what_a_lost_host_had_is_given_up_by_order_and_only_that() {
         pair.beta.sterna(["volume", "resize", "v", "128MiB"])?.success()?;
         Ok(())
     });
-}
-
-/// Number of kills of daemons. For a long run set `STERNA_FILLING_KILLS=200`.
-fn kills_wanted() -> anyhow::Result<u32> {
-    match std::env::var("STERNA_FILLING_KILLS") {
-        Ok(number) => Ok(number.parse()?),
-        Err(_) => Ok(6),
-    }
 }
 
 #[test]

@@ -3,9 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Phase, Vm, VmState, Volume, VolumeFilling};
-use e2e::{Host, LinkState, Pair, play_pair, until, vm};
+use api::{Migration, MigrationState, Phase, Vm, VmState, Volume};
+use e2e::{LinkState, Pair, play_pair, until, vm};
 use testbed::nbd_client::{Client, ClientOptions, Operation};
+
+use crate::{fillings, volumes};
 
 const DISK_BYTES: u64 = 96 << 20;
 const FILL_BYTES: u64 = 48 << 20;
@@ -18,15 +20,6 @@ const STOPPED_BY_ERRORS: [&str; 4] =
     ["-global", "virtio-blk-device.rerror=stop", "-global", "virtio-blk-device.werror=stop"];
 /// Longer than a read of such a VM waits for a host that does not answer.
 const AWAY: Duration = Duration::from_secs(25);
-
-fn volumes(host: &Host) -> anyhow::Result<Vec<Volume>> {
-    host.ask(&["volume", "list"])
-}
-
-/// Returns the missing bytes of a host's volumes.
-fn fillings(host: &Host) -> anyhow::Result<Vec<VolumeFilling>> {
-    Ok(volumes(host)?.into_iter().filter_map(|volume| volume.filling).collect())
-}
 
 /// Begins to move the VM from `alpha` to `beta`, with disks that follow, and returns once it runs there.
 fn hand_over(pair: &Pair, strategy: &[&str]) -> anyhow::Result<Migration> {

@@ -5,8 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState, Phase, VolumeState};
 use e2e::qemu_nbd::QemuNbd;
-use e2e::{Host, LinkState, Pair, guest, play_pair, until};
+use e2e::{LinkState, Pair, guest, play_pair, until};
 use testbed::nbd_client::{Client, ClientOptions, Operation, WriteDurability};
+
+use crate::{kills_wanted, lacks};
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 32 << 20;
@@ -28,10 +30,6 @@ fn hand_over(pair: &Pair) -> anyhow::Result<Migration> {
         Ok((pair.alpha.migration(&begun.id)?.phase == Phase::Filling).then_some(()))
     })?;
     Ok(begun)
-}
-
-fn lacks(host: &Host) -> anyhow::Result<u64> {
-    Ok(host.volume()?.filling.map_or(0, |filling| filling.bytes_missing))
 }
 
 /// Checks that the volume of `departure` is back, and the outcome of that migration.
@@ -219,14 +217,6 @@ fn what_does_not_get_home_goes_on_to_come() {
         ensure!(pair.alpha.images("a")?.is_empty(), "{:?}", pair.alpha.images("a")?);
         guest::stop_and_verify(guest).map(drop)
     });
-}
-
-/// Number of kills of daemons. For a long run set `STERNA_FILLING_KILLS=200`.
-fn kills_wanted() -> anyhow::Result<u32> {
-    match std::env::var("STERNA_FILLING_KILLS") {
-        Ok(number) => Ok(number.parse()?),
-        Err(_) => Ok(6),
-    }
 }
 
 #[test]

@@ -7,6 +7,8 @@ use api::{Migration, MigrationState, Phase, VmState, Volume};
 use e2e::{Host, LinkState, Pair, play_pair, until, vm};
 use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurability};
 
+use crate::{lacks, volumes};
+
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 48 << 20;
 /// Requests of the guest before, between and after moves.
@@ -15,19 +17,6 @@ const REQUESTS: u64 = 100;
 const SLOWLY: &str = "64KiB/s";
 /// Bytes that may be copied besides the writes.
 const SLACK_BYTES: u64 = 1 << 20;
-
-fn volumes(host: &Host) -> anyhow::Result<Vec<Volume>> {
-    host.ask(&["volume", "list"])
-}
-
-/// Returns the missing bytes of a host's volumes.
-fn lacks(host: &Host) -> anyhow::Result<u64> {
-    Ok(volumes(host)?
-        .into_iter()
-        .filter_map(|volume| volume.filling)
-        .map(|filling| filling.bytes_missing)
-        .sum())
-}
 
 /// Returns the bytes that guests have written to a host's volumes.
 fn written(host: &Host) -> anyhow::Result<u64> {

@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use transport::pinned::{AccessToken, Connector};
 
-use crate::scene::{DEADLINE, Outcome, Scene, code, until, wait_until};
+use crate::scene::{DEADLINE, Outcome, Scene, code, outcome_of, until, wait_until};
 
 /// Limits of handshakes under way, for one network and in total; see `crates/daemon/src/http/remote.rs`.
 const OF_ONE_NETWORK: usize = 16;
@@ -92,7 +92,7 @@ impl Served {
             "%{http_code}",
         ]);
         curl.args(options).arg(format!("{}{path}", self.address())).stdin(Stdio::null());
-        Outcome::of(curl)
+        outcome_of(curl)
     }
 
     fn audit(&self, is_it: impl Fn(&Value) -> bool) -> Value {
@@ -116,7 +116,7 @@ impl User {
     }
 
     fn redeem(&self, token: &str) -> Outcome {
-        Outcome::of(self.redemption(token))
+        outcome_of(self.redemption(token))
     }
 
     fn redemption(&self, token: &str) -> Command {
@@ -127,7 +127,7 @@ impl User {
     }
 
     fn run(&self, served: &Served, arguments: &[&str]) -> Outcome {
-        Outcome::of(self.command(&served.scene, arguments))
+        outcome_of(self.command(&served.scene, arguments))
     }
 
     fn file(&self, name: &str) -> PathBuf {
@@ -259,7 +259,7 @@ fn who_is_revoked_is_let_in_no_more_on_a_connection_that_he_has_neither_and_othe
         ]);
         curl.arg(format!("{}{path}", served.address()));
     }
-    let pair = Outcome::of(curl);
+    let pair = outcome_of(curl);
     let codes: Vec<_> =
         pair.stdout.lines().filter_map(|line| line.rsplit_once('}')).map(|(_, codes)| codes.trim()).collect();
     assert_eq!(codes, ["200 1", "403 0"], "{pair:?}");
@@ -488,7 +488,7 @@ fn the_client_in_python_asks_a_daemon_that_was_added_and_nobody_else() {
         let sources = concat!(env!("CARGO_MANIFEST_DIR"), "/../../contrib/python/src");
         python.args(["-c", IN_PYTHON]).env("PYTHONPATH", sources).env("PYTHONDONTWRITEBYTECODE", "1");
         python.env("XDG_CONFIG_HOME", ann.home.path()).env("STERNA_HOST", address);
-        let outcome = Outcome::of(python);
+        let outcome = outcome_of(python);
         assert_eq!(outcome.code, 0, "{outcome:?}");
         outcome.stdout
     };

@@ -1,15 +1,6 @@
 //! Tests of `migrate --keep-chain`: only the top of a qcow2 chain moves, and keeps its backing file.
 
-use std::process::Command;
-
-use crate::scene::{Scene, code};
-
-fn run(program: &str, arguments: &[&str]) -> String {
-    let output = Command::new(program).args(arguments).output().unwrap();
-    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "{program} {arguments:?}: {out}{errors}");
-    out.into_owned()
-}
+use crate::scene::{Scene, code, qemu_img, qemu_io};
 
 /// A chain of three, of 32 MiB: the base is full of 0x11, the middle has 2 MiB of 0x22, and of the top one MiB is data,
 /// one is zero over the base, one is zero over the middle, and one is compressed. The names in it are relative.
@@ -20,25 +11,13 @@ fn chain(scene: &Scene) -> String {
     let (base, middle, top) = (path("base.raw"), path("middle.qcow2"), path("top.qcow2"));
     std::fs::write(&base, vec![0x11; 32 << 20]).unwrap();
     let make = |backing: &str, format: &str, image: &str| {
-        run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", backing, "-F", format, image, "32M"]);
+        qemu_img(&["create", "-q", "-f", "qcow2", "-b", backing, "-F", format, image, "32M"]);
     };
     make("base.raw", "raw", &middle);
-    run("qemu-io", &["-c", "write -P 0x22 4M 2M", &middle]);
+    qemu_io(&["-c", "write -P 0x22 4M 2M", &middle]);
     make("middle.qcow2", "qcow2", &top);
-    run(
-        "qemu-io",
-        &[
-            "-c",
-            "write -P 0x33 1M 1M",
-            "-c",
-            "write -z 2M 1M",
-            "-c",
-            "write -z 4M 1M",
-            "-c",
-            "write -c -P 0x44 8M 1M",
-            &top,
-        ],
-    );
+    let [data, over_base, over_middle] = ["write -P 0x33 1M 1M", "write -z 2M 1M", "write -z 4M 1M"];
+    qemu_io(&["-c", data, "-c", over_base, "-c", over_middle, "-c", "write -c -P 0x44 8M 1M", &top]);
     top
 }
 
@@ -53,7 +32,7 @@ fn only_the_top_of_a_chain_moves_and_stands_on_the_same_base() {
     let scene = Scene::started();
     let top = chain(&scene);
     let flat = scene.path("expected").display().to_string();
-    run("qemu-img", &["convert", "-O", "raw", &top, &flat]);
+    qemu_img(&["convert", "-O", "raw", &top, &flat]);
     let before = allocated(&top);
     scene.succeed(&["volume", "add", "v", "--image", &top]);
     scene.succeed(&["migrate", "v", "--to", "a", "--keep-chain"]);
@@ -63,9 +42,9 @@ fn only_the_top_of_a_chain_moves_and_stands_on_the_same_base() {
     assert!(std::fs::metadata(&there).is_err());
     let moved = scene.path("b/v.qcow2").display().to_string();
     scene.succeed(&["volume", "remove", "v", "--keep-image"]);
-    run("qemu-img", &["check", "-q", &moved]);
-    run("qemu-img", &["compare", "-q", "-f", "qcow2", "-F", "raw", &moved, &flat]);
-    let told = run("qemu-img", &["info", "--backing-chain", &moved]);
+    qemu_img(&["check", "-q", &moved]);
+    qemu_img(&["compare", "-q", "-f", "qcow2", "-F", "raw", &moved, &flat]);
+    let told = qemu_img(&["info", "--backing-chain", &moved]);
     let middle = scene.path("chain/middle.qcow2").canonicalize().unwrap();
     assert!(told.contains(&format!("backing file: {}", middle.display())), "{told}");
     assert!(told.contains("base.raw"), "{told}");
@@ -81,7 +60,7 @@ fn guest_that_writes_meanwhile_finds_everything_over_the_base() {
     // The guest's disk is compared with zeroes where it has not written.
     std::fs::File::create(&base).unwrap().set_len(crate::scene::DISK_BYTES).unwrap();
     let top = scene.path("top.qcow2").display().to_string();
-    run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &top]);
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &top]);
     scene.succeed(&["volume", "add", "v", "--image", &top]);
     let guest = scene.start_guest();
     scene.succeed(&["migrate", "v", "--to", "a", "--keep-chain", "--bandwidth", "8MiB/s"]);
@@ -89,8 +68,8 @@ fn guest_that_writes_meanwhile_finds_everything_over_the_base() {
     crate::scene::stop_and_verify(guest);
     scene.succeed(&["volume", "remove", "v", "--keep-image"]);
     let moved = scene.path("b/v.qcow2").display().to_string();
-    run("qemu-img", &["check", "-q", &moved]);
-    assert!(run("qemu-img", &["info", &moved]).contains("backing file"));
+    qemu_img(&["check", "-q", &moved]);
+    assert!(qemu_img(&["info", &moved]).contains("backing file"));
 }
 
 #[test]

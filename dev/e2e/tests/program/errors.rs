@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 
-use crate::scene::{Outcome, Scene, code, program, read_at};
+use crate::scene::{Scene, code, outcome_of, program, read_at};
 
 /// Runs a command that must be refused with this exit code, this code in JSON, and these words.
 fn check(scene: &Scene, arguments: &[&str], expected: (i32, &str), words: &str) {
@@ -210,7 +210,7 @@ fn wrong_command_lines_and_absent_daemons_have_codes_of_their_own() {
     check(&scene, &["store", "list"], (7, "daemon_unreachable"), "no daemon answers at unix:");
     let mut command = Command::new(program());
     command.args(["--host", "tcp:1.2.3.4", "store", "list"]);
-    assert_eq!(Outcome::of(command).code, 2);
+    assert_eq!(outcome_of(command).code, 2);
 }
 
 #[test]

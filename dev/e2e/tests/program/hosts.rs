@@ -8,10 +8,9 @@ use crate::scene::{Scene, code, until, wait_until};
 /// A daemon that listens for others at an address that does not exist.
 pub(crate) fn host() -> (Scene, String) {
     let mut scene = Scene::new();
-    let address = own_address().unwrap().to_string();
-    scene.configure(&format!("[hosts]\nlisten = ['{address}']\nlinks = [{{ address = '{address}' }}]\n"));
+    let address = scene.listen_for_hosts().unwrap();
     scene.start(None);
-    (scene, address)
+    (scene, address.to_string())
 }
 
 pub(crate) fn init(scene: &Scene, name: &str) -> String {

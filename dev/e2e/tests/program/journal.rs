@@ -84,7 +84,7 @@ fn what_a_daemon_would_refuse_is_refused_and_told_up_to_there() {
     file.write_all_at(&[!byte[0]], end / 2).unwrap();
     let Outcome { code, stdout, .. } = scene.run(&["journal", "check", &data]);
     assert!(code == 1 && stdout.contains("is damaged at byte") && stdout.contains("before that"), "{stdout}");
-    let Outcome { code, stdout, stderr } = scene.run(&["journal", "export", &data]);
+    let Outcome { code, stdout, stderr, .. } = scene.run(&["journal", "export", &data]);
     let exported: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, &exported["examination"]["intact"]), (1, &false.into()), "{exported}");
     assert!(stderr.contains("is damaged at byte"), "{stderr}");

@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use rustix::fs::{FlockOperation, flock};
 use rustix::process::Signal;
 
-use crate::scene::{Outcome, Scene, code, program, stop_and_verify, wait_until};
+use crate::scene::{Scene, code, outcome_of, program, stop_and_verify, wait_until};
 
 #[test]
 fn two_daemons_share_neither_data_nor_stores_nor_sockets() {
@@ -17,7 +17,7 @@ fn two_daemons_share_neither_data_nor_stores_nor_sockets() {
         std::fs::write(&path, config.replace("HERE", &scene.path("").display().to_string())).unwrap();
         let mut command = Command::new(program());
         command.arg("--json").arg("serve").arg("--config").arg(path).env("STERNA_LOG", "error");
-        let outcome = Outcome::of(command);
+        let outcome = outcome_of(command);
         let value: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
         assert_eq!((outcome.code, code(&value)), (8, "serve_failed"), "{value}");
         value["error"]["message"].as_str().unwrap().to_owned()

@@ -1,29 +1,15 @@
 //! Volumes in qcow2 images: served where they are, made, copied in, and moved from format to format.
 
-use std::process::Command;
-
-use crate::scene::{DISK_BYTES, Scene, code, stop_and_verify, wait_until};
-
-/// Runs `qemu-img`, which must succeed.
-fn qemu_img(arguments: &[&str]) -> String {
-    let output = Command::new("qemu-img").args(arguments).output().unwrap();
-    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "qemu-img {arguments:?}: {out}{errors}");
-    out.into_owned()
-}
+use crate::scene::{DISK_BYTES, Scene, code, qemu_img, qemu_io, stop_and_verify, wait_until};
 
 /// An image of 8 MiB that stands on another one: 0x11 comes from the base, 0x22 from the top.
 fn chain(scene: &Scene) -> String {
     let path = |name: &str| scene.path(name).display().to_string();
     let (base, top) = (path("base.qcow2"), path("top.qcow2"));
-    let write = |pattern: &str, image: &str| {
-        let output = Command::new("qemu-io").args(["-c", pattern, image]).output().unwrap();
-        assert!(output.status.success(), "{pattern}: {}", String::from_utf8_lossy(&output.stderr));
-    };
     qemu_img(&["create", "-q", "-f", "qcow2", &base, "8M"]);
-    write("write -P 0x11 0 2M", &base);
+    qemu_io(&["-c", "write -P 0x11 0 2M", &base]);
     qemu_img(&["create", "-q", "-f", "qcow2", "-b", &base, "-F", "qcow2", &top]);
-    write("write -P 0x22 1M 1M", &top);
+    qemu_io(&["-c", "write -P 0x22 1M 1M", &top]);
     top
 }
 

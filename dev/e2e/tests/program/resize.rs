@@ -4,7 +4,7 @@ use std::process::Command;
 
 use testbed::nbd_client::{Client, Operation, WriteDurability};
 
-use crate::scene::{DISK_BYTES, Scene, code, stop_and_verify};
+use crate::scene::{DISK_BYTES, Scene, code, qemu_img, stop_and_verify};
 
 const MIB: u64 = 1 << 20;
 /// What volumes grow to.
@@ -325,12 +325,6 @@ fn check_end(scene: &Scene, scene_name: &str, size: u64) {
         resize(scene, LARGER);
     }
     check_new_part(scene, DISK_BYTES, LARGER);
-}
-
-fn qemu_img(arguments: &[&str]) {
-    let output = Command::new("qemu-img").args(arguments).output().unwrap();
-    let (out, errors) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert!(output.status.success(), "qemu-img {arguments:?}: {out}{errors}");
 }
 
 /// A loop device, detached at the end.

@@ -1,18 +1,16 @@
 //! A host whose daemon is the program under test. Every failure fails the test.
 
 use std::ops::{Deref, DerefMut};
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
 
-use lab::workload::{self, Content, Guest, GuestOptions};
+use e2e::{Host, Program, guest, may_mount};
+use lab::workload::Guest;
 use serde_json::Value;
-use testbed::file_system::SecondMount;
-use testbed::nbd_client::{Address, Client, ClientOptions};
-use testbed::{Host, KILLED};
+use testbed::KILLED;
+use testbed::nbd_client::{Address, Client};
 
-pub(crate) use testbed::DEADLINE;
+pub(crate) use testbed::{DEADLINE, Outcome};
 
 /// Size of the disk that guests work on, in bytes.
 pub(crate) const DISK_BYTES: u64 = 32 << 20;
@@ -22,13 +20,6 @@ const FILL_BYTES: u64 = 8 << 20;
 /// A host with stores `a` and `b`, and a daemon if one was started.
 pub(crate) struct Scene {
     host: Host,
-}
-
-#[derive(Debug)]
-pub(crate) struct Outcome {
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
 }
 
 impl Scene {
@@ -50,14 +41,11 @@ impl Scene {
 
     /// Mounts a small file system in a folder of the host; false where that is not allowed.
     pub(crate) fn mount_small_disk(&mut self, folder: &str, bytes: u64) -> bool {
-        if !rustix::process::geteuid().is_root() {
-            omission::machine_lacks("root, which mounting needs");
-            return false;
+        let may = may_mount();
+        if may {
+            self.host.mount_small_disk(folder, bytes).unwrap();
         }
-        let folder = self.path(folder);
-        std::fs::create_dir_all(&folder).unwrap();
-        self.keep_mounted(SecondMount::in_memory(&folder, bytes).unwrap());
-        true
+        may
     }
 
     /// Starts the daemon, with a fail point if one is named, and waits until it answers or has ended.
@@ -100,22 +88,19 @@ impl Scene {
 
     /// A command to this scene's daemon.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(program());
-        command.args(arguments).env_remove("STERNA_LOG").stdin(Stdio::null());
-        command.env("STERNA_HOST", format!("unix:{}", self.path("run/api.sock").display()));
+        let mut command = self.host.command(arguments).unwrap().into_command();
+        command.env_remove("STERNA_LOG").stdin(Stdio::null());
         command
     }
 
     /// Runs a command to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
-        Outcome::of(self.command(arguments))
+        outcome_of(self.command(arguments))
     }
 
     /// Runs a command that must succeed.
     pub(crate) fn succeed(&self, arguments: &[&str]) -> String {
-        let outcome = self.run(arguments);
-        assert_eq!(outcome.code, 0, "{arguments:?}: {outcome:?}");
-        outcome.stdout
+        self.run(arguments).success().unwrap()
     }
 
     /// Runs a command that must succeed once a daemon that was killed has ended: a slow disk may still be at its last writes.
@@ -135,39 +120,32 @@ impl Scene {
     /// Runs a command with `--json`, whatever its exit code.
     pub(crate) fn json(&self, arguments: &[&str]) -> (i32, Value) {
         let outcome = self.run(&[arguments, &["--json"]].concat());
-        let value = serde_json::from_str(&outcome.stdout);
-        (outcome.code, value.unwrap_or_else(|error| panic!("{arguments:?}: {error}: {outcome:?}")))
+        (outcome.code, outcome.json().unwrap())
     }
 
     /// Makes the volume `v` in store `a`.
     pub(crate) fn create_volume(&self) {
-        let size = DISK_BYTES.to_string();
-        self.succeed(&["volume", "create", "v", "--store", "a", "--size", &size]);
+        self.host.create_volume(DISK_BYTES).unwrap();
     }
 
     /// Connects to the volume `v`; a connection that breaks is not made again.
     pub(crate) fn connect(&self) -> Client {
-        let address = Address::new(self.path("run/volumes/v.sock"), "v");
-        let options = ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() };
-        Client::connect(&address, options).unwrap()
+        guest::connect(&self.export()).unwrap()
     }
 
     /// Lets a guest work on the volume `v`; it survives restarts of the daemon.
     pub(crate) fn start_guest(&self) -> Guest {
-        let address = Address::new(self.path("run/volumes/v.sock"), "v");
-        let options = ClientOptions { reconnect_deadline: DEADLINE, ..ClientOptions::default() };
-        let mut client = Client::connect(&address, options).unwrap();
-        let mut content = Content::new(DISK_BYTES, 4096, 1);
-        workload::fill(&mut client, &mut content, FILL_BYTES, &mut |_| {}).unwrap();
-        Guest::start(client, content, GuestOptions::default()).unwrap()
+        guest::start(&self.export(), FILL_BYTES).unwrap()
     }
 
     /// Lets a guest work on the volume `v` that stops at the first break of its connection.
     pub(crate) fn start_guest_without_reconnects(&self) -> Guest {
-        let mut client = self.connect();
-        let mut content = Content::new(DISK_BYTES, 4096, 1);
-        workload::fill(&mut client, &mut content, FILL_BYTES, &mut |_| {}).unwrap();
-        Guest::start(client, content, GuestOptions::default()).unwrap()
+        guest::start_without_reconnects(&self.export(), FILL_BYTES).unwrap()
+    }
+
+    /// The address of the volume `v`, also while its daemon does not answer.
+    fn export(&self) -> Address {
+        Address::new(self.path("run/volumes/v.sock"), "v")
     }
 
     /// Names of the files in a store that are about volumes, sorted.
@@ -202,14 +180,19 @@ impl DerefMut for Scene {
     }
 }
 
-impl Outcome {
-    /// Runs a command to its end.
-    pub(crate) fn of(mut command: Command) -> Self {
-        let output = command.output().unwrap();
-        let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
-        let code = output.status.code().unwrap_or_else(|| 128 + output.status.signal().unwrap());
-        Self { code, stdout: text(&output.stdout), stderr: text(&output.stderr) }
-    }
+/// Runs a command to its end.
+pub(crate) fn outcome_of(command: Command) -> Outcome {
+    Program::from(command).run().unwrap()
+}
+
+/// Runs `qemu-img`, which must succeed.
+pub(crate) fn qemu_img(arguments: &[&str]) -> String {
+    Program::qemu_img().args(arguments).succeed().unwrap()
+}
+
+/// Runs `qemu-io`, which must succeed.
+pub(crate) fn qemu_io(arguments: &[&str]) -> String {
+    Program::qemu_io().args(arguments).succeed().unwrap()
 }
 
 /// The program under test.
@@ -229,11 +212,7 @@ pub(crate) fn wait_until(what: &str, is_so: impl Fn() -> bool) {
 
 /// Stops a guest and compares its whole disk with what it knows: what was acknowledged, and nothing else.
 pub(crate) fn stop_and_verify(guest: Guest) {
-    let mut stopped = guest.stop().unwrap();
-    let mut findings = stopped.findings;
-    findings.append(workload::verify_export(&mut stopped.client, &stopped.content, &mut |_| {}).unwrap());
-    assert!(findings.is_empty(), "{} wrong: {:?}", findings.count(), findings.first());
-    assert!(stopped.content.blocks_written() > 0);
+    guest::stop_and_verify(guest).unwrap();
 }
 
 pub(crate) fn code(value: &Value) -> &str {

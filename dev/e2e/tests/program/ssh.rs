@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use serde_json::Value;
 
-use crate::scene::{Outcome, Scene, code};
+use crate::scene::{Outcome, Scene, code, outcome_of};
 
 /// It notes what it was asked for, makes the socket that leads there, and stays until it is ended.
 const FORWARDS: &str = r#"#!/bin/sh
@@ -41,7 +41,7 @@ fn run(scene: &Scene, script: &str, host: &str, arguments: &[&str]) -> Outcome {
     let mut command = scene.command(arguments);
     command.env("PATH", path).env("STERNA_HOST", host).env("NOTES", scene.path("notes"));
     command.env("XDG_RUNTIME_DIR", scene.path("run"));
-    Outcome::of(command)
+    outcome_of(command)
 }
 
 #[test]

@@ -10,7 +10,7 @@ use testbed::nbd_client::{Operation, WriteDurability};
 use testbed::own_address;
 
 use crate::operations::pair;
-use crate::scene::{Outcome, Scene, code, program, stop_and_verify};
+use crate::scene::{Scene, code, outcome_of, program, stop_and_verify};
 
 /// Number of take-overs in a row.
 const TIMES: u32 = 20;
@@ -230,7 +230,7 @@ fn a_daemon_of_a_service_manager_is_left_to_that() {
     let mut client = scene.connect();
     let mut command = Command::new(program());
     command.args(["--json", "serve", "--take-over", "--config"]).arg(scene.folder().configuration());
-    let outcome = Outcome::of(command);
+    let outcome = outcome_of(command);
     let value: serde_json::Value = serde_json::from_str(&outcome.stdout).unwrap();
     assert_eq!((outcome.code, code(&value)), (8, "serve_failed"), "{value}");
     assert!(value["error"]["message"].as_str().unwrap().contains("systemctl restart sterna"), "{value}");

@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context as _, ensure};
 use api::{Migration, MigrationState};
 use e2e::file_system::{FileSystem, MountedFor, SecondMount};
-use e2e::{FAR, Host, LinkState, Pair, guest, play_sharing_pair, share, until};
+use e2e::{FAR, Host, LinkState, Pair, guest, may_mount, play_sharing_pair, share, until};
 use lab::workload::Guest;
 
 const DISK_BYTES: u64 = 32 << 20;
@@ -76,8 +76,8 @@ fn play_mounted(
     mount: impl FnOnce(&Path, &Host) -> anyhow::Result<SecondMount>,
     test: impl FnOnce(&mut Pair) -> anyhow::Result<()>,
 ) {
-    if !rustix::process::geteuid().is_root() {
-        return omission::machine_lacks("root, which mounting needs");
+    if !may_mount() {
+        return;
     }
     play_sharing_pair(
         |alpha, beta| {
@@ -273,8 +273,8 @@ fn folder_that_only_looks_the_same_is_not_used() {
 
 #[test]
 fn full_store_ends_the_migration_and_leaves_nothing() {
-    if !rustix::process::geteuid().is_root() {
-        return omission::machine_lacks("root, which mounting needs");
+    if !may_mount() {
+        return;
     }
     play_sharing_pair(
         |alpha, beta| {

@@ -290,8 +290,7 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
 }
 
 fn process(scene: &Host) -> anyhow::Result<Pid> {
-    let process = until("the VM's QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))?;
-    Pid::from_raw(i32::try_from(process)?).context("a process without a number")
+    Pid::from_raw(i32::try_from(vm::process(scene)?)?).context("a process without a number")
 }
 
 fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {

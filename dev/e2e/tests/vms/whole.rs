@@ -2,7 +2,7 @@
 //! its disk all the time.
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Phase, Vm, VmState};
+use api::{Migration, MigrationState, Phase, Vm};
 use e2e::{Host, Outcome, Pair, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 64 << 20;
@@ -34,10 +34,6 @@ fn until_phase(scene: &Host, migration: &Migration, phase: Phase) -> anyhow::Res
 }
 
 /// Returns the process of the VM's QEMU at a host.
-fn process(scene: &Host) -> anyhow::Result<u32> {
-    until("QEMU is there", || Ok(vm::vms(scene)?.first().and_then(|vm| vm.process)))
-}
-
 #[test]
 fn a_machine_goes_to_another_host_and_comes_home() {
     play_pair(|pair| {
@@ -81,13 +77,13 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
         let refused = pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?;
         ensure!(refusal(&refused)?.contains("log"), "it says which");
         pair.beta.sterna(["volume", "remove", "log"])?.success()?;
-        stays(pair, &console)?;
+        vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         // It is cancelled while its memory is sent, and either daemon is killed.
         let begun = begin(&pair.alpha, "beta:a")?;
         until_phase(&pair.alpha, &begun, Phase::Memory)?;
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         pair.alpha.wait_for_migration(&begun.id)?;
-        stays(pair, &console)?;
+        vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         for kills_source in [true, false] {
             let begun = begin(&pair.alpha, "beta:a")?;
             until_phase(&pair.alpha, &begun, Phase::Memory)?;
@@ -95,7 +91,7 @@ fn a_machine_with_several_disks_goes_with_all_of_them_or_stays_with_all_of_them(
             killed.kill()?;
             killed.start()?;
             pair.alpha.wait_for_migration(&begun.id)?;
-            stays(pair, &console)?;
+            vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         }
         // Each volume returns to its own kept image.
         for (from, to, name) in [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")] {
@@ -124,7 +120,7 @@ fn a_machine_goes_to_a_host_with_a_newer_hypervisor() {
             Ok((pair.alpha.sterna(["migrate", vm::NAME, "--to", "beta:a"])?.code == 0).then_some(()))
         })?;
         vm::check_at(&pair.beta, &pair.alpha)?;
-        let program = std::fs::read_link(format!("/proc/{}/exe", process(&pair.beta)?))?;
+        let program = std::fs::read_link(format!("/proc/{}/exe", vm::process(&pair.beta)?))?;
         ensure!(
             program.starts_with(std::path::Path::new(&newer).parent().context("a folder above")?),
             "{program:?}"
@@ -144,15 +140,15 @@ fn a_machine_goes_on_where_it_was_when_its_move_comes_to_nothing() {
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
-        stays(pair, &console)?;
+        vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         // The QEMU at the target is killed.
         let begun = begin(&pair.alpha, "beta:a")?;
         until_phase(&pair.alpha, &begun, Phase::Memory)?;
-        vm::kill(process(&pair.beta)?);
+        vm::kill(vm::process(&pair.beta)?);
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Failed, "{ended:?}");
         ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
-        stays(pair, &console)?;
+        vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         console.verify()
     });
 }
@@ -168,7 +164,7 @@ fn a_machine_is_at_one_host_after_either_daemon_was_killed() {
             killed.kill()?;
             killed.start()?;
             pair.alpha.wait_for_migration(&begun.id)?;
-            stays(pair, &console)?;
+            vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         }
         let moved: Migration = pair.alpha.ask(&["migrate", vm::NAME, "--to", "beta:a"])?;
         ensure!(moved.state == MigrationState::Moved, "{moved:?}");
@@ -184,7 +180,7 @@ fn disks_of_a_machine_go_to_another_store_of_its_host_while_it_works() {
         let console = start(pair)?;
         pair.alpha.sterna(["migrate", vm::NAME, "--to", "b"])?.success()?;
         ensure!(pair.alpha.images("a")?.is_empty(), "the image is where it was");
-        stays(pair, &console)?;
+        vm::check_works_at(&pair.alpha, &pair.beta, &console)?;
         console.verify()
     });
 }
@@ -207,14 +203,4 @@ fn what_cannot_be_moved_is_refused_before_anything_is_copied() {
         drop(console);
         Ok(())
     });
-}
-
-/// Checks that the VM works at alpha, and that beta has nothing of it.
-fn stays(pair: &Pair, console: &vm::Vm) -> anyhow::Result<()> {
-    until("nothing is left at the target", || {
-        let nothing = vm::vms(&pair.beta)?.is_empty();
-        let stays = matches!(vm::vms(&pair.alpha)?.as_slice(), [vm] if vm.state == VmState::Running);
-        Ok((nothing && stays).then_some(()))
-    })?;
-    console.work_on(REQUESTS)
 }
