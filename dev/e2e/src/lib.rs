@@ -17,6 +17,7 @@ pub mod by_hand;
 pub mod domain_rounds;
 pub mod fio;
 pub mod guest;
+pub mod http;
 pub mod libvirt;
 mod pair;
 pub mod pictures;

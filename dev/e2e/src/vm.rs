@@ -215,9 +215,6 @@ pub fn process(host: &Host) -> anyhow::Result<u32> {
 
 /// Kills the QEMU process.
 pub fn kill(process: u32) {
-    let process = i32::try_from(process).ok().and_then(rustix::process::Pid::from_raw);
-    if let Some(process) = process {
-        // QEMU may have ended.
-        let _ = rustix::process::kill_process(process, rustix::process::Signal::KILL);
-    }
+    // QEMU may have ended.
+    let _ = testbed::signal(process, rustix::process::Signal::KILL);
 }

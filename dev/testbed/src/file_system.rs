@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, ensure};
 use rustix::process::Signal;
 
+use crate::loop_device::LoopDevice;
 use crate::program::{Program, Running};
 use crate::wait::until;
 
@@ -48,7 +49,7 @@ impl FileSystem {
         ensure_root()?;
         let image = folder.with_extension("ext4");
         std::fs::File::create_new(&image)?.set_len(bytes).context("set the size of an image")?;
-        let device = LoopDevice::attach(&image)?;
+        let device = LoopDevice::attach_uncached(&image)?;
         Self::mount(folder, device, None, WITHOUT_JOURNAL)
     }
 
@@ -61,7 +62,7 @@ impl FileSystem {
         let file = folder.with_extension("disk");
         let nbdfuse = Program::of_package("nbdfuse", "libnbd-bin").arg(&file).arg(uri);
         let served = Served::start(nbdfuse, file, bytes, None)?;
-        let device = LoopDevice::attach(&served.file)?;
+        let device = LoopDevice::attach_uncached(&served.file)?;
         Self::mount(folder, device, Some(served), &[])
     }
 
@@ -70,7 +71,7 @@ impl FileSystem {
     /// # Errors
     /// Its device has no name.
     pub fn scheduler(&self) -> anyhow::Result<PathBuf> {
-        let disk = self.device.path.file_name().context("a device has a name")?;
+        let disk = self.device.path().file_name().context("a device has a name")?;
         Ok(Path::new("/sys/block").join(disk).join("queue/scheduler"))
     }
 
@@ -82,7 +83,7 @@ impl FileSystem {
         let folder = self.folder.take().context("it is mounted")?;
         Program::of_package("umount", "mount").arg(folder).succeed()?;
         let check = Program::of_package("e2fsck", "e2fsprogs").args(["-f", "-n"]);
-        check.arg(&self.device.path).succeed().map(drop)
+        check.arg(self.device.path()).succeed().map(drop)
     }
 
     /// Mounts an empty ext4 of so many bytes over a folder, on a disk with faults at command.
@@ -92,7 +93,7 @@ impl FileSystem {
     pub fn on_faulty_disk(folder: &Path, bytes: u64) -> anyhow::Result<(Self, Faults)> {
         ensure_root()?;
         let (served, faults) = Served::with_faults(folder, bytes)?;
-        let device = LoopDevice::attach(&served.file)?;
+        let device = LoopDevice::attach_uncached(&served.file)?;
         Ok((Self::mount(folder, device, Some(served), WITHOUT_JOURNAL)?, faults))
     }
 
@@ -104,9 +105,9 @@ impl FileSystem {
     ) -> anyhow::Result<Self> {
         // There are no reserved blocks, so that root and other users have the same free space.
         let make = Program::of_package("mkfs.ext4", "e2fsprogs");
-        make.args(["-q", "-F", "-m", "0"]).args(features).arg(&device.path).succeed()?;
+        make.args(["-q", "-F", "-m", "0"]).args(features).arg(device.path()).succeed()?;
         let mount = Program::of_package("mount", "mount").args(["-o", "errors=continue"]);
-        mount.arg(&device.path).arg(folder).succeed()?;
+        mount.arg(device.path()).arg(folder).succeed()?;
         Ok(Self { folder: Some(folder.to_owned()), device, _disk: disk })
     }
 }
@@ -290,29 +291,6 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         unmount(&self.file);
-    }
-}
-
-#[derive(Debug)]
-struct LoopDevice {
-    path: PathBuf,
-}
-
-impl LoopDevice {
-    /// Attaches a file without a cache, so that each error reaches its request.
-    fn attach(file: &Path) -> anyhow::Result<Self> {
-        let losetup = Program::of_package("losetup", "mount").args(["--find", "--show", "--direct-io=on"]);
-        let path = losetup.arg(file).succeed()?;
-        Ok(Self { path: PathBuf::from(path.trim_end()) })
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        let detached = Program::of_package("losetup", "mount").arg("--detach").arg(&self.path).succeed();
-        if let Err(error) = detached {
-            eprintln!("{} stays attached: {error:#}", self.path.display());
-        }
     }
 }
 

@@ -284,10 +284,18 @@ impl Outcome {
     }
 }
 
+/// Sends a signal to a process. The caller knows that the number is still its own.
+///
+/// # Errors
+/// If there is no such process, or the system refuses.
+pub fn signal(process: u32, signal: Signal) -> anyhow::Result<()> {
+    let pid = i32::try_from(process).ok().and_then(Pid::from_raw).context("a process without a number")?;
+    Ok(kill_process(pid, signal)?)
+}
+
 /// Sends a signal to a child that was not yet waited for, so that its number is still its own.
 pub(crate) fn signal_child(child: &Child, signal: Signal) -> anyhow::Result<()> {
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw).context("a process without a number")?;
-    Ok(kill_process(pid, signal)?)
+    self::signal(child.id(), signal)
 }
 
 /// Returns the exit code as shells do.

@@ -1,9 +1,10 @@
 //! Tests of the audit log: orders that were carried out, refused, malformed and abandoned, without secrets.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 
+use e2e::http::{ask_api, request};
 use serde_json::{Value, json};
 
 use crate::hosts::{host, init, wait_connected};
@@ -20,20 +21,10 @@ fn entries(scene: &Scene, is_looked_for: impl Fn(&Value) -> bool, count: usize) 
     })
 }
 
-/// Sends bytes to the API as they are; returns the status of the answer.
-fn send(scene: &Scene, request: &str) -> String {
-    let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer.split(' ').nth(1).unwrap_or_default().to_owned()
-}
-
-fn order(method: &str, path: &str, body: &str) -> String {
-    format!(
-        "{method} {path} HTTP/1.1\r\nhost: sterna\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-        body.len()
-    )
+/// Sends an order to the API; returns the status of the answer.
+fn send(scene: &Scene, method: &str, path: &str, body: &str) -> u16 {
+    let order = request(&format!("{method} {path} HTTP/1.1\r\nHost: sterna"), body);
+    ask_api(scene, order.as_bytes()).unwrap().status
 }
 
 #[test]
@@ -44,13 +35,10 @@ fn orders_are_written_down_with_who_gave_them_and_what_came_of_them() {
     assert!(made.wait_with_output().unwrap().status.success());
     assert_eq!(scene.run(&["volume", "create", "v", "--size", "8MiB", "--store", "a"]).code, 4);
     scene.succeed(&["volume", "list"]);
-    assert_eq!(send(&scene, &order("POST", "/v1/volumes", "{\"name\": ")), "400");
-    assert_eq!(send(&scene, &order("POST", "/v1/nothing?force=true&token=x", "")), "404");
-    assert_eq!(
-        send(&scene, &order("POST", "/v1/volumes/v/promote", "{\"ticket\":\"hush\",\"force\":true}")),
-        "409"
-    );
-    assert_eq!(send(&scene, &order("DELETE", "/v1/volumes/v?delete_image=true", "")), "200");
+    assert_eq!(send(&scene, "POST", "/v1/volumes", "{\"name\": "), 400);
+    assert_eq!(send(&scene, "POST", "/v1/nothing?force=true&token=x", ""), 404);
+    assert_eq!(send(&scene, "POST", "/v1/volumes/v/promote", "{\"ticket\":\"hush\",\"force\":true}"), 409);
+    assert_eq!(send(&scene, "DELETE", "/v1/volumes/v?delete_image=true", ""), 200);
 
     let found = entries(&scene, |_| true, 6);
     let told: Vec<_> = found.iter().map(|e| (&e["order"], &e["path"], &e["status"], &e["outcome"])).collect();
@@ -78,12 +66,12 @@ fn orders_are_written_down_with_who_gave_them_and_what_came_of_them() {
     assert_eq!(mode & 0o777, 0o600);
 
     // The last order is in the log when the daemon has ended, and later orders follow it.
-    send(&scene, &order("DELETE", "/v1/volumes/last", ""));
+    send(&scene, "DELETE", "/v1/volumes/last", "");
     scene.stop();
     let whole = std::fs::read_to_string(scene.path("data/audit.log")).unwrap();
     assert!(whole.lines().last().unwrap().contains("/v1/volumes/last"), "{whole}");
     scene.start(None);
-    send(&scene, &order("DELETE", "/v1/volumes/after", ""));
+    send(&scene, "DELETE", "/v1/volumes/after", "");
     assert_eq!(entries(&scene, |_| true, 8)[7]["path"], "/v1/volumes/after");
 }
 
@@ -92,7 +80,7 @@ fn an_order_whose_client_does_not_wait_is_written_down() {
     let scene = Scene::started();
     let body = "{\"name\":\"left\",\"source\":{\"kind\":\"create\",\"size_bytes\":8388608,\"store\":\"a\"}}";
     let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
-    stream.write_all(order("POST", "/v1/volumes", body).as_bytes()).unwrap();
+    stream.write_all(request("POST /v1/volumes HTTP/1.1\r\nHost: sterna", body).as_bytes()).unwrap();
     drop(stream);
     let found = entries(&scene, |entry| entry["details"]["name"] == "left", 1);
     assert!(["done", "unanswered"].contains(&found[0]["outcome"].as_str().unwrap()), "{}", found[0]);
@@ -107,7 +95,7 @@ fn what_other_hosts_do_is_written_down_and_no_log_has_an_invitation() {
     let token = invitation["token"].as_str().unwrap();
     // A place where a user may put it by mistake.
     assert_ne!(two.run(&["host", "remove", token]).code, 0);
-    assert_eq!(send(&two, &order("POST", &format!("/v1/{token}"), "")), "404");
+    assert_eq!(send(&two, "POST", &format!("/v1/{token}"), ""), 404);
     assert_eq!(two.json(&["vm", "start", token]).0, 3);
     two.succeed(&["host", "join", &address, token]);
     wait_connected(&one, "two");

@@ -1,9 +1,10 @@
 //! Volumes on block devices: made there, served where they are, moved there and back, and killed on the way.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
-use crate::scene::{DISK_BYTES, Scene, code, read_at, stop_and_verify};
+use testbed::LoopDevice;
+
+use crate::scene::{DISK_BYTES, Scene, code, loop_device, read_at, stop_and_verify};
 
 /// Bytes of the device: more than the volume's, as logical volumes are.
 const DEVICE_BYTES: u64 = DISK_BYTES + (1 << 20);
@@ -12,7 +13,7 @@ const DIRT: u8 = 0xD1;
 
 /// A loop device over a file with other content.
 struct Device {
-    path: PathBuf,
+    device: LoopDevice,
     file: PathBuf,
 }
 
@@ -21,29 +22,16 @@ impl Device {
     fn new(scene: &Scene) -> Option<Self> {
         let file = scene.path("disk");
         std::fs::write(&file, vec![DIRT; usize::try_from(DEVICE_BYTES).unwrap()]).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        if output.status.success() {
-            return Some(Self { path: String::from_utf8(output.stdout).unwrap().trim_end().into(), file });
-        }
-        let why = String::from_utf8_lossy(&output.stderr);
-        omission::machine_lacks(&format!("root, which loop devices need: {why}"));
-        None
+        loop_device(&file).map(|device| Self { device, file })
     }
 
     fn path(&self) -> &str {
-        self.path.to_str().unwrap()
+        self.device.path().to_str().unwrap()
     }
 
     /// Bytes of the device from `start` on, past the system's cache of it.
     fn bytes(&self, start: u64, length: usize) -> Vec<u8> {
         read_at(&self.file, start, length)
-    }
-}
-
-impl Drop for Device {
-    fn drop(&mut self) {
-        // While it is still open the kernel takes note, and detaches it at the last close.
-        let _ = Command::new("losetup").arg("--detach").arg(&self.path).status();
     }
 }
 

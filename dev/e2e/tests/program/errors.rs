@@ -1,8 +1,10 @@
 //! Tests of bad input: it gets an exit code, a code in JSON and a message with advice, and changes nothing.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
 use std::process::Command;
+
+use e2e::http::{ask_api, request};
 
 use crate::scene::{Scene, code, outcome_of, program, read_at};
 
@@ -232,25 +234,10 @@ fn typo_in_the_configuration_names_the_key_and_the_nearest_valid_one() {
     );
 }
 
-/// Sends bytes to the API and returns the status and the body of the answer.
-fn talk(scene: &Scene, request: &[u8]) -> (String, String) {
-    let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
-    // A daemon that has heard enough may close before everything was sent.
-    let _ = stream.write_all(request);
-    let mut answer = Vec::new();
-    let _ = stream.read_to_end(&mut answer);
-    let answer = String::from_utf8_lossy(&answer);
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    (head.split(' ').nth(1).unwrap_or_default().to_owned(), body.to_owned())
-}
-
 #[test]
 fn a_path_that_lacks_the_method_says_which_it_has() {
     let scene = Scene::started();
-    let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
-    stream.write_all(b"PUT /v1/volumes HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
+    let answer = ask_api(&scene, request("PUT /v1/volumes HTTP/1.1\r\nHost: x", "").as_bytes()).unwrap().text;
     let head = answer.to_lowercase();
     assert!(head.starts_with("http/1.1 405 ") && head.contains("\r\nallow: get,head,post\r\n"), "{answer}");
     assert!(answer.contains("method_not_allowed") && answer.contains("/v1/volumes"), "{answer}");
@@ -259,42 +246,37 @@ fn a_path_that_lacks_the_method_says_which_it_has() {
 #[test]
 fn garbage_on_the_api_gets_an_error_and_harms_nobody() {
     let scene = Scene::started();
-    let post = |path: &str, body: &str| {
-        format!(
-            "POST {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {}\r\n\r\n{body}",
-            body.len()
-        )
-    };
+    let post = |path: &str, body: &str| request(&format!("POST {path} HTTP/1.1\r\nHost: x"), body);
     let cases = [
-        (post("/v1/volumes", "{"), "400", "invalid_request"),
-        (post("/v1/volumes", r#"{"name":"v","source":{"kind":"steal"}}"#), "400", "invalid_request"),
-        (post("/v1/volumes/v/migrate", r#"{"to":"b","fast":true}"#), "400", "invalid_request"),
-        (post("/v1/volumes", &"x".repeat(70 << 10)), "413", "request_too_large"),
+        (post("/v1/volumes", "{"), 400, "invalid_request"),
+        (post("/v1/volumes", r#"{"name":"v","source":{"kind":"steal"}}"#), 400, "invalid_request"),
+        (post("/v1/volumes/v/migrate", r#"{"to":"b","fast":true}"#), 400, "invalid_request"),
+        (post("/v1/volumes", &"x".repeat(70 << 10)), 413, "request_too_large"),
         (
             "PATCH /v1/migrations/m0 HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: 2\r\n\r\n{}"
                 .into(),
-            "400",
+            400,
             "bandwidth_bytes_per_second",
         ),
-        (post("/v1/host", ""), "405", "method_not_allowed"),
-        (post("/v2/volumes", ""), "404", "route_not_found"),
+        (post("/v1/host", ""), 405, "method_not_allowed"),
+        (post("/v2/volumes", ""), 404, "route_not_found"),
         (
             "DELETE /v1/volumes/v?force=perhaps HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".into(),
-            "400",
+            400,
             "invalid_request",
         ),
         (
             "GET /v1/volumes/%2e%2e%2fx HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n".into(),
-            "404",
+            404,
             "volume_not_found",
         ),
     ];
     for (request, status, code) in cases {
-        let answer = talk(&scene, request.as_bytes());
-        assert!(answer.0 == status && answer.1.contains(code), "{request:.60}: {answer:?}");
+        let answer = ask_api(&scene, request.as_bytes()).unwrap();
+        assert!(answer.status == status && answer.body().contains(code), "{request:.60}: {answer:?}");
     }
     let bad_path = b"GET /v1/volumes/%ff HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
-    assert!(talk(&scene, bad_path).1.contains("invalid_request"));
+    assert!(ask_api(&scene, bad_path).unwrap().body().contains("invalid_request"));
     for garbage in [&b"\0\xff\x16\x03\x01"[..], b"GET", b"NBDMAGICIHAVEOPT", &[b'A'; 200_000]] {
         let mut stream = UnixStream::connect(scene.path("run/api.sock")).unwrap();
         let _ = stream.write_all(garbage);

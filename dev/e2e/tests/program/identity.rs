@@ -6,8 +6,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use testbed::LoopDevice;
 
-use crate::scene::{DISK_BYTES, Scene, code, stop_and_verify};
+use crate::scene::{DISK_BYTES, Scene, code, loop_device, stop_and_verify};
 
 /// How long something is waited for that happens by itself.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -159,15 +160,15 @@ fn a_link_that_leads_to_another_device_is_not_followed_to_it() {
     let mut scene = Scene::started();
     let Some([one, two]) = devices(&scene) else { return };
     let link = scene.path("link");
-    std::os::unix::fs::symlink(&one.0, &link).unwrap();
+    std::os::unix::fs::symlink(one.path(), &link).unwrap();
     scene.succeed(&["volume", "add", "d", "--device", link.to_str().unwrap()]);
     scene.kill();
     std::fs::remove_file(&link).unwrap();
-    std::os::unix::fs::symlink(&two.0, &link).unwrap();
+    std::os::unix::fs::symlink(two.path(), &link).unwrap();
     scene.start(None);
     assert_eq!(tried(&scene, "d")["state"], "failed");
     std::fs::remove_file(&link).unwrap();
-    std::os::unix::fs::symlink(&one.0, &link).unwrap();
+    std::os::unix::fs::symlink(one.path(), &link).unwrap();
     let began = Instant::now();
     while tried(&scene, "d")["state"] != "serving" {
         assert!(began.elapsed() < DEADLINE);
@@ -176,26 +177,12 @@ fn a_link_that_leads_to_another_device_is_not_followed_to_it() {
     }
 }
 
-/// A loop device, until it is dropped.
-struct Loop(PathBuf);
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Command::new("losetup").arg("--detach").arg(&self.0).status();
-    }
-}
-
 /// Two loop devices; `None` where that is not allowed.
-fn devices(scene: &Scene) -> Option<[Loop; 2]> {
+fn devices(scene: &Scene) -> Option<[LoopDevice; 2]> {
     let [one, two] = ["one", "two"].map(|name| {
         let file = scene.path(name);
         std::fs::write(&file, vec![0; 1 << 20]).unwrap();
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(&file).output().unwrap();
-        let device = output.status.success().then(|| String::from_utf8(output.stdout).unwrap());
-        device.map(|path| Loop(path.trim_end().into()))
+        loop_device(&file)
     });
-    if one.is_none() {
-        omission::machine_lacks("root, which loop devices need");
-    }
     Some([one?, two?])
 }

@@ -153,8 +153,7 @@ fn ctrl_c_cancels_a_migration_that_is_waited_for() {
     command.stderr(Stdio::piped()).stdout(Stdio::piped());
     let waiting = command.spawn().unwrap();
     wait_for_migration(&scene);
-    let process = i32::try_from(waiting.id()).unwrap();
-    rustix::process::kill_process(rustix::process::Pid::from_raw(process).unwrap(), Signal::INT).unwrap();
+    testbed::signal(waiting.id(), Signal::INT).unwrap();
     let output = waiting.wait_with_output().unwrap();
     let stderr = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(6), "{stderr}");

@@ -3,7 +3,7 @@
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 
 use crate::scene::{Scene, code, until};
@@ -132,9 +132,8 @@ fn machine_runs_on_while_the_daemon_is_killed_and_is_found_again() {
 fn machine_whose_qemu_is_killed_has_crashed_and_starts_again() {
     let Some(scene) = scene() else { return };
     add(&scene, DEFINITION);
-    let process = scene.json(&["vm", "start", "m"]).1["process"].as_i64().unwrap();
-    let process = Pid::from_raw(i32::try_from(process).unwrap()).unwrap();
-    kill_process(process, Signal::KILL).unwrap();
+    let process = scene.json(&["vm", "start", "m"]).1["process"].as_u64().unwrap();
+    testbed::signal(process.try_into().unwrap(), Signal::KILL).unwrap();
     wait_for(&scene, "crashed");
     assert_eq!(scene.json(&["vm", "start", "m"]).1["state"], "running");
     scene.succeed(&["vm", "stop", "m", "--now"]);

@@ -1,10 +1,8 @@
 //! Tests of volumes that grow: idle and in use, of every kind, while they move, and while the daemon is killed.
 
-use std::process::Command;
-
 use testbed::nbd_client::{Client, Operation, WriteDurability};
 
-use crate::scene::{DISK_BYTES, Scene, code, qemu_img, stop_and_verify};
+use crate::scene::{DISK_BYTES, Scene, code, loop_device, qemu_img, stop_and_verify};
 
 const MIB: u64 = 1 << 20;
 /// What volumes grow to.
@@ -141,8 +139,8 @@ fn volume_on_a_device_grows_as_far_as_the_device_does() {
     let mut scene = Scene::new();
     let file = scene.path("disk");
     std::fs::write(&file, vec![0xD1; usize::try_from(DISK_BYTES + MIB).unwrap()]).unwrap();
-    let Some(device) = LoopDevice::new(&file) else { return };
-    scene.configure(&format!("[stores.d]\ndevice = '{}'\n", device.path));
+    let Some(device) = loop_device(&file) else { return };
+    scene.configure(&format!("[stores.d]\ndevice = '{}'\n", device.path().display()));
     scene.start(None);
     scene.succeed(&["volume", "create", "v", "--store", "d", "--size", &DISK_BYTES.to_string()]);
     let guest = scene.start_guest();
@@ -152,7 +150,7 @@ fn volume_on_a_device_grows_as_far_as_the_device_does() {
     // A logical volume is extended, so its new part has foreign content.
     let mut longer = std::fs::OpenOptions::new().append(true).open(&file).unwrap();
     std::io::Write::write_all(&mut longer, &vec![0xD2; usize::try_from(16 * MIB).unwrap()]).unwrap();
-    device.take_note();
+    device.follow_size().unwrap();
     resize(&scene, LARGER);
     check_new_part(&scene, DISK_BYTES, LARGER);
     scene.kill();
@@ -217,8 +215,8 @@ fn target_of_a_migration_that_cannot_grow_refuses_and_is_named() {
     let mut scene = Scene::new();
     let file = scene.path("disk");
     std::fs::File::create(&file).unwrap().set_len(DISK_BYTES).unwrap();
-    let Some(device) = LoopDevice::new(&file) else { return };
-    scene.configure(&format!("[stores.d]\ndevice = '{}'\n", device.path));
+    let Some(device) = loop_device(&file) else { return };
+    scene.configure(&format!("[stores.d]\ndevice = '{}'\n", device.path().display()));
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();
@@ -299,8 +297,8 @@ fn growth_that_cannot_be_ended_after_a_crash_leaves_the_volume_as_it_was() {
     let mut scene = Scene::new();
     let file = scene.path("disk");
     std::fs::File::create(&file).unwrap().set_len(LARGER).unwrap();
-    let Some(device) = LoopDevice::new(&file) else { return };
-    scene.configure(&format!("[stores.d]\ndevice = '{}'\n", device.path));
+    let Some(device) = loop_device(&file) else { return };
+    scene.configure(&format!("[stores.d]\ndevice = '{}'\n", device.path().display()));
     scene.start(Some("after-resize-begun"));
     scene.succeed(&["volume", "create", "v", "--store", "d", "--size", &DISK_BYTES.to_string()]);
     let guest = scene.start_guest();
@@ -308,7 +306,7 @@ fn growth_that_cannot_be_ended_after_a_crash_leaves_the_volume_as_it_was() {
     scene.wait_for_death();
     // Somebody has made the device smaller meanwhile.
     std::fs::OpenOptions::new().write(true).open(&file).unwrap().set_len(DISK_BYTES).unwrap();
-    device.take_note();
+    device.follow_size().unwrap();
     scene.start(None);
     assert_eq!(scene.store_of_volume(), "d");
     let (_, volume) = scene.json(&["volume", "show", "v"]);
@@ -325,35 +323,4 @@ fn check_end(scene: &Scene, scene_name: &str, size: u64) {
         resize(scene, LARGER);
     }
     check_new_part(scene, DISK_BYTES, LARGER);
-}
-
-/// A loop device, detached at the end.
-struct LoopDevice {
-    path: String,
-}
-
-impl LoopDevice {
-    /// `None` where that is not allowed and may be left out.
-    fn new(file: &std::path::Path) -> Option<Self> {
-        let output = Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
-        if output.status.success() {
-            return Some(Self { path: String::from_utf8(output.stdout).unwrap().trim_end().to_owned() });
-        }
-        let why = String::from_utf8_lossy(&output.stderr);
-        omission::machine_lacks(&format!("root, which loop devices need: {why}"));
-        None
-    }
-
-    /// Lets the device have the size that its file has.
-    fn take_note(&self) {
-        let status = Command::new("losetup").args(["--set-capacity", &self.path]).status().unwrap();
-        assert!(status.success());
-    }
-}
-
-impl Drop for LoopDevice {
-    fn drop(&mut self) {
-        // While it is still open the kernel takes note, and detaches it at the last close.
-        let _ = Command::new("losetup").args(["--detach", &self.path]).status();
-    }
 }

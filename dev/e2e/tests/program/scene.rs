@@ -7,8 +7,8 @@ use std::process::{Command, Stdio};
 use e2e::{Host, Program, guest, may_mount};
 use lab::workload::Guest;
 use serde_json::Value;
-use testbed::KILLED;
 use testbed::nbd_client::{Address, Client};
+use testbed::{KILLED, LoopDevice};
 
 pub(crate) use testbed::{DEADLINE, Outcome};
 
@@ -183,6 +183,15 @@ impl DerefMut for Scene {
 /// Runs a command to its end.
 pub(crate) fn outcome_of(command: Command) -> Outcome {
     Program::from(command).run().unwrap()
+}
+
+/// Attaches a file to a loop device; `None` where that is not allowed.
+pub(crate) fn loop_device(file: &Path) -> Option<LoopDevice> {
+    let attached = LoopDevice::attach(file);
+    if let Err(error) = &attached {
+        omission::machine_lacks(&format!("root, which loop devices need: {error:#}"));
+    }
+    attached.ok()
 }
 
 /// Runs `qemu-img`, which must succeed.

@@ -124,16 +124,12 @@ fn of_two_that_ask_at_once_one_goes_on() {
     let mut command = Command::new(program());
     command.args(["serve", "--take-over", "--config"]).arg(scene.folder().configuration());
     let other = command.stderr(std::process::Stdio::piped()).spawn().unwrap();
-    let process = i32::try_from(other.id()).unwrap();
     assert_eq!(scene.wait_for_former().unwrap(), 0);
     // Whichever came first, the other one is refused, finds the folder taken, or takes over from the first.
     testbed::until("one of them serves", || Ok((scene.run(&["volume", "list"]).code == 0).then_some(())))
         .unwrap();
     // It may have ended.
-    let _ = rustix::process::kill_process(
-        rustix::process::Pid::from_raw(process).unwrap(),
-        rustix::process::Signal::TERM,
-    );
+    let _ = testbed::signal(other.id(), rustix::process::Signal::TERM);
     other.wait_with_output().unwrap();
     if scene.take_end().unwrap().is_some() {
         scene.start(None);

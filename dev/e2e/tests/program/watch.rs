@@ -5,7 +5,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Instant;
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::scene::{DEADLINE, Scene, program};
@@ -54,8 +54,7 @@ impl Watch {
     }
 
     fn end(mut self, signal: Signal) -> (Option<i32>, String) {
-        let process = Pid::from_raw(i32::try_from(self.child.id()).unwrap()).unwrap();
-        kill_process(process, signal).unwrap();
+        testbed::signal(self.child.id(), signal).unwrap();
         let code = self.child.wait().unwrap().code();
         let mut said = String::new();
         self.child.stderr.take().unwrap().read_to_string(&mut said).unwrap();

@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
 use e2e::browser::Browser;
+use e2e::http::{self, Answer};
 use e2e::{Host, LinkState, host, play_pair, until};
 
 /// A VM with a secret in its command.
@@ -19,12 +20,6 @@ command = ["qemu-system-x86_64", "-M", "pc-q35-7.2", "-m", "64", "-name", "{name
 [disks]
 root = "v"
 "#;
-
-/// An answer of the page's port: its status and its whole text.
-struct Answer {
-    status: u16,
-    text: String,
-}
 
 /// Runs a test on a host whose daemon serves the page at an address.
 fn play(test: impl FnOnce(&mut Host, SocketAddr) -> anyhow::Result<()>) {
@@ -41,13 +36,8 @@ fn play(test: impl FnOnce(&mut Host, SocketAddr) -> anyhow::Result<()>) {
     }
 }
 
-fn say(mut stream: impl Read + Write, head: &str, body: &str) -> anyhow::Result<Answer> {
-    let length = body.len();
-    write!(stream, "{head}\r\nConnection: close\r\nContent-Length: {length}\r\n\r\n{body}").context("ask")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).context("read the answer")?;
-    let status = text.split(' ').nth(1).and_then(|status| status.parse().ok());
-    Ok(Answer { status: status.with_context(|| format!("no status: {text:?}"))?, text })
+fn say(stream: impl Read + Write, head: &str, body: &str) -> anyhow::Result<Answer> {
+    http::ask(stream, http::request(head, body).as_bytes())
 }
 
 /// Sends a request to the page's port, as a browser of this host.
@@ -228,7 +218,7 @@ fn two_hundred_volumes_are_on_the_page_and_are_looked_at_once_a_second_however_m
         let mut longest = 0;
         for _ in 0..QUESTIONS {
             let answer = ask(address, "GET", "/web/overview")?;
-            let (_, json) = answer.text.split_once("\r\n\r\n").context("no body")?;
+            let json = answer.body();
             let overview: api::Overview = serde_json::from_str(json)?;
             ensure!(overview.volumes.len() == VOLUMES);
             longest = longest.max(json.len());

@@ -3,7 +3,7 @@
 use anyhow::ensure;
 use e2e::terminal::Terminal;
 use e2e::{Host, Program, guest, play};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 const DISK_BYTES: u64 = 64 << 20;
 
@@ -80,8 +80,7 @@ fn a_signal_ends_top_and_the_terminal_is_as_before() {
             let shell = terminal.shell()?.to_string();
             let children =
                 Program::of_package("pgrep", "procps").args(["-P", &shell, "-x", "sterna"]).succeed()?;
-            let top = children.trim().parse().ok().and_then(Pid::from_raw);
-            kill_process(top.ok_or_else(|| anyhow::anyhow!("no process: {children:?}"))?, signal)?;
+            testbed::signal(children.trim().parse()?, signal)?;
             ensure_restored(&terminal)?;
         }
         Ok(())

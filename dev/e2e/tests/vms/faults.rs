@@ -10,7 +10,7 @@ use anyhow::{Context as _, ensure};
 use api::{GuestLocation, Migration, MigrationState, Phase, VmState};
 use e2e::file_system::FileSystem;
 use e2e::{Host, Pair, play_pair, play_pair_with_data_disks, play_pair_with_mounts, until, vm};
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 
 const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = 4 << 20;
@@ -248,24 +248,24 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
         // Either QEMU hangs, and the migration can be cancelled.
         for hangs_at_alpha in [false, true] {
             let begun = begin(pair, "beta:a", Phase::Memory)?;
-            let hung = process(if hangs_at_alpha { &pair.alpha } else { &pair.beta })?;
-            send(hung, Signal::STOP)?;
+            let hung = vm::process(if hangs_at_alpha { &pair.alpha } else { &pair.beta })?;
+            testbed::signal(hung, Signal::STOP)?;
             pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
             let ended = pair.alpha.wait_for_migration(&begun.id)?;
             ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
             // The QEMU at the target was killed.
-            let goes_on = send(hung, Signal::CONT);
+            let goes_on = testbed::signal(hung, Signal::CONT);
             ensure!(goes_on.is_ok() || !hangs_at_alpha, "{goes_on:?}");
             stayed(pair, &console, &begun).with_context(|| format!("at alpha: {hangs_at_alpha}"))?;
             is_empty(&pair.beta)?;
         }
         // The target's QEMU is killed around the switch-over. The VM is at its volume's host.
         let begun = begin(pair, "beta:a", Phase::Memory)?;
-        let killed = process(&pair.beta)?;
+        let killed = vm::process(&pair.beta)?;
         until("the VM stands still, or has moved", || {
             Ok((pair.alpha.migration(&begun.id)?.phase != Phase::Memory).then_some(()))
         })?;
-        send(killed, Signal::KILL)?;
+        testbed::signal(killed, Signal::KILL)?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         if ended.state == MigrationState::Moved {
             // It has crashed there, and is started there again.
@@ -276,7 +276,7 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
         is_empty(&pair.beta)?;
         // The source's QEMU is killed while its memory is in flight. The memory is lost, and the disk is where it was.
         let begun = begin(pair, "beta:a", Phase::Memory)?;
-        send(process(&pair.alpha)?, Signal::KILL)?;
+        testbed::signal(vm::process(&pair.alpha)?, Signal::KILL)?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
         let says_so = ended.message.as_ref().is_some_and(|said| said.contains("its QEMU has ended"));
@@ -287,14 +287,6 @@ fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
         drop(console);
         Ok(())
     });
-}
-
-fn process(scene: &Host) -> anyhow::Result<Pid> {
-    Pid::from_raw(i32::try_from(vm::process(scene)?)?).context("a process without a number")
-}
-
-fn send(process: Pid, signal: Signal) -> anyhow::Result<()> {
-    kill_process(process, signal).context("send a signal")
 }
 
 /// Starts a crashed VM again; false if the crash is not yet known.
@@ -309,9 +301,9 @@ fn a_machine_whose_host_went_down_while_its_memory_was_copied_is_started_again_t
         // The whole disk is filled, because a restarted guest fills it anew.
         let console = vm::start(&pair.alpha, DISK_BYTES)?;
         let begun = begin(pair, "beta:a", Phase::Memory)?;
-        let qemu = process(&pair.alpha)?;
+        let qemu = vm::process(&pair.alpha)?;
         pair.alpha.kill()?;
-        send(qemu, Signal::KILL)?;
+        testbed::signal(qemu, Signal::KILL)?;
         pair.alpha.start()?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Failed && ended.guest == GuestLocation::Source, "{ended:?}");
