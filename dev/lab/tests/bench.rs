@@ -45,51 +45,75 @@ fn expect_empty(folder: &Path) {
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
-fn page() -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().unwrap();
-    let page = folder.path().join("page.html").to_str().unwrap().to_owned();
-    (folder, page)
+/// The result of a variant's metric in a part: a finite figure of one round.
+fn result<'a>(report: &'a Value, part: &str, variant: &str, metric: &str) -> &'a Value {
+    let mut results = all(report, "results");
+    let found =
+        results.find(|one| one["part"] == part && one["variant"] == variant && one["metric"] == metric);
+    let found = found.unwrap_or_else(|| panic!("no {metric} of {variant} in {part}: {report}"));
+    assert!(found["median"].as_f64().unwrap().is_finite(), "{found}");
+    for other in ["min", "lower_quartile", "upper_quartile", "max"] {
+        assert_eq!(found[other], found["median"], "{found}");
+    }
+    assert_eq!(found["samples"].as_array().unwrap().len(), 1, "{found}");
+    found
 }
 
-fn expect_figure(figure: &Value) {
-    let median = figure["median"].as_f64().unwrap_or_else(|| panic!("no figure: {figure}"));
-    assert!(median.is_finite(), "{figure}");
-    for other in ["min", "lower_quartile", "upper_quartile", "max"] {
-        assert_eq!(figure[other], figure["median"], "{figure}");
-    }
-    assert_eq!(figure["samples"].as_array().unwrap().len(), 1, "{figure}");
+fn median(report: &Value, part: &str, variant: &str, metric: &str) -> f64 {
+    result(report, part, variant, metric)["median"].as_f64().unwrap()
+}
+
+fn all<'a>(report: &'a Value, name: &str) -> impl Iterator<Item = &'a Value> {
+    report[name].as_array().unwrap().iter()
+}
+
+/// The variants of a part that have a metric, in their order.
+fn variants<'a>(report: &'a Value, part: &str, metric: &str) -> Vec<&'a str> {
+    let results = all(report, "results").filter(|one| one["part"] == part && one["metric"] == metric);
+    results.map(|one| one["variant"].as_str().unwrap()).collect()
+}
+
+/// Runs a benchmark with a page; returns its report, and the number of charts on the page.
+fn measured(mut command: Command, folder: &Path) -> (Value, usize) {
+    let pages = tempfile::tempdir().unwrap();
+    let page = pages.path().join("page.html");
+    command.args(["--json", "--html"]).arg(&page);
+    let outcome = Outcome::of(command);
+    assert_eq!(outcome.code, 0, "{outcome:?}");
+    let left: Vec<_> = std::fs::read_dir(folder).unwrap().collect();
+    assert!(left.is_empty(), "left behind: {left:?}");
+    let charts = std::fs::read_to_string(&page).unwrap().matches("<svg ").count();
+    (serde_json::from_str(&outcome.stdout).unwrap(), charts)
 }
 
 #[test]
 fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let (pages, page) = page();
-    let arguments = ["nbd", "--only", "mixed-16", "--only", "sequential-writes", "--seconds", "1", "--json"];
-    let more = ["--trace", "--html", &page];
-    let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &more].concat()));
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    // Three charts for each workload.
-    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 6);
-    drop(pages);
-    expect_empty(folder.path());
-    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
+    let arguments = ["nbd", "--only", "mixed-16", "--only", "sequential-writes", "--seconds", "1", "--trace"];
+    let (report, charts) = measured(bench(folder.path(), &arguments), folder.path());
+    assert_eq!((report["bench"].as_str(), charts), (Some("nbd"), 0));
     for program in ["sterna", "fio", "qemu-storage-daemon"] {
         assert!(report["environment"]["versions"][program].is_string(), "{report}");
     }
-    assert!(
-        ["all", "images"].contains(&report["environment"]["dropped_caches"].as_str().unwrap()),
-        "{report}"
-    );
-    let workloads = report["workloads"].as_array().unwrap();
-    let names: Vec<_> = workloads.iter().map(|workload| workload["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["mixed-16", "sequential-writes"]);
-    for workload in workloads {
-        expect_figure(&workload["iops_sterna_to_peer"]);
-        let contenders = workload["contenders"].as_array().unwrap();
-        let names: Vec<_> = contenders.iter().map(|contender| contender["name"].as_str().unwrap()).collect();
-        assert_eq!(names, ["raw", "sterna", "qemu-storage-daemon"]);
-        let trace = contenders[1]["trace"].as_array().unwrap();
-        let stages: Vec<_> = trace.iter().map(|stage| stage["name"].as_str().unwrap()).collect();
+    let caches = report["environment"]["dropped_caches"].as_str().unwrap();
+    assert!(["all", "images"].contains(&caches), "{report}");
+    let parts: Vec<_> = all(&report, "parts").map(|part| part["name"].as_str().unwrap()).collect();
+    assert_eq!(parts, ["mixed-16", "mixed-16-trace", "sequential-writes", "sequential-writes-trace"]);
+    for workload in ["mixed-16", "sequential-writes"] {
+        for metric in ["iops", "bytes_per_second", "mean_latency_us", "p99_latency_us", "max_latency_us"] {
+            let everybody = variants(&report, workload, metric);
+            assert_eq!(everybody, ["raw", "sterna", "qemu-storage-daemon"]);
+            assert!(
+                everybody.iter().all(|variant| median(&report, workload, variant, metric) > 0.0),
+                "{report}"
+            );
+        }
+        for metric in ["iops_to_raw", "added_us_per_request"] {
+            assert_eq!(variants(&report, workload, metric), ["sterna", "qemu-storage-daemon"]);
+        }
+        result(&report, workload, "sterna", "iops_to_peer");
+        let part = format!("{workload}-trace");
+        let stages = variants(&report, &part, "step_us_per_request");
         let (of_connection, of_ring) = stages.split_at(7);
         assert_eq!(
             of_connection,
@@ -101,65 +125,39 @@ fn bench_nbd_measures_everybody_and_leaves_nothing_behind() {
             of_ring.is_empty() || of_ring == ["queued", "disk", "handed-back", "asleep", "looking"],
             "{workload}"
         );
-        trace.iter().for_each(|stage| expect_figure(&stage["us_per_request"]));
-        assert!(contenders[0]["trace"].is_null() && contenders[2]["trace"].is_null(), "{workload}");
-        for (index, contender) in contenders.iter().enumerate() {
-            for figure in ["iops", "bytes_per_second", "mean_latency_us", "p99_latency_us", "max_latency_us"]
-            {
-                expect_figure(&contender[figure]);
-                assert!(contender[figure]["median"].as_f64() > Some(0.0), "{figure}: {contender}");
-            }
-            for figure in ["server_cpu_us_per_request", "iops_to_raw", "added_us_per_request"] {
-                match index {
-                    0 => assert!(contender[figure].is_null(), "{figure}: {contender}"),
-                    _ => expect_figure(&contender[figure]),
-                }
-            }
-        }
     }
 }
 
 #[test]
 fn bench_mirror_compares_every_copy_and_leaves_nothing_behind() {
     let folder = tempfile::tempdir().unwrap();
-    let (pages, page) = page();
-    let outcome = Outcome::of(bench(folder.path(), &["mirror", "--seconds", "1", "--json", "--html", &page]));
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    // One chart of copies, three of migrations, and one for each contender.
-    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 7);
-    drop(pages);
-    expect_empty(folder.path());
-    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-    let names = |contenders: &Value| -> Vec<String> {
-        let contenders = contenders.as_array().unwrap().iter();
-        contenders.map(|contender| contender["name"].as_str().unwrap().to_owned()).collect()
-    };
-
-    let idle = &report["idle"];
+    let (report, charts) = measured(bench(folder.path(), &["mirror", "--seconds", "1"]), folder.path());
+    // One for each contender under load.
+    assert_eq!(charts, 3);
     let mirrors = ["qemu mirror, background", "qemu mirror, write-blocking"];
-    assert_eq!(names(&idle["contenders"]), [&["sterna", "cp", "qemu-img convert"], &mirrors[..]].concat());
-    expect_figure(&idle["sterna_to_best_copy"]);
-    expect_figure(&idle["sterna_to_best_mirror"]);
-    let data = idle["data_bytes"].as_f64().unwrap();
-    assert_eq!(data, f64::from(48 << 20));
-    for contender in idle["contenders"].as_array().unwrap() {
-        expect_figure(&contender["seconds"]);
-        assert!(contender["allocated_bytes"]["median"].as_f64() >= Some(data), "{contender}");
+    let everybody = [&["sterna", "cp", "qemu-img convert"], &mirrors[..]].concat();
+    assert_eq!(variants(&report, "idle", "seconds"), everybody);
+    for metric in ["seconds_to_best_copy", "seconds_to_best_mirror"] {
+        assert_eq!(variants(&report, "idle", metric), ["sterna"]);
+    }
+    let data = f64::from(48 << 20);
+    for variant in everybody {
+        assert!(median(&report, "idle", variant, "allocated_bytes") >= data, "{report}");
+        assert_eq!(median(&report, "idle", variant, "compared_bytes"), f64::from(64 << 20));
     }
     // Holes are preserved at the target.
-    assert!(idle["contenders"][0]["allocated_bytes"]["median"].as_f64() < Some(data * 1.1), "{idle}");
+    assert!(median(&report, "idle", "sterna", "allocated_bytes") < data * 1.1, "{report}");
 
-    let load = &report["load"];
-    assert_eq!(names(&load["contenders"]), [&["sterna"], &mirrors[..]].concat());
-    expect_figure(&load["seconds_times_lost_less_best_mirror"]);
-    for contender in load["contenders"].as_array().unwrap() {
-        for figure in ["seconds", "iops_before", "iops_after", "worst_latency_ms", "compared_bytes"] {
-            expect_figure(&contender[figure]);
-            assert!(contender[figure]["median"].as_f64() > Some(0.0), "{figure}: {contender}");
+    assert_eq!(variants(&report, "load", "seconds"), [&["sterna"], &mirrors[..]].concat());
+    result(&report, "load", "sterna", "seconds_times_lost_less_best_mirror");
+    for variant in variants(&report, "load", "seconds") {
+        for metric in ["seconds", "iops_before", "iops_after", "worst_latency_ms", "compared_bytes"] {
+            assert!(median(&report, "load", variant, metric) > 0.0, "{metric} of {variant}: {report}");
         }
-        let moments = contender["moments"][0].as_array().unwrap();
-        assert!(moments.first().unwrap()["seconds"].as_f64() < Some(0.0), "{moments:?}");
-        assert!(moments.last().unwrap()["seconds"].as_f64() > Some(0.0), "{moments:?}");
+        let curve = all(&report, "curves").find(|curve| curve["variant"] == variant).unwrap();
+        let points = curve["lines"][0]["points"].as_array().unwrap();
+        let seconds = |point: &Value| point[0].as_f64();
+        assert!(seconds(&points[0]) < Some(0.0) && seconds(points.last().unwrap()) > Some(0.0), "{curve}");
     }
 }
 
@@ -170,121 +168,87 @@ fn bench_link_measures_everybody_and_leaves_nothing_behind() {
         return;
     }
     let folder = tempfile::tempdir().unwrap();
-    let (pages, page) = page();
-    let arguments =
-        ["link", "--only", "near", "--only", "two-links", "--only", "guest", "--seconds", "1", "--json"];
-    let outcome = Outcome::of(bench(folder.path(), &[&arguments[..], &["--html", &page]].concat()));
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    // One chart for each copy, two of guests, and one for each contender with a guest.
-    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), 8);
-    drop(pages);
-    expect_empty(folder.path());
-    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-    let copies = report["copies"].as_array().unwrap();
-    for (copy, (name, megabits)) in copies.iter().zip([("near", 1000.0), ("two-links", 1500.0)]) {
-        assert_eq!(copy["name"], name);
-        let contenders = copy["contenders"].as_array().unwrap();
-        for (index, contender) in contenders.iter().enumerate() {
-            expect_figure(&contender["seconds"]);
-            expect_figure(&contender["bytes_per_second"]);
-            // No contender can be faster than its link.
-            let megabits_seen = contender["bytes_per_second"]["median"].as_f64().unwrap() * 8.0 / 1e6;
-            assert!(megabits_seen < megabits, "{contender}");
-            match index {
-                0 => assert_eq!((&contender["name"], contender["to_tcp"].is_null()), (&"tcp".into(), true)),
-                _ => expect_figure(&contender["to_tcp"]),
-            }
-        }
+    let arguments = ["link", "--only", "near", "--only", "two-links", "--only", "guest", "--seconds", "1"];
+    let (report, charts) = measured(bench(folder.path(), &arguments), folder.path());
+    // One for each contender with a guest.
+    assert_eq!(charts, 4);
+    assert!(report["settings"]["congestion_control"].is_string(), "{report}");
+    for (part, megabits) in [("near", 1000.0), ("two-links", 1500.0)] {
+        let everybody = variants(&report, part, "seconds");
+        assert_eq!(everybody.len(), 4, "{report}");
+        // No contender can be faster than its link.
+        let megabits_seen = |variant: &&str| median(&report, part, variant, "bytes_per_second") * 8.0 / 1e6;
+        assert!(everybody.iter().all(|variant| megabits_seen(variant) < megabits), "{report}");
+        assert_eq!(variants(&report, part, "to_tcp"), everybody[1..]);
     }
-    let guest = report["guest"]["contenders"].as_array().unwrap();
-    assert_eq!((copies.len(), guest.len()), (2, 4));
-    for contender in guest {
-        for figure in ["seconds", "written_bytes_per_second", "written_to_link", "worst_latency_ms"] {
-            expect_figure(&contender[figure]);
+    let everybody = variants(&report, "guest", "ended");
+    assert_eq!(everybody.len(), 4, "{report}");
+    for variant in everybody {
+        for metric in ["seconds", "guest_bytes_per_second", "of_link", "worst_latency_ms"] {
+            result(&report, "guest", variant, metric);
         }
-        assert!(contender["ended"].as_u64() <= Some(1), "{contender}");
+        assert!(median(&report, "guest", variant, "ended") <= 1.0, "{report}");
     }
 }
 
 #[test]
 fn bench_strategies_makes_every_figure_of_migrations_that_were_compared() {
     let folder = tempfile::tempdir().unwrap();
-    let (pages, page) = page();
     let mut command = program();
-    command.args(["strategies", "--scale", "tiny", "--json", "--html", &page, "--folder"]).arg(folder.path());
-    let outcome = Outcome::of(command);
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    expect_empty(folder.path());
-    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-    let figures = report["figures"].as_array().unwrap();
-    let names: Vec<_> = figures.iter().map(|figure| figure["name"].as_str().unwrap()).collect();
-    let expected = "figure-4 figure-6 figure-8-reads figure-8-writes figure-9 figure-5 figure-7 table-1-time \
-                    table-1-downtime table-2-latency table-2-variance figure-2 rewrites figure-3-uniform figure-3-zipf figure-3-zipf-writes \
-                    figure-10 slow-target figure-11 figure-11-phases hosts-handover hosts-time hosts-downtime hosts-penalty \
-                    hosts-followed hosts-pulled";
-    assert_eq!(names, expected.split(' ').collect::<Vec<_>>());
-    assert_eq!(std::fs::read_to_string(&page).unwrap().matches("<svg ").count(), figures.len());
-    drop(pages);
-    for figure in figures {
-        let points =
-            figure["series"].as_array().unwrap().iter().flat_map(|line| line["points"].as_array().unwrap());
-        assert!(points.into_iter().any(|point| point["y"]["median"].is_number()), "nothing is in {figure}");
+    command.args(["strategies", "--scale", "tiny", "--folder"]).arg(folder.path());
+    let (report, charts) = measured(command, folder.path());
+    let parts: Vec<_> = all(&report, "parts").map(|part| part["name"].as_str().unwrap()).collect();
+    let expected = "outstanding size database database-phases rewrites rounds-uniform rounds-zipf rounds-zipf-writes \
+                    slow-target over-time hosts";
+    assert_eq!(parts, expected.split(' ').collect::<Vec<_>>());
+    assert!(charts >= 24, "{charts}");
+    for part in parts {
+        assert!(all(&report, "results").any(|one| one["part"] == part), "nothing is in {part}: {report}");
     }
-    let samples = report["samples"].as_array().unwrap();
-    for column in ["mirror", "tracking", "not incremental", "three-phase", "post-copy"] {
-        assert!(
-            samples.iter().any(|sample| sample["column"] == column && sample["moved"] == true),
-            "{column}"
-        );
+    let moved: Vec<_> = all(&report, "results").filter(|one| one["metric"] == "moved").collect();
+    for variant in ["mirror", "tracking", "not incremental", "three-phase", "post-copy"] {
+        assert!(moved.iter().any(|one| one["variant"] == variant && one["median"] == 1.0), "{variant}");
     }
-    for sample in samples {
-        let (moved, compared) = (sample["moved"] == true, sample["compared_bytes"].as_u64().unwrap());
-        assert_eq!(moved, compared > 0, "{sample}");
-        let is_mirror = sample["column"] == "mirror";
-        assert!(moved || !is_mirror, "mirroring converges: {sample}");
-        assert_eq!(is_mirror, sample["bytes_mirrored"].as_u64() > Some(0), "{sample}");
-        let has_rounds = !is_mirror && sample["column"] != "post-copy";
-        assert_eq!(has_rounds, !sample["rounds"].as_array().unwrap().is_empty(), "{sample}");
-        let is_handed_over_first = sample["column"] == "post-copy";
-        assert!(!is_handed_over_first || sample["bytes_followed"].as_u64() > Some(0), "{sample}");
-        assert!(
-            sample["bytes_copied"].as_u64() > Some(0) && sample["offline_seconds"].as_f64() > Some(0.0),
-            "{sample}"
-        );
+    for migration in moved {
+        let same = |one: &&Value| ["part", "variant", "x"].iter().all(|name| one[*name] == migration[*name]);
+        let of = |metric: &str| {
+            let found = all(&report, "results").filter(same).find(|one| one["metric"] == metric);
+            found.and_then(|one| one["median"].as_f64())
+        };
+        let has_moved = migration["median"] == 1.0;
+        assert_eq!(of("compared_bytes") > Some(0.0), has_moved, "{migration}");
+        let (is_mirror, is_late) = (migration["variant"] == "mirror", migration["variant"] == "post-copy");
+        assert!(has_moved || !is_mirror, "mirroring converges: {migration}");
+        if has_moved {
+            assert_eq!(of("bytes_mirrored") > Some(0.0), is_mirror, "{migration}");
+            assert!(!is_late || of("bytes_followed") > Some(0.0), "{migration}");
+            assert!(of("bytes_copied") > Some(0.0) && of("seconds_to_offline") > Some(0.0), "{migration}");
+        }
     }
+    let curve =
+        all(&report, "curves").find(|curve| curve["part"] == "slow-target" && curve["variant"] == "mirror");
+    assert_eq!(curve.unwrap()["lines"][1]["name"], "Equation 1");
 }
 
 #[test]
 fn bench_return_brings_a_volume_there_and_home_and_compares_it() {
     let folder = tempfile::tempdir().unwrap();
-    let (pages, page) = page();
-    let order = ["return", "--only", "web", "--seconds", "1", "--json", "--html", &page];
-    let outcome = Outcome::of(bench(folder.path(), &order));
-    assert_eq!(outcome.code, 0, "{outcome:?}");
-    expect_empty(folder.path());
-    let shown = std::fs::read_to_string(&page).unwrap();
-    assert!(
-        shown.contains("a web server") && shown.contains("figure-5") && shown.contains("<polyline"),
-        "{shown}"
-    );
-    drop(pages);
-    let report: Value = serde_json::from_str(&outcome.stdout).unwrap();
-    let [load] = &report["loads"].as_array().unwrap()[..] else { panic!("one load was asked for: {report}") };
-    assert_eq!(load["load"], "web");
-    assert!(load["compared_bytes"][0].as_u64() > Some(0), "{load}");
-    let [figure] = &report["figures"].as_array().unwrap()[..] else {
-        panic!("one figure is of it: {report}")
-    };
-    let points = |line: usize| figure["series"][line]["points"].as_array().unwrap();
-    let seconds = |point: &Value| point["x"].as_f64().unwrap();
+    let (report, charts) =
+        measured(bench(folder.path(), &["return", "--only", "web", "--seconds", "1"]), folder.path());
+    assert_eq!(charts, 1);
+    assert_eq!(variants(&report, "web", "iops"), ["before", "there", "away", "home", "after"]);
+    assert!(median(&report, "web", "home", "compared_bytes") > 0.0);
+    let [curve] = &report["curves"].as_array().unwrap()[..] else { panic!("one curve is of it: {report}") };
+    let seconds = |point: &Value| point[0].as_f64().unwrap();
     // All phases: from a second before the order to a second after the return.
-    let (there, home) = (points(1), points(2));
-    assert!(seconds(&there[0]).abs() < 0.001 && seconds(&home[0]) > seconds(&there[1]), "{figure}");
-    let life = points(0);
-    assert!(seconds(&life[0]) < 0.0 && seconds(life.last().unwrap()) > seconds(&home[1]) - 0.5, "{figure}");
-    let moved = |way: &str| load[way]["bytes_moved"]["median"].as_f64().unwrap();
+    let (there, home) = (&curve["migrations"][0], &curve["migrations"][1]);
+    assert!(seconds(there) == 0.0 && seconds(home) > there[1].as_f64().unwrap(), "{curve}");
+    let life = curve["lines"][0]["points"].as_array().unwrap();
+    let end = home[1].as_f64().unwrap() - 0.5;
+    assert!(seconds(&life[0]) < 0.0 && seconds(life.last().unwrap()) > end, "{curve}");
+    let moved = |way: &str| median(&report, "web", way, "bytes_moved");
     // N.B. This is no speed: the return sends only the later writes.
-    assert!(moved("there") >= f64::from(64 << 20) && moved("home") < moved("there") / 2.0, "{load}");
+    assert!(moved("there") >= f64::from(64 << 20) && moved("home") < moved("there") / 2.0, "{report}");
 }
 
 #[test]

@@ -8,23 +8,23 @@ use super::image::{Forgotten, drop_caches};
 
 /// The machine and the programs that were measured.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Environment {
+pub(super) struct Environment {
     /// The processor's own name, for example "AMD EPYC".
-    pub processor: String,
+    pub(super) processor: String,
     /// Number of CPUs that this process may use.
-    pub cpus: usize,
+    pub(super) cpus: usize,
     /// Release of the kernel, as `uname` says it.
-    pub kernel: String,
+    pub(super) kernel: String,
     /// The file system that the images are on.
-    pub file_system: String,
+    pub(super) file_system: String,
     /// The page cache that was dropped before each measurement: `all`, or the pages of the `images` without root.
-    pub dropped_caches: &'static str,
+    pub(super) dropped_caches: &'static str,
     /// Versions of the programs, by name.
-    pub versions: Versions,
+    pub(super) versions: Versions,
 }
 
 /// Versions of measured programs, by name.
-pub type Versions = std::collections::BTreeMap<String, String>;
+pub(super) type Versions = std::collections::BTreeMap<String, String>;
 
 impl Environment {
     /// Describes this machine, for images in `folder`. Fails if the page cache cannot be dropped.
@@ -45,7 +45,7 @@ impl Environment {
     }
 
     /// Returns two lines: the machine, and the programs.
-    pub fn lines(&self) -> [String; 2] {
+    pub(super) fn lines(&self) -> [String; 2] {
         let Self { processor, cpus, kernel, file_system, versions, .. } = self;
         let versions: Vec<String> =
             versions.iter().map(|(name, version)| format!("{name} {version}")).collect();

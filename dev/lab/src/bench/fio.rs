@@ -7,25 +7,25 @@ use std::path::Path;
 use std::process::Stdio;
 
 use anyhow::{Context as _, bail, ensure};
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use tokio::process::Command;
 
 use super::tools::FIO;
 
 /// The workload of one run of fio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Job {
+pub(super) struct Job {
     /// The kind of requests, and their order.
-    pub pattern: Pattern,
+    pub(super) pattern: Pattern,
     /// Size of a request in bytes.
-    pub block_bytes: u32,
+    pub(super) block_bytes: u32,
     /// Number of requests in flight.
-    pub depth: u32,
+    pub(super) depth: u32,
 }
 
 /// The kinds of requests that a job makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Pattern {
+pub(super) enum Pattern {
     /// Reads and writes of random blocks.
     RandomMixed {
         /// Share of reads, in per cent.
@@ -58,24 +58,24 @@ pub(super) enum Disk<'a> {
 }
 
 /// The figures of one job of fio.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Measured {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Measured {
     /// Number of completed requests.
-    pub requests: u64,
+    pub(super) requests: u64,
     /// Duration of the job, in seconds.
-    pub seconds: f64,
+    pub(super) seconds: f64,
     /// Completed requests per second.
-    pub iops: f64,
+    pub(super) iops: f64,
     /// Bytes moved per second.
-    pub bytes_per_second: f64,
+    pub(super) bytes_per_second: f64,
     /// Mean time of a request, from its submission to its completion, in microseconds.
-    pub mean_latency_us: f64,
+    pub(super) mean_latency_us: f64,
     /// Time within which 99 % of the requests completed, in microseconds.
-    pub p99_latency_us: f64,
+    pub(super) p99_latency_us: f64,
     /// The longest time of a request, in microseconds.
-    pub max_latency_us: f64,
+    pub(super) max_latency_us: f64,
     /// CPU time of fio itself, in microseconds per request.
-    pub client_cpu_us_per_request: f64,
+    pub(super) client_cpu_us_per_request: f64,
 }
 
 impl Job {

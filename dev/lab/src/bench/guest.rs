@@ -4,7 +4,7 @@
 //!   fio's log: completion (ms since 1970), latency (ns), direction, bytes, offset
 //!        │
 //!        ├─ window(before), window(during), window(after) ──► IOPS, latencies
-//!        ├─ moments()                                      ──► plots
+//!        ├─ life()                                         ──► curves
 //!        └─ written_since(switch)                          ──► blocks in which source and target may differ
 //! ```
 //!
@@ -18,7 +18,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context as _, bail, ensure};
 use rustix::process::{Pid, Signal, kill_process};
-use serde::Serialize;
 use tokio::process::Child;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -35,16 +34,15 @@ const START_PAUSE: Duration = Duration::from_millis(20);
 /// Bytes that a server has moved once its guest works: more than it reads to open an image.
 const START_BYTES: u64 = 256 << 10;
 const STOP_DEADLINE: Duration = Duration::from_secs(60);
-const MOMENT_MS: u64 = 100;
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Load {
     pub(super) job: Job,
     /// `None`: the guest makes as many requests as it can.
     pub(super) limit: Option<Limit>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Limit {
     Requests(u32),
     Bytes(u64),
@@ -62,9 +60,13 @@ impl Load {
     }
 
     /// Returns the load of a database that uses some blocks much more often than others.
-    pub(super) fn zipf(iops: Option<u32>) -> Self {
+    pub(super) const fn zipf(iops: Option<u32>) -> Self {
         let pattern = Pattern::ZipfMixed { reads_percent: 70, theta_percent: 110 };
-        Self { job: Job { pattern, block_bytes: 8 << 10, depth: 16 }, limit: iops.map(Limit::Requests) }
+        let limit = match iops {
+            Some(iops) => Some(Limit::Requests(iops)),
+            None => None,
+        };
+        Self { job: Job { pattern, block_bytes: 8 << 10, depth: 16 }, limit }
     }
 
     /// Returns the same load with more writes than reads.
@@ -89,7 +91,7 @@ impl Load {
 }
 
 #[derive(Debug)]
-pub(super) struct Guest {
+struct Guest {
     child: Child,
     log: PathBuf,
 }
@@ -122,34 +124,18 @@ pub(super) struct Felt {
 }
 
 /// The figures of a guest's reads, or of its writes, in a span of time.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub struct Spent {
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct Spent {
     /// Requests completed per second.
-    pub iops: f64,
+    pub(super) iops: f64,
     /// Mean latency in milliseconds; 0 without requests.
-    pub mean_ms: f64,
+    pub(super) mean_ms: f64,
     /// Variance of the latency, in square milliseconds.
-    pub variance_ms2: f64,
-}
-
-/// The guest's figures in a tenth of a second.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Moment {
-    /// Begin of the tenth in seconds; the migration begins at 0.
-    pub seconds: f64,
-    /// Requests completed per second.
-    pub iops: f64,
-    /// The longest latency of a request that completed in it, in milliseconds.
-    pub worst_latency_ms: f64,
+    pub(super) variance_ms2: f64,
 }
 
 impl Guest {
-    pub(super) fn start(
-        uri: &str,
-        size_bytes: u64,
-        load: Load,
-        folder: &BenchFolder,
-    ) -> anyhow::Result<Self> {
+    fn start(uri: &str, size_bytes: u64, load: Load, folder: &BenchFolder) -> anyhow::Result<Self> {
         let mut command = load.job.command(Disk::Nbd { uri }, size_bytes, SECONDS_MAX, folder.root());
         command.arg(format!("--write_lat_log={}", folder.path("guest").display()));
         // The parts of a latency would be logs of the same length.
@@ -161,7 +147,7 @@ impl Guest {
     }
 
     /// Stops fio, and returns its requests. Fails if a request has failed, or fio has ended before.
-    pub(super) async fn stop(mut self) -> anyhow::Result<Requests> {
+    async fn stop(mut self) -> anyhow::Result<Requests> {
         if let Some(status) = self.child.try_wait().context("look after fio")? {
             let output = self.child.wait_with_output().await.context("wait for fio")?;
             bail!("fio ended early with {status}: {}", String::from_utf8_lossy(&output.stderr).trim());
@@ -217,20 +203,12 @@ impl Requests {
         self.completed_in(span).len() as f64 / seconds
     }
 
-    pub(super) fn moments(&self, span: Range<u64>, zero: u64) -> Vec<Moment> {
-        let begins = (span.start..span.end).step_by(MOMENT_MS as usize);
-        let whole = begins.filter(|begin| begin + MOMENT_MS <= span.end);
-        whole
-            .map(|begin| {
-                let completed = self.completed_in(begin..begin + MOMENT_MS);
-                let worst = completed.iter().map(|request| request.latency_ns).max().unwrap_or(0);
-                Moment {
-                    seconds: (begin as f64 - zero as f64) / 1e3,
-                    iops: completed.len() as f64 * 1e3 / MOMENT_MS as f64,
-                    worst_latency_ms: worst as f64 / 1e6,
-                }
-            })
-            .collect()
+    /// Returns the guest's requests a second in whole steps of a span, by seconds since `zero`.
+    pub(super) fn life(&self, span: Range<u64>, zero: u64, step_ms: u64) -> Vec<(f64, f64)> {
+        let begins = (span.start..span.end).step_by(step_ms as usize);
+        let whole = begins.filter(|begin| begin + step_ms <= span.end);
+        let seconds = |ms: u64| (ms as f64 - zero as f64) / 1e3;
+        whole.map(|begin| (seconds(begin), self.iops(begin..begin + step_ms))).collect()
     }
 
     /// Returns the figures of one kind of request that completed in a span.
@@ -298,9 +276,35 @@ impl Request {
     }
 }
 
+/// What a guest does, and for how long before and after a migration.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Work<'a> {
+    /// Its disk, and the process that serves that.
+    pub(super) uri: &'a str,
+    pub(super) server: u32,
+    pub(super) size_bytes: u64,
+    pub(super) load: Load,
+    pub(super) before: Duration,
+    pub(super) after: Duration,
+}
+
+/// Carries out a migration while a guest works; returns the guest's requests, and what the migration gives.
+pub(super) async fn under_guest<T>(
+    folder: &BenchFolder,
+    work: Work<'_>,
+    migration: impl Future<Output = anyhow::Result<T>>,
+) -> anyhow::Result<(Requests, T)> {
+    let guest = Guest::start(work.uri, work.size_bytes, work.load, folder)?;
+    wait_for_guest(work.server).await?;
+    sleep(work.before).await;
+    let migrated = migration.await?;
+    sleep(work.after).await;
+    Ok((guest.stop().await?, migrated))
+}
+
 /// Waits until the server reads or writes for its guest; fio prints nothing before its end. Fails if no request comes,
 /// or the server has ended.
-pub(super) async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
+async fn wait_for_guest(server: u32) -> anyhow::Result<()> {
     let idle = bytes_moved(server)?;
     let give_up_at = Instant::now() + START_DEADLINE;
     while bytes_moved(server)?.saturating_sub(idle) < START_BYTES {
@@ -351,14 +355,9 @@ mod tests {
     }
 
     #[test]
-    fn moments_are_whole_tenths_around_the_beginning() {
+    fn a_life_is_of_whole_steps_around_the_beginning() {
         let requests = Requests::parse(LOG).unwrap();
-        let moments = requests.moments(1000..1250, 1100);
-        let expected = [
-            Moment { seconds: -0.1, iops: 20.0, worst_latency_ms: 2.0 },
-            Moment { seconds: 0.0, iops: 10.0, worst_latency_ms: 0.5 },
-        ];
-        assert_eq!(moments, expected);
+        assert_eq!(requests.life(1000..1250, 1100, 100), [(-0.1, 20.0), (0.0, 10.0)]);
     }
 
     #[tokio::test]

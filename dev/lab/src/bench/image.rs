@@ -5,8 +5,9 @@ use std::io::Write as _;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail, ensure};
 
+use super::folder::BenchFolder;
 use crate::demo::Progress;
 use crate::workload::random::Random;
 
@@ -157,11 +158,87 @@ fn compare_files(first: &File, second: &File, except: &Blocks) -> anyhow::Result
 }
 
 /// Returns the bytes that an image takes on its file system.
-pub(super) fn allocated_bytes(path: &Path) -> anyhow::Result<u64> {
+fn allocated_bytes(path: &Path) -> anyhow::Result<u64> {
     /// The unit of `stat`, whatever the file system's own blocks are.
     const STAT_BLOCK_BYTES: u64 = 512;
     let metadata = std::fs::metadata(path).with_context(|| format!("look at {}", path.display()))?;
     Ok(metadata.blocks() * STAT_BLOCK_BYTES)
+}
+
+/// The images of copies, one after the other: a source, and a place for its copy.
+#[derive(Debug)]
+pub(super) struct Images {
+    pub(super) source: PathBuf,
+    pub(super) target: PathBuf,
+    pub(super) size_bytes: u64,
+}
+
+/// A copy that was compared with its source, and deleted.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Finished {
+    pub(super) allocated_bytes: u64,
+    pub(super) compared_bytes: u64,
+}
+
+impl Images {
+    /// Makes the source.
+    pub(super) async fn make(
+        folder: &BenchFolder,
+        size_bytes: u64,
+        holes: Holes,
+        progress: &mut Progress,
+    ) -> anyhow::Result<Self> {
+        let (source, target) = (folder.path("source.img"), folder.path("target.img"));
+        progress.begin("filling the image");
+        fill(&source, size_bytes, holes, progress).await?;
+        Ok(Self { source, target, size_bytes })
+    }
+
+    /// Makes an empty target of the right size, which QEMU's mirror needs.
+    pub(super) fn make_target(&self) -> anyhow::Result<()> {
+        File::create(&self.target)
+            .and_then(|target| target.set_len(self.size_bytes))
+            .context("make the target")
+    }
+
+    pub(super) fn delete_target(&self) -> anyhow::Result<()> {
+        match std::fs::remove_file(&self.target) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+            deleted => deleted.context("delete the target"),
+        }
+    }
+
+    pub(super) async fn flush(&self) -> anyhow::Result<()> {
+        let file = File::options().write(true).open(&self.target).context("open the target")?;
+        tokio::task::spawn_blocking(move || file.sync_all()).await?.context("flush the target")
+    }
+
+    /// Compares a copy with the source, except for some blocks, deletes it, and puts the source back: Sterna fences it by
+    /// renaming it. Both must be unused.
+    pub(super) async fn finish(&self, copy: &Path, except: Blocks) -> anyhow::Result<Finished> {
+        let allocated_bytes = allocated_bytes(copy)?;
+        let source = self.fenced_source()?;
+        let Compared { bytes, first_difference } = compare(&source, copy, except).await?;
+        if let Some(offset) = first_difference {
+            bail!("the target differs from the source at byte {offset}");
+        }
+        ensure!(bytes > 0, "the guest has written every block since the switch: nothing could be compared");
+        std::fs::remove_file(copy).context("delete the target")?;
+        std::fs::rename(&source, &self.source).context("put the source's image back")?;
+        Ok(Finished { allocated_bytes, compared_bytes: bytes })
+    }
+
+    fn fenced_source(&self) -> anyhow::Result<PathBuf> {
+        let (folder, name) =
+            self.source.parent().zip(self.source.file_name()).context("the source has a name")?;
+        for entry in std::fs::read_dir(folder).context("look for the source's image")? {
+            let entry = entry.context("look for the source's image")?;
+            if entry.file_name().as_encoded_bytes().starts_with(name.as_encoded_bytes()) {
+                return Ok(entry.path());
+            }
+        }
+        bail!("the source's image has gone, though it was served in place")
+    }
 }
 
 #[cfg(test)]
@@ -199,6 +276,22 @@ mod tests {
         assert_eq!(found, Compared { bytes: PIECE_BYTES + 8192, first_difference: None });
         file.set_len(size - 1).unwrap();
         assert!(compare(&first, &second, Blocks::default()).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_finished_copy_is_compared_and_the_fenced_source_is_put_back() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = BenchFolder::create(Some(parent.path()), 2, PIECE_BYTES).unwrap();
+        let images = Images::make(&folder, PIECE_BYTES, Holes::None, &mut Progress::silent()).await.unwrap();
+        let fenced = folder.path("source.img.moved");
+        std::fs::rename(&images.source, &fenced).unwrap();
+        images.make_target().unwrap();
+        let error = images.finish(&images.target, Blocks::default()).await.unwrap_err().to_string();
+        assert!(error.contains("differs from the source at byte 0"), "{error}");
+        std::fs::copy(&fenced, &images.target).unwrap();
+        let finished = images.finish(&images.target, Blocks::default()).await.unwrap();
+        assert_eq!(finished.compared_bytes, PIECE_BYTES);
+        assert!(images.source.exists() && !fenced.exists() && !images.target.exists());
     }
 
     #[tokio::test]

@@ -3,174 +3,207 @@
 //! ```text
 //!   Sterna:  daemon a ──► daemon b, and back in the next round     memory and disk move, one commit point
 //!   QEMU:    process  ──► process, and on to the next one          memory moves; both sides are clients of one volume
-//!
-//!   load ─ round ─ Sterna │ QEMU       idle: nothing but ticks; busy: the disk is worked on
 //! ```
 //!
 //! Both VMs boot from the same image with the same devices. Both run all the time, so that each moves beside the same neighbour.
 //! Loopback is the only link between the hosts: the difference is the handover of the disk, without a network.
 
-mod figures;
 mod peer;
-mod table;
+
+use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
 use api::MigrateVolume;
+use serde_json::json;
 use testbed::Folder;
 use tokio::time::{Duration, sleep};
 
-pub use self::figures::{LoadFigures, MachineReport};
 use self::peer::Peer;
-use super::folder::BenchFolder;
-use super::{BenchOptions, Environment, Summary, Versions, in_folder};
-use crate::bench::tools::SYSTEM_EMULATOR;
-use crate::demo::{DemoGuest as _, HostsLink, HostsPair, Progress, STORES, StoppedDemoGuest as _};
-use crate::vm::{GuestImage, StoppedVm, Vm, VmOptions};
+use super::Common;
+use super::metric::{Metric, Unit};
+use super::report::{Comparison, Sample, Section};
+use super::runner::{About, Ground, Part, Scenario, Turn};
+use super::tools::SYSTEM_EMULATOR;
+use crate::demo::{Bytes, DemoGuest as _, HostsLink, HostsPair, Progress, STORES, StoppedDemoGuest as _};
+use crate::vm::{GuestImage, Vm, VmOptions};
 
-/// The options of `bench machine`.
-#[derive(Clone, Debug)]
-pub struct MachineBenchOptions {
-    /// The options that all benchmarks share; the size is that of each VM's disk.
-    pub bench: BenchOptions,
-    /// The image from which the VMs boot.
-    pub image: GuestImage,
+/// Measures the downtime of VMs that move, beside QEMU's own migration.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct MachineOptions {
+    #[command(flatten)]
+    common: Common,
+    /// The folder that holds the VMs' kernel and initramfs; by default the one that `make demo` fills.
+    #[arg(long, value_name = "DIR")]
+    image: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Load {
-    Idle,
-    Busy,
+const HELP: &str = "\
+Examples:
+  sterna bench machine
+  sterna bench machine --rounds 9 --json > machine.json
+
+Two machines in QEMU do the same beside each other, first nothing and then work on their disks. One is moved by temporary \
+daemons, with its memory and its disk; the other by QEMU alone, from process to process, with its memory: both \
+processes are clients of one volume. Each disk has 256 MiB, and there are 5 rounds, unless you say otherwise. It needs no root and \
+leaves nothing behind; it needs QEMU and the guest image (scripts/install-packages demo, scripts/guest-image). Let the machine be \
+idle meanwhile.";
+
+/// What the VMs do.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    name: &'static str,
+    title: &'static str,
+    workers: u32,
 }
 
-impl Load {
-    const ALL: [Self; 2] = [Self::Idle, Self::Busy];
+const LOADS: [Load; 2] = [
+    Load { name: "idle", title: "How long a VM is paused that does nothing", workers: 0 },
+    Load { name: "busy", title: "How long a VM is paused that works on its disk", workers: 4 },
+];
 
-    fn name(self) -> &'static str {
-        match self {
-            Self::Idle => "idle",
-            Self::Busy => "busy",
-        }
-    }
-
-    fn workers(self) -> u32 {
-        match self {
-            Self::Idle => 0,
-            Self::Busy => 4,
-        }
-    }
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Mover {
+    Sterna,
+    Qemu,
 }
+
+const DOWNTIME: Metric = Metric::less("downtime_ms", "DOWNTIME ms", Unit::Milliseconds);
+const MEMORY: Metric = Metric::less("memory_ms", "OF WHICH MEMORY", Unit::Milliseconds);
+const ADDED: Metric =
+    Metric::less("added_ms", "moving the disk, too, adds (in milliseconds)", Unit::Milliseconds);
 
 const MOVED: &str = "moved";
+const SHARED: &str = "shared";
 /// Memory of either VM, but for 8 KiB.
 const RAM_BYTES: u64 = 256 << 20;
-const SHARED: &str = "shared";
 const REST: Duration = Duration::from_secs(1);
 
-/// Runs the benchmark. Fails if something is missing, or if a VM's memory or disk has changed; the error ends with the daemons'
-/// logs. A signal ends it in order, with [`crate::demo::Interrupted`].
-pub async fn run(options: &MachineBenchOptions, progress: &mut Progress) -> anyhow::Result<MachineReport> {
-    let mut versions = Versions::new();
-    versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    versions.insert(SYSTEM_EMULATOR.program.to_owned(), SYSTEM_EMULATOR.version().await?);
-    let bench = &options.bench;
-    // The third image: while one disk moves, both hosts hold it.
-    let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes)?;
-    let environment = Environment::of(folder.root(), versions).await?;
-    in_folder(folder, progress, async |folder, progress| {
-        let mut loads = Vec::new();
-        for load in Load::ALL {
-            loads.push(measure(options, load, folder, progress).await?);
+impl Scenario for MachineOptions {
+    type Case = Load;
+    type Stage = Stage;
+    type Variant = Mover;
+
+    fn about(&self) -> anyhow::Result<About> {
+        GuestImage::find(self.image.as_deref())?;
+        Ok(About {
+            name: "machine",
+            title: "VMs that move, beside QEMU's own migration",
+            words: format!(
+                "Half of it is data, of VMs of {}. Each VM's memory and disk were verified.",
+                Bytes(RAM_BYTES)
+            ),
+            tools: &[SYSTEM_EMULATOR],
+            // The third image: while one disk moves, both hosts hold it.
+            images: 3,
+            usual: (5, 256 << 20),
+            settings: json!({ "memory_bytes": RAM_BYTES }),
+        })
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn stages(&self, _: &Ground<'_>) -> Vec<Vec<Part<Load, Mover>>> {
+        let part = |load: Load| {
+            let added = Comparison { of: DOWNTIME, rows: &["sterna"], beside: &["qemu"], gives: ADDED };
+            let section = Section {
+                name: load.name.to_owned(),
+                title: load.title.to_owned(),
+                columns: vec![DOWNTIME, MEMORY],
+                comparisons: vec![added],
+                ..Section::default()
+            };
+            let variants = vec![("sterna", Mover::Sterna), ("qemu", Mover::Qemu)];
+            vec![Part { section, points: vec![(None, load)], variants }]
+        };
+        LOADS.map(part).into()
+    }
+
+    async fn set(&self, ground: &Ground<'_>, load: Load, progress: &mut Progress) -> anyhow::Result<Stage> {
+        progress.begin(&format!("{}: starting two hosts and two VMs", load.name));
+        let hosts = || Folder::create(ground.folder.root(), STORES);
+        let folders = [hosts()?, hosts()?];
+        let pair = HostsPair::start(ground.program, &folders, &HostsLink::direct()).await?;
+        let machine = VmOptions {
+            workers: load.workers,
+            fill_bytes: ground.size_bytes / 2,
+            ..VmOptions::new(GuestImage::find(self.image.as_deref())?)
+        };
+        match start_vms(ground, machine, &folders, &pair).await {
+            Ok((moved, peer)) => Ok(Stage { folders, pair, moved, peer }),
+            Err(error) => {
+                let error = pair.with_logs(error);
+                pair.stop().await?;
+                Err(error)
+            }
         }
-        let (size_bytes, rounds) = (bench.size_bytes, bench.rounds);
-        Ok(MachineReport { environment, size_bytes, memory_bytes: RAM_BYTES, rounds, loads })
-    })
-    .await
+    }
+
+    async fn play(
+        &self,
+        _: &Ground<'_>,
+        stage: &mut Stage,
+        turn: Turn<'_, Load, Mover>,
+    ) -> anyhow::Result<Vec<Sample>> {
+        sleep(REST).await;
+        Ok(vec![match turn.variant {
+            Mover::Sterna => {
+                let downtime = stage.migrate(turn.round).await?;
+                Sample::of([(DOWNTIME, downtime.total_ms), (MEMORY, downtime.memory_ms)])
+            }
+            Mover::Qemu => Sample::of([(DOWNTIME, stage.peer.migrate().await?)]),
+        }])
+    }
+
+    async fn end(
+        &self,
+        stage: Stage,
+        played: anyhow::Result<()>,
+        progress: &mut Progress,
+    ) -> anyhow::Result<()> {
+        let Stage { folders, pair, moved, peer } = stage;
+        let verified = match played {
+            Ok(()) => verify([moved, peer.machine], progress).await,
+            failed => failed,
+        };
+        let verified = verified.map_err(|error| pair.with_logs(error));
+        let stopped = pair.stop().await;
+        verified?;
+        stopped?;
+        folders.into_iter().try_for_each(Folder::remove)
+    }
 }
 
-async fn measure(
-    options: &MachineBenchOptions,
-    load: Load,
-    folder: &BenchFolder,
-    progress: &mut Progress,
-) -> anyhow::Result<LoadFigures> {
-    progress.begin(&format!("{}: starting two hosts and two VMs", load.name()));
-    let hosts = || Folder::create(folder.root(), STORES);
-    let folders = [hosts()?, hosts()?];
-    let pair = HostsPair::start(&options.bench.program, &folders, &HostsLink::direct()).await?;
-    let measured = match Stage::set(options, load, &folders, &pair).await {
-        Ok(stage) => stage.measure(options.bench.rounds, progress).await,
-        Err(error) => Err(error),
-    };
-    let measured = measured.map_err(|error| pair.with_logs(error));
-    let stopped = pair.stop().await;
-    let figures = measured?;
-    stopped?;
-    folders.into_iter().try_for_each(Folder::remove)?;
-    Ok(figures)
-}
-
-struct Stage<'a> {
-    load: Load,
-    pair: &'a HostsPair,
+/// Two hosts and two VMs: one that Sterna moves, and one that QEMU moves.
+pub(super) struct Stage {
+    folders: [Folder; 2],
+    pair: HostsPair,
     moved: Vm,
     peer: Peer,
 }
 
-impl<'a> Stage<'a> {
-    async fn set(
-        options: &MachineBenchOptions,
-        load: Load,
-        folders: &[Folder; 2],
-        pair: &'a HostsPair,
-    ) -> anyhow::Result<Self> {
-        let MachineBenchOptions { bench, image } = options;
-        let store = STORES[0];
-        let machine = VmOptions {
-            workers: load.workers(),
-            fill_bytes: bench.size_bytes / 2,
-            ..VmOptions::new(image.clone())
-        };
-        let path = |name: &str| folders[0].path(name);
-        pair.near.create_volume(MOVED, bench.size_bytes, store).await?;
-        let moved = Vm::expect(&path("moved.console"), machine.clone())?;
-        let definition = moved.definition(&[MOVED], &[])?;
-        pair.near.start_vm(MOVED, definition).await?;
-        let shared = pair.near.create_volume(SHARED, bench.size_bytes, store).await?;
-        let peer = Peer::start(&folders[0], &shared.uri.parse()?, machine).await?;
-        moved.begins_to_work().await?;
-        peer.machine.begins_to_work().await?;
-        Ok(Self { load, pair, moved, peer })
-    }
+async fn start_vms(
+    ground: &Ground<'_>,
+    machine: VmOptions,
+    folders: &[Folder; 2],
+    pair: &HostsPair,
+) -> anyhow::Result<(Vm, Peer)> {
+    let store = STORES[0];
+    pair.near.create_volume(MOVED, ground.size_bytes, store).await?;
+    let moved = Vm::expect(&folders[0].path("moved.console"), machine.clone())?;
+    let definition = moved.definition(&[MOVED], &[])?;
+    pair.near.start_vm(MOVED, definition).await?;
+    let shared = pair.near.create_volume(SHARED, ground.size_bytes, store).await?;
+    let peer = Peer::start(&folders[0], &shared.uri.parse()?, machine).await?;
+    moved.begins_to_work().await?;
+    peer.machine.begins_to_work().await?;
+    Ok((moved, peer))
+}
 
-    async fn measure(mut self, rounds: u32, progress: &mut Progress) -> anyhow::Result<LoadFigures> {
-        let (mut sterna, mut memory, mut qemu) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..rounds {
-            // The contender that begins changes from round to round.
-            for turn in 0..2 {
-                let mine = (round + turn) % 2 == 0;
-                let who = if mine { "sterna" } else { "qemu" };
-                progress.begin(&format!("{}: round {} of {rounds}: {who}", self.load.name(), round + 1));
-                sleep(REST).await;
-                if mine {
-                    let downtime = self.migrate(round).await?;
-                    sterna.push(downtime.total_ms);
-                    memory.push(downtime.memory_ms);
-                } else {
-                    qemu.push(self.peer.migrate().await?);
-                }
-            }
-        }
-        let name = self.load.name();
-        for stopped in
-            [self.moved.stop_and_verify(progress).await?, self.peer.machine.stop_and_verify(progress).await?]
-        {
-            check(&stopped)?;
-        }
-        let summary = |samples| Summary::of(samples).context("nothing was measured");
-        LoadFigures::of(name, summary(sterna)?, summary(memory)?, summary(qemu)?)
-    }
-
-    async fn migrate(&self, round: u32) -> anyhow::Result<api::MachineDowntime> {
+impl Stage {
+    async fn migrate(&self, round: usize) -> anyhow::Result<api::MachineDowntime> {
         let (from, to, name) = match round % 2 {
             0 => (&self.pair.near, &self.pair.far, "b"),
             _ => (&self.pair.far, &self.pair.near, "a"),
@@ -183,8 +216,10 @@ impl<'a> Stage<'a> {
     }
 }
 
-fn check(stopped: &StoppedVm) -> anyhow::Result<()> {
-    let wrong = stopped.wrong();
-    ensure!(wrong.count == 0, "a VM has found {} wrong: {:?}", wrong.count, wrong.first);
+async fn verify(vms: [Vm; 2], progress: &mut Progress) -> anyhow::Result<()> {
+    for vm in vms {
+        let wrong = vm.stop_and_verify(progress).await?.wrong();
+        ensure!(wrong.count == 0, "a VM has found {} wrong: {:?}", wrong.count, wrong.first);
+    }
     Ok(())
 }

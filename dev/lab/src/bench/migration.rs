@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail, ensure};
 use api::{Decisions, MigrateVolume, Migration, MigrationState, NewVolume, Phase, VolumeSource, Watch};
-use serde::Serialize;
 use testbed::Daemon;
 
 use super::guest::{Requests, now_ms};
@@ -16,21 +15,34 @@ use crate::demo::STORES;
 const SWITCH_SLACK_MS: u64 = 100;
 
 /// A migration's progress at one moment.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-pub struct Progressed {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Progressed {
     /// Time since the order, in seconds.
-    pub seconds: f64,
+    pub(super) seconds: f64,
     /// Synchronised part of the image, 0 to 1.
-    pub fraction: f64,
-    /// Bytes copied until this moment.
-    pub bytes_copied: u64,
+    pub(super) fraction: f64,
+    pub(super) bytes_copied: u64,
 }
 
-#[derive(Debug)]
-pub(super) struct Course {
+/// The times of a migration, in milliseconds since 1970.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
     pub(super) begun_ms: u64,
+    /// Until this time every write also went to the source.
     pub(super) switched_ms: u64,
     pub(super) ended_ms: u64,
+}
+
+impl Times {
+    pub(super) fn seconds(self) -> f64 {
+        self.ended_ms.saturating_sub(self.begun_ms).max(1) as f64 / 1e3
+    }
+}
+
+/// A measured migration of Sterna's.
+#[derive(Debug)]
+pub(super) struct Course {
+    pub(super) times: Times,
     pub(super) decisions: Decisions,
     pub(super) progress: Vec<Progressed>,
     pub(super) ended: Migration,
@@ -61,7 +73,7 @@ impl Course {
         let closed_ms = closing.map_or(0.0, |entered| entered.at_ms.max(0.0)) as u64;
         let switched_ms = (seen.started_unix_ms + closed_ms).saturating_sub(SWITCH_SLACK_MS);
         let decisions = history.decisions;
-        Ok(Self { begun_ms, switched_ms, ended_ms, decisions, progress, ended: seen })
+        Ok(Self { times: Times { begun_ms, switched_ms, ended_ms }, decisions, progress, ended: seen })
     }
 
     /// Returns whether the volume has moved. Fails unless the migration succeeded or was given up for a reason that is a figure.
@@ -74,22 +86,14 @@ impl Course {
 
     /// Returns seconds from the order until the gates closed for the last time; `None`: the volume has not moved.
     pub(super) fn handed_over_seconds(&self) -> Option<f64> {
-        let closed_ms = (self.switched_ms + SWITCH_SLACK_MS).saturating_sub(self.begun_ms);
+        let closed_ms = (self.times.switched_ms + SWITCH_SLACK_MS).saturating_sub(self.times.begun_ms);
         (self.ended.state == MigrationState::Moved).then_some(closed_ms as f64 / 1e3)
     }
 
-    pub(super) fn seconds(&self) -> f64 {
-        self.ended_ms.saturating_sub(self.begun_ms).max(1) as f64 / 1e3
-    }
-
-    pub(super) fn told(&self) -> String {
-        let Self { begun_ms, switched_ms, ended_ms, .. } = self;
-        let at = |ms: u64| ms.saturating_sub(*begun_ms);
-        format!(
-            "the gates closed {} ms after the order, it ended after {} ms",
-            at(*switched_ms),
-            at(*ended_ms)
-        )
+    fn told(&self) -> String {
+        let Times { begun_ms, switched_ms, ended_ms } = self.times;
+        let at = |ms: u64| ms.saturating_sub(begun_ms);
+        format!("the gates closed {} ms after the order, it ended after {} ms", at(switched_ms), at(ended_ms))
     }
 }
 
@@ -116,7 +120,7 @@ pub(super) async fn compared(
     requests: &Requests,
     mut unlogged: u64,
 ) -> anyhow::Result<u64> {
-    let mut except = requests.written_since(course.switched_ms);
+    let mut except = requests.written_since(course.times.switched_ms);
     loop {
         let compared = compare_copies(stores, except.clone()).await?;
         let Some(offset) = compared.first_difference else { return Ok(compared.bytes) };
@@ -124,7 +128,7 @@ pub(super) async fn compared(
             let when = match requests.written_last(offset) {
                 None => "nobody wrote there".to_owned(),
                 Some(at) => {
-                    let before_ms = (course.switched_ms + SWITCH_SLACK_MS).saturating_sub(at);
+                    let before_ms = (course.times.switched_ms + SWITCH_SLACK_MS).saturating_sub(at);
                     format!("by its clock the guest wrote there last {before_ms} ms before")
                 }
             };

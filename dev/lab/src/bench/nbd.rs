@@ -1,249 +1,265 @@
 //! `bench nbd`: what Sterna costs a client, between it and the disk.
-//!
-//! ```text
-//!   one image, fully written
-//!   round 1 ─ workload 1 ─ raw │ Sterna │ storage daemon     each server is started for its turn, and is alone
-//!           ─ workload 2 ─ raw │ Sterna │ storage daemon
-//!   round 2 ─ workload 1 ─ Sterna │ storage daemon │ raw     nobody is always first
-//! ```
 
-mod figures;
-mod page;
-mod table;
 mod trace;
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Context as _;
+use serde_json::json;
 
-pub use self::figures::{ContenderFigures, NbdReport, WorkloadFigures};
-pub use self::trace::StageFigures;
 use self::trace::StageSample;
 use super::fio::{Disk, Job, Measured, Pattern};
-use super::folder::BenchFolder;
 use super::image::{Holes, drop_caches, fill};
+use super::metric::{Metric, Unit};
+use super::report::{Comparison, Sample, Section};
+use super::runner::{About, Ground, Part, Scenario, Turn};
 use super::server::{Sterna, StorageDaemon};
-use super::tools::{FIO, STORAGE_DAEMON, check_fio_engines};
-use super::{BenchOptions, Environment, Versions, in_folder};
+use super::tools::{FIO, STORAGE_DAEMON};
+use super::{Common, chosen, one_of};
 use crate::demo::Progress;
 
-/// The options of `bench nbd`.
-#[derive(Clone, Debug)]
+/// Measures the performance of NBD clients, beside the raw file and qemu-storage-daemon.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct NbdOptions {
-    /// The options that all benchmarks share.
-    pub bench: BenchOptions,
-    /// How long each measurement lasts, in seconds.
-    pub seconds: u32,
-    /// The workloads, in the order of measurement.
-    pub workloads: Vec<Workload>,
-    /// Whether the daemon measures where the time of its requests goes.
-    pub tracing: Tracing,
+    #[command(flatten)]
+    common: Common,
+    /// Duration of each measurement.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// Measure this alone; may be given several times.
+    #[arg(long, value_name = "WORKLOAD", value_parser = one_of(WORKLOADS.iter().map(|load| (load.name, load.title))))]
+    only: Vec<String>,
+    /// Also measure the parts of a request's time inside the daemon, which slows it a little.
+    #[arg(long)]
+    trace: bool,
 }
 
-/// Whether a daemon measures where the time of its requests goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Tracing {
-    /// The daemon runs without tracing.
-    Off,
-    /// The daemon reads the clock at each step of a request.
-    On,
+const HELP: &str = "\
+Examples:
+  sterna bench nbd
+  sterna bench nbd --only mixed-16 --rounds 3 --folder /srv/fast
+  sterna bench nbd --only mixed-1 --only mixed-16 --trace
+  sterna bench nbd --html nbd.html --json > nbd.json
+
+One image is measured raw, through a temporary daemon, and through qemu-storage-daemon, in turns, by \
+fio: an image of 2 GiB in 5 rounds, unless you say otherwise. It needs no root and leaves nothing behind; it needs fio and \
+qemu-storage-daemon (Debian: fio, qemu-system-common). Let the machine be idle meanwhile.";
+
+/// A workload of the client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Workload {
+    name: &'static str,
+    title: &'static str,
+    job: Job,
 }
 
-/// The workloads of the client.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Workload {
-    /// 8 KiB, 70 % reads, one request at a time: the time of a single request.
-    Mixed1,
-    /// 8 KiB, 70 % reads, 16 in flight: a busy database.
-    Mixed16,
-    /// 4 KiB reads, 16 in flight: the most requests a second.
-    Reads16,
-    /// 1 MiB reads one after the other: a backup.
-    SequentialReads,
-    /// 1 MiB writes one after the other: a restore.
-    SequentialWrites,
+const fn workload(
+    name: &'static str,
+    title: &'static str,
+    pattern: Pattern,
+    block_bytes: u32,
+    depth: u32,
+) -> Workload {
+    Workload { name, title, job: Job { pattern, block_bytes, depth } }
 }
 
-/// The servers that are compared.
+const MIXED: Pattern = Pattern::RandomMixed { reads_percent: 70 };
+/// The time of a single request, a busy database, the most requests a second, a backup, and a restore.
+const WORKLOADS: [Workload; 5] = [
+    workload("mixed-1", "8 KiB random, 70 % reads, depth 1", MIXED, 8 << 10, 1),
+    workload("mixed-16", "8 KiB random, 70 % reads, depth 16", MIXED, 8 << 10, 16),
+    workload("reads-16", "4 KiB random reads, depth 16", Pattern::RandomReads, 4 << 10, 16),
+    // Eight requests keep a disk busy with 1 MiB each, as those of `qemu-img` do.
+    workload("sequential-reads", "1 MiB sequential reads, depth 8", Pattern::SequentialReads, 1 << 20, 8),
+    workload("sequential-writes", "1 MiB sequential writes, depth 8", Pattern::SequentialWrites, 1 << 20, 8),
+];
+
+impl Workload {
+    /// Returns the metric of throughput: bytes a second say more of large requests.
+    fn throughput(self) -> Metric {
+        if self.job.block_bytes >= 1 << 20 { BYTES } else { IOPS }
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Contender {
+pub(super) enum Server {
     /// The image without a server: the limit.
     Raw,
-    /// A daemon of this program.
     Sterna,
-    /// QEMU's daemon.
     StorageDaemon,
 }
 
-/// Requests of a sequential workload in flight: enough to keep a disk busy with 1 MiB each, as `qemu-img` does.
-const SEQUENTIAL_DEPTH: u32 = 8;
+const RAW: &str = "raw";
+const PEER: &str = "qemu-storage-daemon";
+const SERVERS: [(&str, Server); 3] =
+    [(RAW, Server::Raw), ("sterna", Server::Sterna), (PEER, Server::StorageDaemon)];
 
-impl Workload {
-    /// All workloads, in the order of measurement.
-    pub const ALL: [Self; 5] =
-        [Self::Mixed1, Self::Mixed16, Self::Reads16, Self::SequentialReads, Self::SequentialWrites];
+const IOPS: Metric = Metric::more("iops", "IOPS", Unit::PerSecond);
+const BYTES: Metric = Metric::more("bytes_per_second", "MiB/s", Unit::BytesPerSecond);
+/// One request of `depth` completes every 1 ÷ IOPS, so each is under way for depth ÷ IOPS, the client included.
+const TIME: Metric = Metric::less("us_per_request", "us", Unit::Microseconds);
+const MEAN: Metric = Metric::less("mean_latency_us", "LATENCY us", Unit::Microseconds);
+const P99: Metric = Metric::less("p99_latency_us", "99 % us", Unit::Microseconds);
+const MAX: Metric = Metric::less("max_latency_us", "MAX us", Unit::Microseconds);
+/// Without a server, the client itself uses the disk.
+const CPU: Metric = Metric::less("cpu_us_per_request", "CPU us", Unit::Microseconds);
+const CLIENT_CPU: Metric = Metric::less("client_cpu_us_per_request", "FIO us", Unit::Microseconds);
+const TO_RAW: Metric = Metric::more("iops_to_raw", "OF RAW", Unit::Ratio);
+const ADDED: Metric = Metric::less("added_us_per_request", "ADDED us", Unit::Microseconds);
+const TO_PEER: Metric = Metric::more("iops_to_peer", "throughput ÷ that of qemu-storage-daemon", Unit::Ratio);
+const ADDED_TO_PEER: Metric = Metric::less("added_to_peer", "added time ÷ its added time", Unit::Ratio);
+const CPU_TO_PEER: Metric = Metric::less("cpu_to_peer", "CPU time ÷ its CPU time", Unit::Ratio);
 
-    /// Returns a short name for command lines and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mixed1 => "mixed-1",
-            Self::Mixed16 => "mixed-16",
-            Self::Reads16 => "reads-16",
-            Self::SequentialReads => "sequential-reads",
-            Self::SequentialWrites => "sequential-writes",
-        }
-    }
+const COMPARISONS: [Comparison; 5] = [
+    Comparison { of: IOPS, rows: &[], beside: &[RAW], gives: TO_RAW },
+    Comparison { of: TIME, rows: &[], beside: &[RAW], gives: ADDED },
+    Comparison { of: IOPS, rows: &["sterna"], beside: &[PEER], gives: TO_PEER },
+    Comparison { of: ADDED, rows: &["sterna"], beside: &[PEER], gives: ADDED_TO_PEER },
+    Comparison { of: CPU, rows: &["sterna"], beside: &[PEER], gives: CPU_TO_PEER },
+];
 
-    /// Returns a title for tables and pages.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Mixed1 => "8 KiB random, 70 % reads, depth 1",
-            Self::Mixed16 => "8 KiB random, 70 % reads, depth 16",
-            Self::Reads16 => "4 KiB random reads, depth 16",
-            Self::SequentialReads => "1 MiB sequential reads, depth 8",
-            Self::SequentialWrites => "1 MiB sequential writes, depth 8",
-        }
-    }
+impl Scenario for NbdOptions {
+    type Case = Workload;
+    type Stage = PathBuf;
+    type Variant = Server;
 
-    /// Returns the job of fio.
-    pub fn job(self) -> Job {
-        let mixed = Pattern::RandomMixed { reads_percent: 70 };
-        match self {
-            Self::Mixed1 => Job { pattern: mixed, block_bytes: 8 << 10, depth: 1 },
-            Self::Mixed16 => Job { pattern: mixed, block_bytes: 8 << 10, depth: 16 },
-            Self::Reads16 => Job { pattern: Pattern::RandomReads, block_bytes: 4 << 10, depth: 16 },
-            Self::SequentialReads => {
-                Job { pattern: Pattern::SequentialReads, block_bytes: 1 << 20, depth: SEQUENTIAL_DEPTH }
-            }
-            Self::SequentialWrites => {
-                Job { pattern: Pattern::SequentialWrites, block_bytes: 1 << 20, depth: SEQUENTIAL_DEPTH }
-            }
-        }
-    }
-}
-
-impl Contender {
-    /// All contenders, the limit first.
-    pub const ALL: [Self; 3] = [Self::Raw, Self::Sterna, Self::StorageDaemon];
-
-    /// Returns the name for tables and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Raw => "raw",
-            Self::Sterna => "sterna",
-            Self::StorageDaemon => "qemu-storage-daemon",
-        }
-    }
-}
-
-#[derive(Clone, Debug, PartialEq)]
-struct Sample {
-    measured: Measured,
-    /// CPU time of the server; `None` without a server.
-    server_cpu: Option<Duration>,
-    /// Time in the server by stage; empty without tracing.
-    trace: Vec<StageSample>,
-}
-
-/// Runs the benchmark. Fails if a program or room is missing, or if a server fails; the error ends with the server's log. A
-/// signal ends it in order, with [`crate::demo::Interrupted`].
-pub async fn run(options: &NbdOptions, progress: &mut Progress) -> anyhow::Result<NbdReport> {
-    let mut versions = Versions::new();
-    versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    for tool in [FIO, STORAGE_DAEMON] {
-        versions.insert(tool.program.to_owned(), tool.version().await?);
-    }
-    check_fio_engines().await?;
-    let bench = &options.bench;
-    let folder = BenchFolder::create(bench.parent.as_deref(), 1, bench.size_bytes)?;
-    let environment = Environment::of(folder.root(), versions).await?;
-    in_folder(folder, progress, async |folder, progress| {
-        let image = folder.path("disk.img");
-        progress.begin("filling the image");
-        fill(&image, bench.size_bytes, Holes::None, progress).await?;
-        let samples = measure(options, folder, &image, progress).await?;
-        let workloads = options.workloads.iter().zip(samples);
-        let workloads = workloads.map(|(&workload, samples)| WorkloadFigures::of(workload, &samples));
-        let workloads = workloads.collect::<Option<_>>().context("a measurement has no figures")?;
-        Ok(NbdReport {
-            environment,
-            size_bytes: bench.size_bytes,
-            rounds: bench.rounds,
-            seconds: options.seconds,
-            workloads,
+    fn about(&self) -> anyhow::Result<About> {
+        Ok(About {
+            name: "nbd",
+            title: "Sterna beside the raw disk and QEMU's storage daemon",
+            words: format!("What clients get over NBD from it, for {} s each.", self.seconds),
+            tools: &[FIO, STORAGE_DAEMON],
+            images: 1,
+            usual: (5, 2 << 30),
+            settings: json!({ "seconds": self.seconds, "trace": self.trace }),
         })
-    })
-    .await
-}
+    }
 
-/// Returns the samples of each workload, of each contender in the order of [`Contender::ALL`], round by round.
-async fn measure(
-    options: &NbdOptions,
-    folder: &BenchFolder,
-    image: &Path,
-    progress: &mut Progress,
-) -> anyhow::Result<Vec<[Vec<Sample>; 3]>> {
-    let BenchOptions { rounds, .. } = options.bench;
-    let mut samples = vec![<[Vec<Sample>; 3]>::default(); options.workloads.len()];
-    let turns = rounds as usize * options.workloads.len() * Contender::ALL.len();
-    let mut turn = 0;
-    for round in 0..rounds as usize {
-        for (workload, samples) in options.workloads.iter().zip(&mut samples) {
-            let name = workload.name();
-            progress.begin(&format!("round {} of {rounds}: {name}", round + 1));
-            for place in 0..Contender::ALL.len() {
-                let index = (place + round) % Contender::ALL.len();
-                let contender = Contender::ALL[index];
-                let who = contender.name();
-                progress.note(who);
-                progress.advance(turn as f64 / turns as f64);
-                let sample = measure_one(options, *workload, contender, folder, image).await;
-                samples[index].push(sample.with_context(|| format!("measure {name} of {who}"))?);
-                turn += 1;
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn stages(&self, _: &Ground<'_>) -> Vec<Vec<Part<Workload, Server>>> {
+        let parts = chosen(&WORKLOADS, |load| load.name, &self.only).flat_map(|load| {
+            let throughput = load.throughput();
+            let section = Section {
+                name: load.name.to_owned(),
+                title: load.title.to_owned(),
+                columns: vec![throughput, TO_RAW, ADDED, MEAN, P99, CPU],
+                comparisons: COMPARISONS.to_vec(),
+                ..Section::default()
+            };
+            let traced = self.trace.then(|| trace::section(load.name));
+            let part = Part { section, points: vec![(None, load)], variants: SERVERS.to_vec() };
+            let rows_of_others = |section| Part { section, points: Vec::new(), variants: Vec::new() };
+            std::iter::once(part).chain(traced.map(rows_of_others))
+        });
+        vec![parts.collect()]
+    }
+
+    async fn set(
+        &self,
+        ground: &Ground<'_>,
+        _: Workload,
+        progress: &mut Progress,
+    ) -> anyhow::Result<PathBuf> {
+        let image = ground.folder.path("disk.img");
+        progress.begin("filling the image");
+        fill(&image, ground.size_bytes, Holes::None, progress).await?;
+        Ok(image)
+    }
+
+    async fn play(
+        &self,
+        ground: &Ground<'_>,
+        image: &mut PathBuf,
+        turn: Turn<'_, Workload, Server>,
+    ) -> anyhow::Result<Vec<Sample>> {
+        let job = turn.case.job;
+        let folder = ground.folder.root();
+        let run = async |disk: Disk<'_>| job.run(disk, ground.size_bytes, self.seconds, folder).await;
+        drop_caches(&[image]).await?;
+        match turn.variant {
+            Server::Raw => Ok(vec![sample(job, run(Disk::File(image)).await?, None)]),
+            Server::Sterna => {
+                let variables = if self.trace { &trace::LOG[..] } else { &[] };
+                let server = Sterna::start(ground, image, variables).await?;
+                let before = server.cpu_time()?;
+                let measured = run(Disk::Nbd { uri: &server.volume.uri }).await?;
+                let cpu = server.cpu_time()?.saturating_sub(before);
+                let read = |log: &std::path::Path| if self.trace { trace::read(log) } else { Ok(Vec::new()) };
+                let traced = server.stop_and(read).await?;
+                let traced = StageSample::samples(&traced, turn.part);
+                Ok(std::iter::once(sample(job, measured, Some(cpu))).chain(traced).collect())
+            }
+            Server::StorageDaemon => {
+                let server = StorageDaemon::start(&ground.folder, &[("disk", image)]).await?;
+                let before = server.cpu_time()?;
+                let measured = run(Disk::Nbd { uri: server.uri() }).await?;
+                let cpu = server.cpu_time()?.saturating_sub(before);
+                server.stop().await?;
+                Ok(vec![sample(job, measured, Some(cpu))])
             }
         }
     }
-    Ok(samples)
 }
 
-async fn measure_one(
-    options: &NbdOptions,
-    workload: Workload,
-    contender: Contender,
-    folder: &BenchFolder,
-    image: &Path,
-) -> anyhow::Result<Sample> {
-    let job = workload.job();
-    let run =
-        async |disk: Disk<'_>| job.run(disk, options.bench.size_bytes, options.seconds, folder.root()).await;
-    drop_caches(&[image]).await?;
-    match contender {
-        Contender::Raw => {
-            Ok(Sample { measured: run(Disk::File(image)).await?, server_cpu: None, trace: Vec::new() })
+fn sample(job: Job, measured: Measured, server_cpu: Option<Duration>) -> Sample {
+    let server_cpu = server_cpu.map(|cpu| cpu.as_secs_f64() * 1e6 / measured.requests as f64);
+    Sample::of([
+        (IOPS, measured.iops),
+        (BYTES, measured.bytes_per_second),
+        (TIME, f64::from(job.depth) / measured.iops * 1e6),
+        (MEAN, measured.mean_latency_us),
+        (P99, measured.p99_latency_us),
+        (MAX, measured.max_latency_us),
+        (CPU, server_cpu.unwrap_or(measured.client_cpu_us_per_request)),
+        (CLIENT_CPU, measured.client_cpu_us_per_request),
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench::report::Results;
+
+    fn measured(iops: f64) -> Measured {
+        Measured {
+            requests: iops as u64,
+            seconds: 1.0,
+            iops,
+            bytes_per_second: iops * 8192.0,
+            mean_latency_us: 16e6 / iops,
+            p99_latency_us: 900.0,
+            max_latency_us: 1900.0,
+            client_cpu_us_per_request: 3.0,
         }
-        Contender::Sterna => {
-            let variables = match options.tracing {
-                Tracing::Off => &[][..],
-                Tracing::On => &trace::LOG,
-            };
-            let server = Sterna::start_with(&options.bench.program, folder, image, variables).await?;
-            let before = server.cpu_time()?;
-            let measured = run(Disk::Nbd { uri: &server.volume.uri }).await?;
-            let server_cpu = Some(server.cpu_time()?.saturating_sub(before));
-            let trace = match options.tracing {
-                Tracing::Off => server.stop().await.map(|()| Vec::new()),
-                Tracing::On => server.stop_and(trace::read).await,
-            };
-            Ok(Sample { measured, server_cpu, trace: trace? })
+    }
+
+    #[test]
+    fn sterna_is_compared_with_the_raw_file_and_with_its_peer() {
+        let job = WORKLOADS[1].job;
+        let mut results = Results::of(1);
+        for (name, iops, cpu_us) in
+            [(RAW, 64_000.0, None), ("sterna", 50_000.0, Some(6.0)), (PEER, 40_000.0, Some(12.0))]
+        {
+            let cpu = cpu_us.map(|us| Duration::from_secs_f64(us * iops / 1e6));
+            results.keep("mixed-16", name, None, 0, sample(job, measured(iops), cpu));
         }
-        Contender::StorageDaemon => {
-            let server = StorageDaemon::start(folder, &[("disk", image)]).await?;
-            let before = server.cpu_time()?;
-            let measured = run(Disk::Nbd { uri: server.uri() }).await?;
-            let server_cpu = Some(server.cpu_time()?.saturating_sub(before));
-            server.stop().await?;
-            Ok(Sample { measured, server_cpu, trace: Vec::new() })
-        }
+        let section =
+            Section { name: "mixed-16".to_owned(), comparisons: COMPARISONS.to_vec(), ..Section::default() };
+        results.compare(&section);
+        let (found, _) = results.into_found();
+        let of = |variant: &str, metric| {
+            let found = found.iter().find(|found| found.variant == variant && found.metric == metric);
+            found.map(|found| (found.summary.median * 1e6).round() / 1e6)
+        };
+        assert_eq!([of("sterna", TO_PEER), of("sterna", CPU_TO_PEER)], [Some(1.25), Some(0.5)]);
+        assert_eq!([of("sterna", TO_RAW), of(RAW, TO_RAW)], [Some(0.78125), None]);
+        // 16 ÷ 50,000 s less 16 ÷ 64,000 s.
+        assert_eq!([of("sterna", ADDED), of(PEER, ADDED)], [Some(70.0), Some(150.0)]);
+        assert_eq!(of("sterna", ADDED_TO_PEER), Some(0.466_667));
+        assert_eq!(of(RAW, CPU), Some(3.0));
     }
 }

@@ -2,200 +2,252 @@
 //! guest works.
 //!
 //! ```text
-//!   load ─ round ─ before ─┬─ there ─┬─ at the other host ─┬─ home ─┬─ after ─┐
-//!                          everything │    writes are marked │ what they changed
-//!                                                                   compare ◄─┘
+//!   before ─┬─ there ─┬─ at the other host ─┬─ home ─┬─ after ─┐
+//!           everything │    writes are marked │ what they changed
+//!                                                    compare ◄─┘
 //! ```
 //! The guest stays connected to the first host, so its requests cross the link while the volume is at the other one.
 
-mod figures;
-mod report;
-
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
 use api::{MigrateVolume, Strategy};
-use serde::Serialize;
+use serde_json::json;
 use testbed::Folder;
 use tokio::time::sleep;
 
-pub use self::report::{LoadReport, ReturnReport, WayReport};
 use super::fio::{Job, Pattern};
-use super::folder::BenchFolder;
-use super::guest::{Guest, Limit, Load as GuestLoad, Moment, Requests, wait_for_guest};
+use super::guest::{Limit, Load as GuestLoad, Requests, Work, under_guest};
 use super::image::{Holes, fill};
-use super::migration::{Course, compared};
-use super::tools::{FIO, check_fio_engines};
+use super::metric::{Metric, Unit};
+use super::migration::{Course, Times, compared};
+use super::report::{Curve, Sample, Section};
+use super::runner::{About, Ground, Part, Scenario, Turn};
+use super::tools::FIO;
 use super::two_hosts::{HOME, THERE, TwoHosts};
-use super::{BenchOptions, Environment, Versions, in_folder};
+use super::{Common, chosen, one_of};
 use crate::demo::Progress;
 use crate::network::BitRate;
+
+/// Measures how a volume moves to another host and returns, after the tables of a paper.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
+pub struct ReturnOptions {
+    #[command(flatten)]
+    common: Common,
+    /// How long the guest works before, between and after the migrations.
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=3600))]
+    seconds: u32,
+    /// Measure this load alone; may be given several times.
+    #[arg(long, value_name = "LOAD", value_parser = one_of(LOADS.iter().map(|load| (load.name, load.title))))]
+    only: Vec<String>,
+}
+
+const HELP: &str = "\
+Examples:
+  sterna bench return
+  sterna bench return --only web --rounds 1 --size 256MiB
+  sterna bench return --html return.html --json > return.json
+
+A volume moves to another host and returns, by three-phase migration, while fio works on it; the return sends only the writes \
+since. As root the hosts are network namespaces with a link of 1 Gbit/s, otherwise two daemons on loopback \
+with a proxy of that rate. Every returned image is compared with the image that the other host has kept. The image has 512 MiB, and \
+there are 3 rounds, unless you say otherwise. It leaves nothing behind; it needs fio (Debian: fio). Let the machine be idle \
+meanwhile.";
 
 /// The link's rate: the paper's was Gigabit Ethernet.
 const RATE: BitRate = BitRate::megabits(1000);
 
-/// The options of `bench return`.
-#[derive(Clone, Debug)]
-pub struct ReturnOptions {
-    /// The options that all benchmarks share.
-    pub bench: BenchOptions,
-    /// The loads of the guests.
-    pub loads: Vec<Load>,
-    /// How long each guest works before, between and after the migrations, in seconds.
-    pub seconds: u32,
+/// What a guest does with its disk.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Load {
+    name: &'static str,
+    title: &'static str,
+    guest: GuestLoad,
+    /// Limit of the migration, in bytes a second.
+    bandwidth: Option<u64>,
+    /// What the paper measured, for a disk of 39 070 MB and a link of 1 Gbit/s.
+    paper: &'static str,
 }
 
-/// The load of a guest on its disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Load {
-    /// A dynamic web server: 600 requests a second, three in ten of them writes, to a few blocks again and again.
-    Web,
-    /// A video server: it reads 1 MiB a second and hardly writes.
-    Streaming,
-    /// The paper's "diabolical" server: as much as the disk takes, half of it writes.
-    Diabolical,
-    /// The diabolical load, with the migration limited to 40 MiB a second (§VI-C-3).
-    DiabolicalLimited,
-}
+const STREAMING: Job =
+    Job { pattern: Pattern::RandomMixed { reads_percent: 98 }, block_bytes: 64 << 10, depth: 2 };
+/// As much as the disk takes, half of it writes.
+const DIABOLICAL: GuestLoad = GuestLoad {
+    job: Job { pattern: Pattern::RandomMixed { reads_percent: 50 }, block_bytes: 16 << 10, depth: 8 },
+    limit: None,
+};
 
-impl Load {
-    /// All loads, in the order of measurement.
-    pub const ALL: [Self; 4] = [Self::Web, Self::Streaming, Self::Diabolical, Self::DiabolicalLimited];
+const LOADS: [Load; 4] = [
+    Load {
+        name: "web",
+        title: "a web server: Zipf, 30 % writes, 600 requests a second",
+        guest: GuestLoad::zipf(Some(600)),
+        bandwidth: None,
+        paper: "The paper (39 GB): 796 s, 60 ms of downtime, 39 097 MB; 62 blocks followed in 349 ms, one of them pulled; no drop \
+                of throughput to be noticed (Figure 5).",
+    },
+    Load {
+        name: "streaming",
+        title: "a video server: 1 MiB a second, 2 % writes",
+        guest: GuestLoad { job: STREAMING, limit: Some(Limit::Requests(16)) },
+        bandwidth: None,
+        paper: "The paper (39 GB): 798 s, 62 ms of downtime, 39 072 MB; 5 blocks followed in 380 ms, none pulled.",
+    },
+    Load {
+        name: "diabolical",
+        title: "a diabolical server: half reads, half writes, as much as it can",
+        guest: DIABOLICAL,
+        bandwidth: None,
+        paper: "The paper (39 GB): 957 s, 110 ms of downtime, 40 934 MB; little throughput while the disk is read as fast as it can \
+                (Figure 6). Marking writes cost its benchmark less than 1 %.",
+    },
+    Load {
+        name: "diabolical-limited",
+        title: "the same, with a migration that may copy 40 MiB a second",
+        guest: DIABOLICAL,
+        bandwidth: Some(40 << 20),
+        paper: "The paper (§VI-C-3): half of the loss, and 37 % more time.",
+    },
+];
 
-    /// Returns a short name for command lines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Web => "web",
-            Self::Streaming => "streaming",
-            Self::Diabolical => "diabolical",
-            Self::DiabolicalLimited => "diabolical-limited",
-        }
+const IOPS: Metric = Metric::more("iops", "IOPS", Unit::PerSecond);
+const SECONDS: Metric = Metric::less("seconds", "SECONDS", Unit::Seconds);
+const HANDED_OVER: Metric = Metric::less("handed_over_seconds", "HANDED OVER s", Unit::Seconds);
+const MOVED: Metric = Metric::less("bytes_moved", "MOVED", Unit::Bytes);
+const DOWNTIME: Metric = Metric::less("downtime_ms", "DOWNTIME ms", Unit::Milliseconds);
+const FOLLOWED: Metric = Metric::less("bytes_followed", "FOLLOWED", Unit::Bytes);
+const PULLED: Metric = Metric::less("bytes_pulled", "PULLED", Unit::Bytes);
+const COMPARED: Metric = Metric::more("compared_bytes", "COMPARED", Unit::Bytes);
+
+/// The rows: the guest before, on both ways, between them, and after.
+const PHASES: [&str; 5] = ["before", "there", "away", "home", "after"];
+
+impl Scenario for ReturnOptions {
+    type Case = Load;
+    type Stage = PathBuf;
+    type Variant = ();
+
+    fn about(&self) -> anyhow::Result<About> {
+        Ok(About {
+            name: "return",
+            title: "There and home again",
+            words: "It goes to another host and comes home, by three-phase migration, under a guest. Every image that has come \
+                    home was compared with what the other host had kept."
+                .to_owned(),
+            tools: &[FIO],
+            // The image, and a copy at each host.
+            images: 3,
+            usual: (3, 512 << 20),
+            settings: json!({ "seconds": self.seconds, "link_bytes_per_second": RATE.bytes_per_second() }),
+        })
     }
 
-    /// Returns a title for tables and pages.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Web => "a web server: Zipf, 30 % writes, 600 requests a second",
-            Self::Streaming => "a video server: 1 MiB a second, 2 % writes",
-            Self::Diabolical => "a diabolical server: half reads, half writes, as much as it can",
-            Self::DiabolicalLimited => "the same, with a migration that may copy 40 MiB a second",
-        }
+    fn common(&self) -> &Common {
+        &self.common
     }
 
-    fn guest(self) -> GuestLoad {
-        let job = |pattern, block_bytes, depth| Job { pattern, block_bytes, depth };
-        match self {
-            Self::Web => GuestLoad::zipf(Some(600)),
-            Self::Streaming => GuestLoad {
-                job: job(Pattern::RandomMixed { reads_percent: 98 }, 64 << 10, 2),
-                limit: Some(Limit::Requests(16)),
-            },
-            Self::Diabolical | Self::DiabolicalLimited => {
-                GuestLoad { job: job(Pattern::RandomMixed { reads_percent: 50 }, 16 << 10, 8), limit: None }
-            }
-        }
+    fn stages(&self, _: &Ground<'_>) -> Vec<Vec<Part<Load, ()>>> {
+        let part = |load: Load| {
+            let section = Section {
+                name: load.name.to_owned(),
+                title: load.title.to_owned(),
+                columns: vec![IOPS, SECONDS, HANDED_OVER, MOVED, DOWNTIME, FOLLOWED, PULLED],
+                note: load.paper.to_owned(),
+                ..Section::default()
+            };
+            Part { section, points: vec![(None, load)], variants: vec![("sterna", ())] }
+        };
+        vec![chosen(&LOADS, |load| load.name, &self.only).map(part).collect()]
     }
 
-    fn bandwidth(self) -> Option<u64> {
-        (self == Self::DiabolicalLimited).then_some(40 << 20)
+    async fn set(&self, ground: &Ground<'_>, _: Load, progress: &mut Progress) -> anyhow::Result<PathBuf> {
+        let image = ground.folder.path("image");
+        progress.begin("filling the image");
+        fill(&image, ground.size_bytes, Holes::None, progress).await?;
+        Ok(image)
     }
 
-    fn order(self, to: &str) -> MigrateVolume {
-        MigrateVolume {
+    async fn play(
+        &self,
+        ground: &Ground<'_>,
+        image: &mut PathBuf,
+        turn: Turn<'_, Load, ()>,
+    ) -> anyhow::Result<Vec<Sample>> {
+        let load = turn.case;
+        let margin = Duration::from_secs(self.seconds.into());
+        let hosts = TwoHosts::set(ground, RATE, image).await?;
+        let order = |to: &str| MigrateVolume {
             strategy: Strategy::ThreePhase,
-            bandwidth_bytes_per_second: self.bandwidth(),
+            bandwidth_bytes_per_second: load.bandwidth,
             keep_source: true,
             ..MigrateVolume::to(to)
-        }
+        };
+        let journey = async {
+            let there = Course::of(&hosts.pair.near, &order(THERE)).await.context("there")?;
+            ensure!(there.has_moved()?, "it was given up");
+            hosts.pair.far.serves(super::server::NAME).await?;
+            sleep(margin).await;
+            let home = Course::of(&hosts.pair.far, &order(HOME)).await.context("home")?;
+            ensure!(home.has_moved()?, "it was given up on the way home");
+            hosts.pair.near.serves(super::server::NAME).await?;
+            Ok([there, home])
+        };
+        let (uri, server) = (hosts.uri.as_str(), hosts.pair.near.process_id());
+        // N.B. the guest leaves a quarter of its disk alone, so that there is always something to compare.
+        let size_bytes = ground.size_bytes / 4 * 3;
+        let work = Work { uri, server, size_bytes, load: load.guest, before: margin, after: margin };
+        let (requests, ways) = under_guest(&ground.folder, work, journey).await?;
+        let [near, far] = hosts.stores();
+        let folders = hosts.end_daemons().await?;
+        let Job { block_bytes, depth, .. } = load.guest.job;
+        // The log misses the requests that were in flight when the guest was stopped.
+        let compared_bytes =
+            compared(&[far, near], block_bytes.into(), &ways[1], &requests, depth.into()).await?;
+        folders.into_iter().try_for_each(Folder::remove)?;
+        samples(load, &requests, &ways, u64::from(self.seconds) * 1000, compared_bytes)
     }
 }
 
-#[derive(Debug)]
-struct Trip {
-    ways: [Course; 2],
-    /// Requests a second: before, on the way there, at the other host, on the return, and afterwards.
-    iops: [f64; 5],
-    /// The guest's moments from the first order on.
-    moments: Vec<Moment>,
+/// Returns a row for each phase. Marked writes are those after the return: the paper's Table III.
+fn samples(
+    load: Load,
+    requests: &Requests,
+    ways: &[Course; 2],
+    margin_ms: u64,
     compared_bytes: u64,
-}
-
-/// Runs the benchmark. Fails if something is missing, or if an image differs from its source; the error ends with the daemons'
-/// logs. A signal ends it in order, with [`crate::demo::Interrupted`].
-pub async fn run(options: &ReturnOptions, progress: &mut Progress) -> anyhow::Result<ReturnReport> {
-    let mut versions = Versions::new();
-    versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    versions.insert(FIO.program.to_owned(), FIO.version().await?);
-    check_fio_engines().await?;
-    let bench = &options.bench;
-    // The image, and a copy at each host.
-    let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes)?;
-    let environment = Environment::of(folder.root(), versions).await?;
-    in_folder(folder, progress, async |folder, progress| {
-        progress.begin("filling the image");
-        fill(&folder.path("image"), bench.size_bytes, Holes::None, progress).await?;
-        let (mut loads, mut lives) = (Vec::new(), Vec::new());
-        for &load in &options.loads {
-            let mut trips = Vec::new();
-            for round in 0..bench.rounds {
-                progress.begin(&format!("{}: round {} of {}", load.name(), round + 1, bench.rounds));
-                trips.push(travel(options, folder, load).await.with_context(|| load.name())?);
-            }
-            loads.push(LoadReport::of(load, &trips).context("a measurement has no figures")?);
-            lives.extend(trips.into_iter().next().map(|trip| (load, trip)));
-        }
-        let (size_bytes, rounds) = (bench.size_bytes, bench.rounds);
-        Ok(ReturnReport {
-            environment,
-            size_bytes,
-            rounds,
-            link_bytes_per_second: RATE.bytes_per_second(),
-            loads,
-            figures: figures::of(&lives),
-        })
-    })
-    .await
-}
-
-async fn travel(options: &ReturnOptions, folder: &BenchFolder, load: Load) -> anyhow::Result<Trip> {
-    let margin = Duration::from_secs(options.seconds.into());
-    let guest_load = load.guest();
-    let hosts = TwoHosts::set(&options.bench.program, folder, RATE, &folder.path("image")).await?;
-    // N.B. the guest leaves a quarter of its disk alone, so that there is always something to compare.
-    let guest = Guest::start(&hosts.uri, options.bench.size_bytes / 4 * 3, guest_load, folder)?;
-    wait_for_guest(hosts.pair.near.process_id()).await?;
-    sleep(margin).await;
-    let there = Course::of(&hosts.pair.near, &load.order(THERE)).await.context("there")?;
-    ensure!(there.has_moved()?, "it was given up");
-    hosts.pair.far.serves(super::server::NAME).await?;
-    sleep(margin).await;
-    let home = Course::of(&hosts.pair.far, &load.order(HOME)).await.context("home")?;
-    ensure!(home.has_moved()?, "it was given up on the way home");
-    hosts.pair.near.serves(super::server::NAME).await?;
-    sleep(margin).await;
-    let requests = guest.stop().await?;
-    let iops = iops(&requests, &there, &home, options.seconds);
-    let margin_ms = u64::from(options.seconds) * 1000;
-    let life = there.begun_ms.saturating_sub(margin_ms)..home.ended_ms + margin_ms;
-    let moments = requests.moments(life, there.begun_ms);
-    let [near, far] = hosts.stores();
-    let folders = hosts.end_daemons().await?;
-    let Job { block_bytes, depth, .. } = guest_load.job;
-    // The log misses the requests that were in flight when the guest was stopped.
-    let compared_bytes = compared(&[far, near], block_bytes.into(), &home, &requests, depth.into()).await?;
-    folders.into_iter().try_for_each(Folder::remove)?;
-    Ok(Trip { ways: [there, home], iops, moments, compared_bytes })
-}
-
-fn iops(requests: &Requests, there: &Course, home: &Course, seconds: u32) -> [f64; 5] {
-    let margin_ms = u64::from(seconds) * 1000;
-    [
-        there.begun_ms.saturating_sub(margin_ms)..there.begun_ms,
+) -> anyhow::Result<Vec<Sample>> {
+    let [there, home] = ways.each_ref().map(|way| way.times);
+    let begun_ms = there.begun_ms.saturating_sub(margin_ms);
+    let spans = [
+        begun_ms..there.begun_ms,
         there.begun_ms..there.ended_ms,
         there.ended_ms..home.begun_ms,
         home.begun_ms..home.ended_ms,
         home.ended_ms..home.ended_ms + margin_ms,
-    ]
-    .map(|span| requests.iops(span))
+    ];
+    let rows = PHASES.into_iter().zip(spans);
+    let mut samples: Vec<Sample> =
+        rows.map(|(phase, span)| Sample::of([(IOPS, requests.iops(span))]).row(phase)).collect();
+    for (way, phase) in ways.iter().zip(["there", "home"]) {
+        let switch = way.ended.switch_over.context("the daemon does not tell of the switch")?;
+        let sample = Sample::of([
+            (SECONDS, way.times.seconds()),
+            (MOVED, way.ended.bytes_moved as f64),
+            (DOWNTIME, switch.gate_closed_ms),
+            (FOLLOWED, way.decisions.bytes_followed as f64),
+            (PULLED, way.decisions.bytes_pulled as f64),
+        ]);
+        samples.push(sample.and(HANDED_OVER, way.handed_over_seconds()).row(phase));
+    }
+    let mebibytes = f64::from(load.guest.job.block_bytes) / f64::from(1 << 20);
+    // Tenths of a second vary too much.
+    let life = requests.life(begun_ms..home.ended_ms + margin_ms, there.begun_ms, 500);
+    let life = life.into_iter().map(|(seconds, iops)| (seconds, iops * mebibytes)).collect();
+    let since_order = |ms: u64| (ms as f64 - there.begun_ms as f64) / 1e3;
+    let migrations = [there, home].map(|way: Times| (since_order(way.begun_ms), since_order(way.ended_ms)));
+    let curve = Curve::life("MiB a second that the guest got of its disk", life, migrations.to_vec());
+    samples.push(Sample::of([(COMPARED, compared_bytes as f64)]).row("home").curve(curve));
+    Ok(samples)
 }

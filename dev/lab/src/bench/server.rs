@@ -16,12 +16,15 @@ use tokio::time::{Instant, sleep, timeout};
 use super::folder::BenchFolder;
 use super::process::cpu_time;
 use super::qmp::Qmp;
+use super::runner::Ground;
 use super::tools::STORAGE_DAEMON;
 use crate::demo::{STORES, start_daemon};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 const PAUSE: Duration = Duration::from_millis(10);
 pub(super) const NAME: &str = "bench";
+/// QEMU's switch may have begun this much before it was seen: events arrive late, and clocks are rounded.
+pub(super) const SWITCH_SLACK_MS: u64 = 250;
 
 /// A Sterna daemon that serves one image, with a store to move it to.
 #[derive(Debug)]
@@ -32,18 +35,14 @@ pub(super) struct Sterna {
 }
 
 impl Sterna {
-    pub(super) async fn start(program: &Path, folder: &BenchFolder, image: &Path) -> anyhow::Result<Self> {
-        Self::start_with(program, folder, image, &[]).await
-    }
-
-    pub(super) async fn start_with(
-        program: &Path,
-        folder: &BenchFolder,
+    /// Starts the daemon with variables of its environment.
+    pub(super) async fn start(
+        ground: &Ground<'_>,
         image: &Path,
         variables: &[(&str, &str)],
     ) -> anyhow::Result<Self> {
-        let folder = Folder::create(folder.root(), STORES)?;
-        let mut command = process::Command::new(program);
+        let folder = Folder::create(ground.folder.root(), STORES)?;
+        let mut command = process::Command::new(ground.program);
         command.envs(variables.iter().copied());
         let daemon = start_daemon(command, &folder).await?;
         let volume = daemon.add_volume(NAME, image).await?;
@@ -52,11 +51,6 @@ impl Sterna {
 
     pub(super) fn cpu_time(&self) -> anyhow::Result<Duration> {
         cpu_time(self.daemon.process_id())
-    }
-
-    pub(super) async fn stop(self) -> anyhow::Result<()> {
-        self.daemon.stop().await?;
-        self.folder.remove()
     }
 
     /// Stops the daemon, and calls a reader with its log before that is deleted.

@@ -1,4 +1,4 @@
-//! Medians, spreads, and ratios of pairs.
+//! Medians and spreads of rounds.
 //!
 //! Rounds are few, and the VM's speed varies: medians rather than means, and the whole range rather than a deviation, which would
 //! assume a normal distribution.
@@ -7,52 +7,37 @@ use serde::Serialize;
 
 /// A figure that was measured several times.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Summary {
+pub(super) struct Summary {
     /// Half of the samples are below, half above.
-    pub median: f64,
-    /// A quarter of the samples are below.
-    pub lower_quartile: f64,
-    /// A quarter of the samples are above.
-    pub upper_quartile: f64,
-    /// The smallest of the samples.
-    pub min: f64,
-    /// The largest of the samples.
-    pub max: f64,
-    /// All samples, in the order of the rounds.
-    pub samples: Vec<f64>,
+    pub(super) median: f64,
+    pub(super) lower_quartile: f64,
+    pub(super) upper_quartile: f64,
+    pub(super) min: f64,
+    pub(super) max: f64,
+    /// A sample for each round; `None`: the round has no such figure.
+    pub(super) samples: Vec<Option<f64>>,
 }
 
 impl Summary {
-    /// Summarises `samples`; `None` if there are none, or one is not a number.
-    pub fn of(samples: Vec<f64>) -> Option<Self> {
-        if samples.is_empty() || samples.iter().any(|sample| !sample.is_finite()) {
-            return None;
-        }
-        let mut sorted = samples.clone();
+    /// Summarises the rounds that have a sample; `None` if none has.
+    pub(super) fn of(samples: Vec<Option<f64>>) -> Option<Self> {
+        let mut sorted: Vec<f64> = samples.iter().flatten().copied().collect();
         sorted.sort_by(f64::total_cmp);
         Some(Self {
-            median: quantile(&sorted, 0.5),
+            min: *sorted.first()?,
             lower_quartile: quantile(&sorted, 0.25),
+            median: quantile(&sorted, 0.5),
             upper_quartile: quantile(&sorted, 0.75),
-            min: sorted[0],
-            max: sorted[sorted.len() - 1],
+            max: *sorted.last()?,
             samples,
         })
     }
 
-    /// Summarises `combine` of two figures of the same round, round by round: a slow round affects both figures, but not their
-    /// ratio. `None` if the numbers of rounds differ, or a result is not a number.
-    pub fn of_pairs(first: &Self, second: &Self, combine: impl Fn(f64, f64) -> f64) -> Option<Self> {
-        if first.samples.len() != second.samples.len() {
-            return None;
-        }
-        let pairs = first.samples.iter().zip(&second.samples);
-        Self::of(pairs.map(|(first, second)| combine(*first, *second)).collect())
-    }
-
-    /// Summarises `first` ÷ `second`, round by round.
-    pub fn of_ratios(first: &Self, second: &Self) -> Option<Self> {
-        Self::of_pairs(first, second, |first, second| first / second)
+    /// Returns the round whose sample is closest to the median.
+    pub(super) fn typical_round(&self) -> usize {
+        let distance = |sample: &Option<f64>| sample.map_or(f64::MAX, |sample| (sample - self.median).abs());
+        let rounds = self.samples.iter().enumerate();
+        rounds.min_by(|(_, a), (_, b)| distance(a).total_cmp(&distance(b))).map_or(0, |(round, _)| round)
     }
 }
 
@@ -68,7 +53,7 @@ mod tests {
     use super::Summary;
 
     fn summary(samples: &[f64]) -> Summary {
-        Summary::of(samples.to_vec()).unwrap()
+        Summary::of(samples.iter().copied().map(Some).collect()).unwrap()
     }
 
     #[test]
@@ -78,7 +63,7 @@ mod tests {
             (odd.min, odd.lower_quartile, odd.median, odd.upper_quartile, odd.max),
             (1., 2., 3., 4., 5.)
         );
-        assert_eq!(odd.samples, [5.0, 1.0, 3.0, 2.0, 4.0], "the order of the rounds is kept");
+        assert_eq!(odd.samples[0], Some(5.0), "the order of the rounds is kept");
         let even = summary(&[4.0, 1.0, 3.0, 2.0]);
         assert_eq!((even.lower_quartile, even.median, even.upper_quartile), (1.75, 2.5, 3.25));
         let one = summary(&[7.0]);
@@ -86,20 +71,16 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_those_of_neighbours() {
-        // The third round was twice as slow for both.
-        let ratios =
-            Summary::of_ratios(&summary(&[90.0, 92.0, 45.0]), &summary(&[100.0, 100.0, 50.0])).unwrap();
-        assert_eq!((ratios.median, ratios.min, ratios.max), (0.9, 0.9, 0.92));
-        let added = Summary::of_pairs(&summary(&[5.0, 9.0]), &summary(&[2.0, 3.0]), |a, b| a - b).unwrap();
-        assert_eq!(added.samples, [3.0, 6.0]);
+    fn rounds_without_a_figure_are_left_out() {
+        let some = Summary::of(vec![None, Some(3.0), Some(1.0)]).unwrap();
+        assert_eq!((some.median, some.samples[0]), (2.0, None));
+        assert_eq!(Summary::of(vec![None]), None);
     }
 
     #[test]
-    fn what_is_no_number_has_no_summary() {
-        assert_eq!(Summary::of(Vec::new()), None);
-        assert_eq!(Summary::of(vec![1.0, f64::NAN]), None);
-        assert_eq!(Summary::of_ratios(&summary(&[1.0]), &summary(&[0.0])), None);
-        assert_eq!(Summary::of_ratios(&summary(&[1.0]), &summary(&[1.0, 2.0])), None);
+    fn the_typical_round_is_the_one_in_the_middle() {
+        assert_eq!(summary(&[9.0, 1.0, 3.0]).typical_round(), 2);
+        assert_eq!(summary(&[5.0]).typical_round(), 0);
+        assert_eq!(Summary::of(vec![None, Some(1.0)]).unwrap().typical_round(), 1);
     }
 }

@@ -2,161 +2,149 @@
 //! of the same unused image.
 //!
 //! ```text
-//!   experiment ─► x (requests in flight, size, load) ─► round ─► column (strategy) ─► one migration under fio ─► sample
-//!                      └──► off-line: the same stores and mover, no guest                                          │
-//!   report ◄── figures: a table and a plot each, with what the paper says ◄────────────────────────────────────────┘
+//!   experiment ─► x (requests in flight, size, load) ─► strategy ─► one migration under fio ─► sample
+//!                      └──► off-line: the same stores and mover, no guest ───────────────────────┘
 //! ```
 //!
 //! Source and target are stores with delays of their own ([`Device`]): two devices on top of one disk. Each moved image is
 //! compared with its source.
 
-mod course;
-mod database;
-mod figure;
-mod hosts;
-mod outstanding;
-mod page;
-mod plot;
-mod rounds;
-mod run;
+mod equation;
+mod experiments;
+mod migrations;
 
 use std::time::Duration;
 
 use api::{MigrateVolume, Strategy};
+use clap::ValueEnum;
+use console::units::{parse_rate, parse_size};
 use serde::Serialize;
+use serde_json::json;
 
-pub(super) use self::figure::Form;
-pub use self::figure::{Figure, Point, Series};
-pub use self::run::Sample;
-use self::run::Stage;
-use super::folder::BenchFolder;
-pub use super::guest::{Moment, Spent};
-use super::image::{Holes, fill};
-pub use super::migration::Progressed;
-use super::tools::{FIO, check_fio_engines};
-use super::{BenchOptions, Environment, Versions, in_folder};
-use crate::demo::Progress;
+use self::experiments::{Case, EXPERIMENTS, Experiment};
+use self::migrations::Stage;
+use super::guest::Load;
+use super::report::Sample;
+use super::runner::{About, Ground, Part, Scenario, Turn};
+use super::tools::FIO;
+use super::{Common, chosen, one_of};
+use crate::demo::{Bytes, Progress};
 
-/// The options of `bench strategies`.
-#[derive(Clone, Debug)]
+/// Compares the strategies, after the figures of a paper.
+#[derive(Debug, clap::Args)]
+#[command(after_help = HELP)]
 pub struct StrategiesOptions {
-    /// The options that all benchmarks share.
-    pub bench: BenchOptions,
-    /// The experiments to be measured.
-    pub experiments: Vec<Experiment>,
-    /// The size of the measurement.
-    pub scale: Scale,
-    /// The mover's settings during all migrations.
-    pub mover: Mover,
-    /// The device that source and target each are; [`Scale::device`] is the default.
-    pub device: Device,
-    /// `--max-downtime` of every migration, in milliseconds.
-    pub max_downtime_ms: u64,
+    #[command(flatten)]
+    common: Common,
+    /// Extent of the measurement.
+    #[arg(long, value_enum, default_value_t = Scale::Full)]
+    scale: Scale,
+    /// The same as --scale quick: everything in six minutes.
+    #[arg(long, conflicts_with = "scale")]
+    quick: bool,
+    /// Chunks that the mover copies at once.
+    #[arg(long, default_value_t = 16, value_parser = clap::value_parser!(u32).range(DEPTH))]
+    depth: u32,
+    /// Bytes of each chunk.
+    #[arg(long, default_value = "64KiB", value_parser = parse_chunk_size)]
+    chunk: u64,
+    /// Extra time of each read and write of a store, in milliseconds; usually 2.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(0..=1000))]
+    store_latency: Option<u64>,
+    /// Rate of a store; usually 64MiB/s, which the mover uses completely.
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    store_rate: Option<u64>,
+    /// Requests a second of a store; usually 3500.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..=10_000_000))]
+    store_operations: Option<u64>,
+    /// Longest hold of guests at the end of rounds, in milliseconds.
+    #[arg(long, default_value_t = 500, value_parser = clap::value_parser!(u64).range(1..=60_000))]
+    max_downtime: u64,
+    /// Measure this alone; may be given several times.
+    #[arg(long, value_name = "EXPERIMENT", value_parser = one_of(EXPERIMENTS.iter().map(|(name, _, title)| (*name, *title))))]
+    only: Vec<String>,
 }
 
-/// The settings of the mover.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Mover {
-    /// Number of chunks in flight.
-    pub depth: u32,
-    /// Size of a chunk in bytes.
-    pub chunk_bytes: u64,
+const HELP: &str = "\
+Examples:
+  sterna bench strategies --quick --html strategies.html
+  sterna bench strategies --only outstanding --rounds 5
+  sterna bench strategies --only outstanding --store-latency 10 --store-rate 128MiB/s
+  sterna bench strategies --only rounds --depth 8 --chunk 512KiB --json > rounds.json
+
+Each strategy moves an image between two stores of this machine, while fio works on it. Both stores are slowed down, so that \
+they behave as two devices on one disk. Every migration is shown beside the time of an idle image, and \
+beside the figures of the paper that compared such strategies first. For \"hosts\" the image moves to a second daemon instead, \
+over a slow link, also by the strategies that need two hosts. It needs no root, leaves nothing behind, and needs fio \
+(Debian: fio). Let the machine be idle meanwhile. The image has 512 MiB, and there are 3 rounds (with --quick 128 MiB and one round), \
+unless you say otherwise. Without --quick it takes about two hours.";
+
+/// Range of chunks in flight, as in the daemon's configuration.
+const DEPTH: std::ops::RangeInclusive<i64> = 1..=64;
+/// Range of chunk sizes, as in the daemon's configuration.
+const CHUNK_BYTES: std::ops::RangeInclusive<u64> = 65_536..=4_194_304;
+
+fn parse_chunk_size(text: &str) -> Result<u64, String> {
+    match parse_size(text).map_err(|error| error.to_string())? {
+        bytes if CHUNK_BYTES.contains(&bytes) && bytes.is_multiple_of(*CHUNK_BYTES.start()) => Ok(bytes),
+        _ => Err("it must be a multiple of 64KiB, and at most 4MiB".to_owned()),
+    }
 }
 
-/// The sizes of a measurement.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scale {
-    /// Enough for meaningful figures.
+/// Extent of the measurement.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Scale {
+    /// Everything, with enough rounds for conclusions.
     Full,
-    /// Takes about six minutes.
+    /// Everything in six minutes.
     Quick,
-    /// Takes half a minute: makes every figure, without meaning.
+    /// Everything in half a minute, only to test that every figure is made.
     Tiny,
 }
 
 impl Scale {
-    /// Returns the image's default size in bytes.
-    pub fn size_bytes(self) -> u64 {
+    fn of<T>(self, full: T, quick: T, tiny: T) -> T {
         match self {
-            Self::Full => 512 << 20,
-            Self::Quick => 128 << 20,
-            Self::Tiny => 32 << 20,
+            Self::Full => full,
+            Self::Quick => quick,
+            Self::Tiny => tiny,
         }
     }
 
-    /// Returns the default number of rounds.
-    pub fn rounds(self) -> u32 {
-        match self {
-            Self::Full => 3,
-            Self::Quick | Self::Tiny => 1,
-        }
-    }
-
+    /// Returns for how long a guest works before and after a migration.
     fn margin(self) -> Duration {
-        match self {
-            Self::Full => Duration::from_secs(5),
-            Self::Quick => Duration::from_secs(1),
-            Self::Tiny => Duration::from_millis(200),
-        }
+        Duration::from_millis(self.of(5000, 1000, 200))
     }
 
-    /// Returns how long a guest without migration is measured.
+    /// Returns for how long a guest without migration is measured.
     fn look(self) -> Duration {
-        match self {
-            Self::Full => Duration::from_secs(10),
-            Self::Quick => Duration::from_secs(4),
-            Self::Tiny => Duration::from_millis(400),
-        }
+        Duration::from_millis(self.of(10_000, 4000, 400))
     }
 
     /// Returns the guest's requests in flight (\[ESX\] Figure 4: 2 to 32).
     fn depths(self) -> &'static [u32] {
-        match self {
-            Self::Full => &[2, 4, 8, 16, 32],
-            Self::Quick => &[2, 8, 32],
-            Self::Tiny => &[16],
-        }
+        self.of(&[2, 4, 8, 16, 32], &[2, 8, 32], &[16])
     }
 
-    /// Returns the sizes of disks, in quarters of the default.
+    /// Returns the sizes of disks, in quarters of the usual one.
     fn quarters(self) -> &'static [u64] {
-        match self {
-            Self::Full => &[2, 4, 8],
-            Self::Quick => &[2, 4],
-            Self::Tiny => &[4],
-        }
+        self.of(&[2, 4, 8], &[2, 4], &[4])
     }
 
     /// Returns the image's size for the target that is ten times as slow: rounds are given up after four times
     /// the time of a copy.
     fn slow_size(self, size_bytes: u64) -> u64 {
-        match self {
-            Self::Quick => size_bytes / 4,
-            Self::Full | Self::Tiny => size_bytes,
-        }
-    }
-
-    /// Returns the default device of source and target: the mover uses all that it carries.
-    pub fn device(self) -> Device {
-        let factor = if self == Self::Tiny { 4 } else { 1 };
-        Device {
-            latency_us: 2000 / factor,
-            bytes_per_second: factor * (64 << 20),
-            operations_per_second: factor * 3500,
-        }
+        size_bytes / self.of(1, 4, 1)
     }
 }
 
 /// The speed of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-pub struct Device {
+struct Device {
     /// Added latency of each read and each write, in microseconds.
-    pub latency_us: u64,
-    /// Limit of bytes per second.
-    pub bytes_per_second: u64,
-    /// Limit of requests per second.
-    pub operations_per_second: u64,
+    latency_us: u64,
+    bytes_per_second: u64,
+    operations_per_second: u64,
 }
 
 impl Device {
@@ -169,201 +157,146 @@ impl Device {
     }
 }
 
-/// A group of figures that are measured together.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Experiment {
-    /// Figures 4, 6, 8 and 9: requests in flight.
-    Outstanding,
-    /// Figures 5 and 7: sizes of disks.
-    Size,
-    /// Tables 1 and 2: a database.
-    Database,
-    /// Figure 2, and the shares of rewrites of \[TPM\].
-    Rewrites,
-    /// Figure 3: the blocks of each round.
-    Rounds,
-    /// Figure 10: a slow target.
-    SlowTarget,
-    /// Figure 11: the guest over time.
-    OverTime,
-    /// All strategies, between two hosts.
-    Hosts,
-}
-
-impl Experiment {
-    /// All experiments, in the order of measurement.
-    pub const ALL: [Self; 8] = [
-        Self::Outstanding,
-        Self::Size,
-        Self::Database,
-        Self::Rewrites,
-        Self::Rounds,
-        Self::SlowTarget,
-        Self::OverTime,
-        Self::Hosts,
-    ];
-
-    /// Returns a short name for command lines.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Outstanding => "outstanding",
-            Self::Size => "size",
-            Self::Database => "database",
-            Self::Rewrites => "rewrites",
-            Self::Rounds => "rounds",
-            Self::SlowTarget => "slow-target",
-            Self::OverTime => "over-time",
-            Self::Hosts => "hosts",
-        }
-    }
-
-    /// Returns a title for tables and pages.
-    pub fn title(self) -> &'static str {
-        match self {
-            Self::Outstanding => "Migration time, downtime and penalty against requests in flight",
-            Self::Size => "Migration time and downtime against disk size",
-            Self::Database => "A database at one and two times its intensity",
-            Self::Rewrites => "How often the same blocks are written",
-            Self::Rounds => "Blocks copied in each round",
-            Self::SlowTarget => "A target that is ten times as slow",
-            Self::OverTime => "A guest's requests over time",
-            Self::Hosts => {
-                "All strategies between two hosts, under a guest that writes faster than the link carries"
-            }
-        }
-    }
-}
-
-/// A way to migrate: a column of every table.
+/// A way to migrate: a row of every table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Column {
-    /// The column's name, for tables and JSON.
-    pub name: &'static str,
+pub(super) struct Column {
     strategy: Strategy,
     not_incremental: bool,
     ignore_hot_blocks: bool,
 }
 
+type Named = (&'static str, Column);
+
+const MIRROR: Named = ("mirror", Column::usual(Strategy::Mirror));
+const TRACKING: Named = ("tracking", Column::usual(Strategy::Tracking));
+const NOT_INCREMENTAL: Named = ("not incremental", Column { not_incremental: true, ..TRACKING.1 });
+
+/// The columns of Figure 3: rounds with both optimisations, with either, and with none.
+const OF_ROUNDS: [Named; 4] = [
+    TRACKING,
+    ("hot as others", Column { ignore_hot_blocks: true, ..TRACKING.1 }),
+    NOT_INCREMENTAL,
+    ("neither", Column { ignore_hot_blocks: true, ..NOT_INCREMENTAL.1 }),
+];
+
+/// The strategies that move a volume to another host.
+const BETWEEN_HOSTS: [Named; 4] = [
+    MIRROR,
+    TRACKING,
+    ("three-phase", Column::usual(Strategy::ThreePhase)),
+    ("post-copy", Column::usual(Strategy::PostCopy)),
+];
+
+/// Returns each strategy that moves a volume between stores of one host, in its variants.
+fn between_stores() -> Vec<Named> {
+    // A new strategy has no variants until they are added here.
+    let variants = |strategy| match strategy {
+        Strategy::Mirror => vec![MIRROR],
+        Strategy::Tracking => vec![TRACKING, NOT_INCREMENTAL],
+        // These strategies need two hosts.
+        Strategy::ThreePhase | Strategy::PostCopy => Vec::new(),
+    };
+    Strategy::ALL.into_iter().flat_map(variants).collect()
+}
+
 impl Column {
-    /// Returns all columns: each strategy of the API, in its variants.
-    pub fn all() -> Vec<Self> {
-        Strategy::ALL.into_iter().flat_map(|strategy| Self::of(strategy).iter().copied()).collect()
+    const fn usual(strategy: Strategy) -> Self {
+        Self { strategy, not_incremental: false, ignore_hot_blocks: false }
     }
 
-    /// Returns the variants of a strategy. A new strategy has none until they are added here.
-    fn of(strategy: Strategy) -> &'static [Self] {
-        match strategy {
-            Strategy::Mirror => const { &[Self::usual("mirror", Strategy::Mirror)] },
-            Strategy::Tracking => const { &[Self::TRACKING, Self::NOT_INCREMENTAL] },
-            // These strategies need two hosts, and these tables are of one.
-            Strategy::ThreePhase | Strategy::PostCopy => &[],
-        }
-    }
-
-    const TRACKING: Self = Self::usual("tracking", Strategy::Tracking);
-    const NOT_INCREMENTAL: Self = Self { name: "not incremental", not_incremental: true, ..Self::TRACKING };
-
-    /// The columns of Figure 3: rounds with both optimisations, with either, and with none.
-    const OF_ROUNDS: [Self; 4] = [
-        Self::TRACKING,
-        Self { name: "hot as others", ignore_hot_blocks: true, ..Self::TRACKING },
-        Self::NOT_INCREMENTAL,
-        Self { name: "neither", ignore_hot_blocks: true, ..Self::NOT_INCREMENTAL },
-    ];
-
-    /// The strategies that move a volume to another host.
-    const BETWEEN_HOSTS: [Self; 4] = [
-        Self::usual("mirror", Strategy::Mirror),
-        Self::TRACKING,
-        Self::usual("three-phase", Strategy::ThreePhase),
-        Self::usual("post-copy", Strategy::PostCopy),
-    ];
-
-    const fn usual(name: &'static str, strategy: Strategy) -> Self {
-        Self { name, strategy, not_incremental: false, ignore_hot_blocks: false }
-    }
-
-    fn has_rounds(&self) -> bool {
-        self.strategy == Strategy::Tracking
-    }
-
-    fn order(&self, to: &str, max_downtime_ms: u64) -> MigrateVolume {
+    fn order(self, to: &str, max_downtime_ms: u64) -> MigrateVolume {
         MigrateVolume {
             strategy: self.strategy,
             not_incremental: self.not_incremental,
             ignore_hot_blocks: self.ignore_hot_blocks,
             // Strategies without rounds do not take this option.
-            max_downtime_ms: self.has_rounds().then_some(max_downtime_ms),
+            max_downtime_ms: (self.strategy == Strategy::Tracking).then_some(max_downtime_ms),
             keep_source: true,
             ..MigrateVolume::to(to)
         }
     }
 }
 
-/// All figures of `bench strategies`.
-#[derive(Clone, Debug, Serialize)]
-pub struct StrategiesReport {
-    /// The machine and the programs that were measured.
-    pub environment: Environment,
-    /// Size of an image in bytes, unless a figure names another.
-    pub size_bytes: u64,
-    /// Number of rounds, each of which measured everything.
-    pub rounds: u32,
-    /// The size of the measurement.
-    pub scale: Scale,
-    /// The mover's settings during all migrations.
-    pub mover: Mover,
-    /// The device that each store was.
-    pub device: Device,
-    /// How long guests might be held at the end of rounds, in milliseconds.
-    pub max_downtime_ms: u64,
-    /// The figures, in the order of the experiments.
-    pub figures: Vec<Figure>,
-    /// The samples of all migrations.
-    pub samples: Vec<Sample>,
+/// What competes: ways to migrate, or guests that are only looked at.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Variant {
+    Moves(Column),
+    Works(Load),
 }
 
-/// Runs the benchmark. Fails if a program or room is missing, or if an image differs from its source; the error ends with the
-/// daemon's log. A signal ends it in order, with [`crate::demo::Interrupted`].
-pub async fn run(options: &StrategiesOptions, progress: &mut Progress) -> anyhow::Result<StrategiesReport> {
-    let mut versions = Versions::new();
-    versions.insert("sterna".to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    versions.insert(FIO.program.to_owned(), FIO.version().await?);
-    check_fio_engines().await?;
-    let bench = &options.bench;
-    let largest = options.scale.quarters().iter().max().copied().unwrap_or(4).max(4);
-    // The image, its copy in the source's store, and the copy in the target's.
-    let folder = BenchFolder::create(bench.parent.as_deref(), 3, bench.size_bytes / 4 * largest)?;
-    let environment = Environment::of(folder.root(), versions).await?;
-    let (figures, samples) = in_folder(folder, progress, async |folder, progress| {
-        let mut stage = Stage::new(options, folder);
-        let mut figures = Vec::new();
-        for experiment in &options.experiments {
-            progress.begin(experiment.name());
-            figures.extend(match experiment {
-                Experiment::Outstanding => outstanding::by_depth(&mut stage, progress).await?,
-                Experiment::Size => outstanding::by_size(&mut stage, progress).await?,
-                Experiment::Database => database::measure(&mut stage, progress).await?,
-                Experiment::Rewrites => rounds::rewrites(&mut stage, progress).await?,
-                Experiment::Rounds => rounds::blocks(&mut stage, progress).await?,
-                Experiment::SlowTarget => course::slow_target(&mut stage, progress).await?,
-                Experiment::OverTime => course::over_time(&mut stage, progress).await?,
-                Experiment::Hosts => hosts::measure(&mut stage, progress).await?,
-            });
+impl StrategiesOptions {
+    fn scale(&self) -> Scale {
+        if self.quick { Scale::Quick } else { self.scale }
+    }
+
+    /// Returns the device that source and target each are. Usually the mover uses all that it carries.
+    fn device(&self) -> Device {
+        let factor = self.scale().of(1, 1, 4);
+        let latency_us = self.store_latency.map(|milliseconds| milliseconds * 1000);
+        Device {
+            latency_us: latency_us.unwrap_or(2000 / factor),
+            bytes_per_second: self.store_rate.unwrap_or(factor * (64 << 20)),
+            operations_per_second: self.store_operations.unwrap_or(factor * 3500),
         }
-        Ok((figures, stage.samples))
-    })
-    .await?;
-    Ok(StrategiesReport {
-        environment,
-        size_bytes: bench.size_bytes,
-        rounds: bench.rounds,
-        scale: options.scale,
-        mover: options.mover,
-        device: options.device,
-        max_downtime_ms: options.max_downtime_ms,
-        figures,
-        samples,
-    })
+    }
+}
+
+impl Scenario for StrategiesOptions {
+    type Case = Case;
+    type Stage = Stage;
+    type Variant = Variant;
+
+    fn about(&self) -> anyhow::Result<About> {
+        let Self { depth, chunk, max_downtime, .. } = self;
+        let device = self.device();
+        let Device { latency_us, bytes_per_second, operations_per_second } = device;
+        Ok(About {
+            name: "strategies",
+            title: "Strategies beside each other",
+            words: format!(
+                "It is moved between two stores of this machine. Each store is slowed down to {latency_us} us more a request, \
+                 {operations_per_second} requests and {} a second; the mover copies {depth} chunks of {} at once; rounds may hold \
+                 guests for {max_downtime} ms. Off-line: the same mover, and no guest. Every image that has moved was compared.",
+                Bytes(bytes_per_second),
+                Bytes(*chunk),
+            ),
+            tools: &[FIO],
+            // The image, its copy in the source's store, and that in the target's, of up to twice the usual size.
+            images: 6,
+            usual: self.scale().of((3, 512 << 20), (1, 128 << 20), (1, 32 << 20)),
+            settings: json!({
+                "device": device, "depth": depth, "chunk_bytes": chunk, "max_downtime_ms": max_downtime,
+            }),
+        })
+    }
+
+    fn common(&self) -> &Common {
+        &self.common
+    }
+
+    fn stages(&self, ground: &Ground<'_>) -> Vec<Vec<Part<Case, Variant>>> {
+        let of = |(_, experiment, _): (_, Experiment, _)| self.parts(experiment, ground.size_bytes);
+        let stages: Vec<_> = chosen(&EXPERIMENTS, |(name, ..)| name, &self.only).map(of).collect();
+        match self.scale() {
+            // Each experiment measures its own off-line copies, close to the migrations that they are compared with.
+            Scale::Full | Scale::Quick => stages,
+            Scale::Tiny => vec![stages.into_iter().flatten().collect()],
+        }
+    }
+
+    async fn set(&self, _: &Ground<'_>, _: Case, _: &mut Progress) -> anyhow::Result<Stage> {
+        Ok(Stage::default())
+    }
+
+    async fn play(
+        &self,
+        ground: &Ground<'_>,
+        stage: &mut Stage,
+        turn: Turn<'_, Case, Variant>,
+    ) -> anyhow::Result<Vec<Sample>> {
+        match turn.variant {
+            Variant::Works(load) => self.only_guest(ground, load).await,
+            Variant::Moves(column) => self.migrate(ground, stage, turn.case, column, turn.round).await,
+        }
+    }
 }

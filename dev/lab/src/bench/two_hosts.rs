@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use testbed::Folder;
 
-use super::folder::BenchFolder;
 use super::migration::copy_in;
+use super::runner::Ground;
 use crate::demo::{HostsLink, HostsPair, STORES};
 use crate::network::BitRate;
 
@@ -24,17 +24,12 @@ pub(super) struct TwoHosts {
 }
 
 impl TwoHosts {
-    /// Starts both daemons below `folder`, and creates the volume from an image.
-    pub(super) async fn set(
-        program: &Path,
-        folder: &BenchFolder,
-        rate: BitRate,
-        image: &Path,
-    ) -> anyhow::Result<Self> {
-        let of_host = || Folder::create(folder.root(), STORES);
+    /// Starts both daemons in the benchmark's folder, and creates the volume from an image.
+    pub(super) async fn set(ground: &Ground<'_>, rate: BitRate, image: &Path) -> anyhow::Result<Self> {
+        let of_host = || Folder::create(ground.folder.root(), STORES);
         let folders = [of_host()?, of_host()?];
         let link = HostsLink::create(None, rate)?;
-        let pair = HostsPair::start(program, &folders, &link).await?;
+        let pair = HostsPair::start(ground.program, &folders, &link).await?;
         let uri = copy_in(&pair.near, image).await?;
         Ok(Self { pair, uri, folders, _link: link })
     }
@@ -47,10 +42,5 @@ impl TwoHosts {
     pub(super) async fn end_daemons(self) -> anyhow::Result<[Folder; 2]> {
         self.pair.stop().await?;
         Ok(self.folders)
-    }
-
-    /// Stops both daemons and deletes their folders.
-    pub(super) async fn end(self) -> anyhow::Result<()> {
-        self.end_daemons().await?.into_iter().try_for_each(Folder::remove)
     }
 }

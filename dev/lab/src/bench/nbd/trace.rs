@@ -3,12 +3,11 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::Value;
 
-use super::WorkloadFigures;
-use crate::bench::show::{Table, microseconds};
-use crate::bench::statistics::Summary;
+use crate::bench::metric::{Metric, Unit};
+use crate::bench::report::{Sample, Section};
 
 /// The environment that makes a daemon log the times of its connections, one JSON object a line.
 pub(super) const LOG: [(&str, &str); 2] = [
@@ -36,17 +35,22 @@ pub(super) struct StageSample {
     p99_us: f64,
 }
 
-/// A step of a request, or a pause between requests.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct StageFigures {
-    /// The step's name in the daemon's log.
-    pub name: String,
-    /// Time in this step ÷ requests, in microseconds.
-    pub us_per_request: Summary,
-    /// Median time of the step, to within an eighth; in microseconds.
-    pub median_us: Summary,
-    /// Time within which 99 % of the steps ended, to within an eighth; in microseconds.
-    pub p99_us: Summary,
+const SHARE: Metric = Metric::less("step_us_per_request", "us A REQUEST", Unit::Microseconds);
+const MEDIAN: Metric = Metric::less("step_median_us", "MEDIAN us", Unit::Microseconds);
+const P99: Metric = Metric::less("step_p99_us", "99 % us", Unit::Microseconds);
+
+/// Returns the part with the steps of a workload's requests, a row each.
+pub(super) fn section(workload: &str) -> Section {
+    Section {
+        name: part_of(workload),
+        title: "where the time of a request goes in Sterna".to_owned(),
+        columns: vec![SHARE, MEDIAN, P99],
+        ..Section::default()
+    }
+}
+
+fn part_of(workload: &str) -> String {
+    format!("{workload}-trace")
 }
 
 /// The step that counts the requests; all others are divided by its count.
@@ -80,56 +84,34 @@ fn count_of(stages: &[StageSample], name: &str) -> u64 {
     stages.iter().find(|stage| stage.stage == name).map_or(0, |stage| stage.count)
 }
 
-impl StageFigures {
-    /// Sums up the rounds, stage by stage; returns nothing if a round was not traced.
-    pub(super) fn of(rounds: &[&[StageSample]]) -> Vec<Self> {
-        let names = rounds.first().copied().unwrap_or_default().iter().map(|stage| &stage.stage);
-        names.filter_map(|name| Self::of_stage(name, rounds)).collect()
-    }
-
-    fn of_stage(name: &str, rounds: &[&[StageSample]]) -> Option<Self> {
-        let summary = |figure: &dyn Fn(&StageSample, f64) -> f64| {
-            let of_round = |stages: &&[StageSample]| {
-                let stage = stages.iter().find(|stage| stage.stage == name)?;
-                Some(figure(stage, count_of(stages, WHOLE) as f64))
-            };
-            Summary::of(rounds.iter().map(of_round).collect::<Option<_>>()?)
+impl StageSample {
+    /// Returns a row for each step of a workload's requests.
+    pub(super) fn samples(stages: &[Self], workload: &str) -> Vec<Sample> {
+        let requests = count_of(stages, WHOLE) as f64;
+        let row = |Self { stage, sum_us, median_us, p99_us, .. }: &Self| {
+            let values = [(SHARE, sum_us / requests), (MEDIAN, *median_us), (P99, *p99_us)];
+            Sample::of(values).row(stage).part(part_of(workload))
         };
-        Some(Self {
-            name: name.to_owned(),
-            us_per_request: summary(&|stage, requests| stage.sum_us / requests)?,
-            median_us: summary(&|stage, _| stage.median_us)?,
-            p99_us: summary(&|stage, _| stage.p99_us)?,
-        })
-    }
-}
-
-impl WorkloadFigures {
-    /// Returns the time of requests in Sterna by stage; `None` without tracing.
-    pub fn trace_table(&self) -> Option<Table> {
-        let [raw, sterna, _] = &self.contenders[..] else { return None };
-        let whole = sterna.trace.iter().find(|stage| stage.name == WHOLE)?.us_per_request.median;
-        let row = |stage: &StageFigures| {
-            let figures = [&stage.us_per_request, &stage.median_us, &stage.p99_us];
-            let figures = figures.map(|summary| microseconds(summary.median));
-            [stage.name.clone()].into_iter().chain(figures).collect()
-        };
-        let [own, limit] =
-            [sterna, raw].map(|contender| microseconds(f64::from(self.depth) / contender.iops.median * 1e6));
-        Some(Table {
-            header: ["in sterna", "us A REQUEST", "MEDIAN us", "99 % us"].map(str::to_owned).to_vec(),
-            rows: sterna.trace.iter().map(row).collect(),
-            conclusion: format!(
-                "a request takes {own} us, and {limit} us of the raw file; it is in the server for {} us",
-                microseconds(whole)
-            ),
-        })
+        stages.iter().map(row).collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bench::report::Results;
+
+    /// Returns the time in each step ÷ requests.
+    fn shares(stages: &[StageSample]) -> Vec<(String, f64)> {
+        let mut results = Results::of(1);
+        for sample in StageSample::samples(stages, "mixed-16") {
+            results.keep("", "", None, 0, sample);
+        }
+        let (found, _) = results.into_found();
+        let shares =
+            found.into_iter().filter(|found| found.metric == SHARE && found.part == "mixed-16-trace");
+        shares.map(|found| (found.variant, found.summary.median)).collect()
+    }
 
     fn line(stage: &str, count: u64, sum_us: f64) -> String {
         format!(
@@ -143,11 +125,11 @@ mod tests {
         let log = ["not JSON\n".to_owned(), line("device", 1, 5.0), line("whole", 1, 6.0)].concat()
             + &[line("device", 10, 500.0), line("whole", 10, 700.0), line("device-idle", 2, 50.0)].concat()
             + &[line("device", 3, 5.0), line("whole", 3, 6.0)].concat();
-        let stages = busiest(&log, CONNECTION).unwrap();
-        let figures = StageFigures::of(&[&stages]);
-        let told: Vec<_> =
-            figures.iter().map(|stage| (stage.name.as_str(), stage.us_per_request.median)).collect();
-        assert_eq!(told, [("device", 50.0), ("whole", 70.0), ("device-idle", 5.0)]);
+        let expected = [("device", 50.0), ("whole", 70.0), ("device-idle", 5.0)];
+        assert_eq!(
+            shares(&busiest(&log, CONNECTION).unwrap()),
+            expected.map(|(step, us)| (step.to_owned(), us))
+        );
     }
 
     #[test]
@@ -157,10 +139,8 @@ mod tests {
             + &[of_ring(line("queued", 1, 1.0)), of_ring(line("disk", 1, 9.0))].concat()
             + &[of_ring(line("queued", 20, 40.0)), of_ring(line("disk", 20, 300.0))].concat();
         let stages = [busiest(&log, CONNECTION).unwrap(), busiest(&log, RING).unwrap()].concat();
-        let figures = StageFigures::of(&[&stages]);
-        let told: Vec<_> =
-            figures.iter().map(|stage| (stage.name.as_str(), stage.us_per_request.median)).collect();
-        assert_eq!(told, [("whole", 70.0), ("queued", 4.0), ("disk", 30.0)]);
+        let expected = [("whole", 70.0), ("queued", 4.0), ("disk", 30.0)];
+        assert_eq!(shares(&stages), expected.map(|(step, us)| (step.to_owned(), us)));
     }
 
     #[test]

@@ -1,6 +1,5 @@
 //! The command line.
 
-mod bench;
 mod demo;
 
 use std::path::PathBuf;
@@ -8,11 +7,8 @@ use std::path::PathBuf;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Parser, Subcommand};
 use console::Format;
+use lab::bench::BenchCommand;
 
-pub(crate) use self::bench::{
-    BenchCommand, BenchLinkArguments, BenchMachineArguments, BenchMirrorArguments, BenchNbdArguments,
-    BenchReturnArguments, BenchStrategiesArguments,
-};
 pub(crate) use self::demo::{DemoArguments, Scene};
 
 /// Measures and shows Sterna. `sterna bench` and `sterna demo` start this program.

@@ -3,7 +3,6 @@
 //! It measures the program `sterna` from outside, as a child process, and uses the library of this package.
 
 mod args;
-mod bench;
 mod demo;
 
 use std::path::PathBuf;
@@ -86,7 +85,9 @@ fn run(arguments: Arguments) -> anyhow::Result<Outcome> {
     let runtime = runtime.context("the system gives this process no event loop")?;
     let outcome = match arguments.command {
         Command::Bench(command) => {
-            runtime.block_on(bench::run(command, sterna, format)).map(|()| Outcome::Good)
+            let mut progress = progress(format);
+            let measured = lab::bench::run(&command, &sterna, format, &mut progress);
+            runtime.block_on(measured).map(|()| Outcome::Good)
         }
         Command::Demo(order) => runtime.block_on(demo::run(order, sterna, format)),
         Command::Generate { folder } => generate(&folder).map(|()| Outcome::Good),
