@@ -87,7 +87,7 @@ struct Common {
     /// Where the temporary folder is made, on the disk to measure; by default where temporary files are.
     #[arg(long, value_name = "DIR")]
     folder: Option<PathBuf>,
-    /// Write a page with plots to this file.
+    /// Write a page to this file: the tables, and plots of what varies over time or along an axis.
     #[arg(long, value_name = "FILE")]
     html: Option<PathBuf>,
 }

@@ -161,7 +161,7 @@ impl Scenario for LinkOptions {
         Ok(About {
             name: "link",
             title: "Migrations over links, beside plain TCP and QEMU's mirror",
-            words: "What is made of the link when it goes to another host. Hosts are network namespaces, TCP is the \
+            words: "What is made of the link when the image goes to another host. Hosts are network namespaces, TCP is the \
                     kernel's, links are emulated. Every copy was compared with its source."
                 .to_owned(),
             tools: &[FIO, STORAGE_DAEMON],

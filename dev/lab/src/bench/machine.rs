@@ -90,7 +90,7 @@ impl Scenario for MachineOptions {
             name: "machine",
             title: "VMs that move, beside QEMU's own migration",
             words: format!(
-                "Half of it is data, of VMs of {}. Each VM's memory and disk were verified.",
+                "Half of the image is data; it is the disk of VMs of {}. Each VM's memory and disk were verified.",
                 Bytes(RAM_BYTES)
             ),
             tools: &[SYSTEM_EMULATOR],

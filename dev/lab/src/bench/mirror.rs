@@ -116,7 +116,7 @@ impl Scenario for MirrorOptions {
         Ok(About {
             name: "mirror",
             title: "Migrations beside copies and QEMU's mirror",
-            words: "What it costs to move it between two folders of one disk. Every copy was compared with its source.".to_owned(),
+            words: "What it costs to move the image between two folders of one disk. Every copy was compared with its source.".to_owned(),
             tools: &[CP, FIO, QEMU_IMG, STORAGE_DAEMON],
             images: 2,
             usual: (7, 2 << 30),

@@ -128,7 +128,7 @@ impl Scenario for NbdOptions {
         Ok(About {
             name: "nbd",
             title: "Sterna beside the raw disk and QEMU's storage daemon",
-            words: format!("What clients get over NBD from it, for {} s each.", self.seconds),
+            words: format!("What clients get over NBD from the image, for {} s each.", self.seconds),
             tools: &[FIO, STORAGE_DAEMON],
             images: 1,
             usual: (5, 2 << 30),

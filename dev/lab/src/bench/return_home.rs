@@ -133,7 +133,7 @@ impl Scenario for ReturnOptions {
         Ok(About {
             name: "return",
             title: "There and home again",
-            words: "It goes to another host and comes home, by three-phase migration, under a guest. Every image that has come \
+            words: "The image goes to another host and comes home, by three-phase migration, under a guest. Every image that has come \
                     home was compared with what the other host had kept."
                 .to_owned(),
             tools: &[FIO],

@@ -136,7 +136,7 @@ pub(super) async fn run<S: Scenario>(
     let (parts, results) = played?;
     removed?;
     let (results, curves) = results.into_found();
-    let lead = format!("An image of {}, {rounds} rounds. {words}", Bytes(size_bytes));
+    let lead = format!("Image: {}. Rounds: {rounds}. {words}", Bytes(size_bytes));
     Ok(Report { bench: name, title, lead, environment, size_bytes, rounds, settings, parts, results, curves })
 }
 

@@ -254,7 +254,7 @@ impl Scenario for StrategiesOptions {
             name: "strategies",
             title: "Strategies beside each other",
             words: format!(
-                "It is moved between two stores of this machine. Each store is slowed down to {latency_us} us more a request, \
+                "The image is moved between two stores of this machine. Each store is slowed down to {latency_us} us more a request, \
                  {operations_per_second} requests and {} a second; the mover copies {depth} chunks of {} at once; rounds may hold \
                  guests for {max_downtime} ms. Off-line: the same mover, and no guest. Every image that has moved was compared.",
                 Bytes(bytes_per_second),
