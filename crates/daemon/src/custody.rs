@@ -41,6 +41,7 @@ use crate::error::RequestError;
 use crate::journal::Journal;
 use crate::stores::{StoreKind, Stores};
 
+pub(crate) use self::claims::is_same;
 use self::headers::Headers;
 pub(crate) use self::making::{allocate, clear_unfinished, set_size};
 

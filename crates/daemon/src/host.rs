@@ -123,6 +123,8 @@ pub(crate) struct Host {
     looks: Arc<Semaphore>,
     /// Held from the choice of a migration's identity until it is in the journal.
     starting_migration: Mutex<()>,
+    /// Held while an image becomes a volume, from its check until it is in the journal.
+    adding_image: Mutex<()>,
     /// True once the daemon is to stop.
     stopping: watch::Sender<bool>,
 }
@@ -191,6 +193,7 @@ impl Host {
             operations: Arc::new(Semaphore::new(OPERATIONS_MAX as usize)),
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             starting_migration: Mutex::new(()),
+            adding_image: Mutex::new(()),
             stopping: watch::Sender::new(false),
         })
     }

@@ -8,13 +8,15 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use migration::custody::{Book, Claim, Found, Identity, Kind, Object};
-use migration::journal::{ImageFormat, ImageLocation, Place, State};
+use migration::journal::{ImageFormat, ImageLocation, Place, State, VolumeRecord};
+use nbd_protocol::{NbdUri, Server};
 use rustix::fs::{AtFlags, CWD, FileType};
 
-use super::claims::{look, unknown};
+use super::claims::{look, look_at, unknown};
 use super::headers::{Headers, Looked, Says};
-use super::leads::{Lead, leads};
+use super::leads::{Lead, leads, of_socket};
 use super::opened::identity;
+use super::stacks::is_here;
 use crate::images::inventory;
 
 /// Files that are examined for one order, in all folders.
@@ -103,8 +105,9 @@ impl<'a> Chains<'a> {
     }
 
     fn add_file(&mut self, path: PathBuf, raw: &BTreeSet<Identity>) {
-        let named = path.file_name().and_then(|name| name.to_str()).and_then(inventory::parse);
-        if named.is_some_and(|(_, format, _)| format == ImageFormat::Raw) {
+        let named = path.file_name().and_then(|name| name.to_str());
+        let kept = named.and_then(|name| inventory::known(name, self.state));
+        if kept.is_some_and(|(_, format, _)| format == ImageFormat::Raw) {
             return;
         }
         // N.B. A folder may be full of devices, as /dev is, and to open one can do something. A device is read only if an image
@@ -112,8 +115,7 @@ impl<'a> Chains<'a> {
         if std::fs::metadata(&path).is_ok_and(|there| !there.is_file()) {
             return;
         }
-        let is_raw = |found: Found| matches!(found, Found::There(identity) if raw.contains(&identity));
-        if path.to_str().is_some_and(|path| is_raw(look(&Place::File(path.to_owned())))) {
+        if matches!(look_at(&path), Found::There(identity) if raw.contains(&identity)) {
             return;
         }
         self.add(&Top::Image(path.display().to_string()), path);
@@ -134,9 +136,10 @@ impl<'a> Chains<'a> {
 
     /// Adds the backing chain of one image.
     pub(super) fn add(&mut self, top: &Top, image: PathBuf) {
-        let mut seen = BTreeSet::new();
+        let (mut seen, mut is_below) = (BTreeSet::new(), false);
         let mut images = VecDeque::from([image]);
         while let Some(image) = images.pop_front() {
+            let is_below = std::mem::replace(&mut is_below, true);
             // A loop ends here, and so does the shared end of two chains.
             if !seen.insert(image.clone())
                 || matches!(top, Top::Image(_)) && !self.walked.insert(image.clone())
@@ -154,7 +157,17 @@ impl<'a> Chains<'a> {
                 Ok(None) => {}
                 Ok(Some(looked)) if self.is_object(&looked) && matches!(top, Top::Image(_)) => {}
                 Ok(Some(looked)) => self.add_below(top, &image, &looked, &mut images),
-                // A missing image has no backing chain, and claims nothing.
+                // N.B. an image below may lie on a disk that is not mounted now.
+                Err(error)
+                    if error.kind() == io::ErrorKind::NotFound && is_below && may_be_unmounted(&image) =>
+                {
+                    let path = image.display();
+                    let why = format!(
+                        "what {path} stands on is not known, because it is not there: mount its disk"
+                    );
+                    self.unknown(top, &image, why);
+                }
+                // Any other missing image has no backing chain, and claims nothing.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !is_in_lost_folder(top, &image) => {}
                 Err(error) => {
                     self.unknown(
@@ -180,11 +193,15 @@ impl<'a> Chains<'a> {
             Says::Names(names) => names,
         };
         for named in names {
-            for lead in leads(&named.name, &looked.folders) {
+            let leads = leads(&named.name, &looked.folders);
+            let is_there = |lead: &Lead| matches!(lead, Lead::File(path) if look_at(path) != Found::Gone);
+            // A relative name has two readings. The one that leads nowhere is not meant.
+            let is_read = leads.iter().any(is_there);
+            for lead in leads {
                 match lead {
                     Lead::File(path) => {
                         self.claim_file(top, &path);
-                        if !named.is_raw {
+                        if !named.is_raw && (!is_read || look_at(&path) != Found::Gone) {
                             images.push_back(path);
                         }
                     }
@@ -212,8 +229,7 @@ impl<'a> Chains<'a> {
         };
         let mut path = path.to_owned();
         for _ in 0..LINKS_MAX {
-            let place = place_of(&path);
-            self.book.add(Claim { kind: kind(), found: look(&place), place });
+            self.book.add(Claim { kind: kind(), found: look_at(&path), place: place_of(&path) });
             let Ok(stat) = rustix::fs::statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW) else { return };
             if FileType::from_raw_mode(stat.st_mode) != FileType::Symlink {
                 return;
@@ -228,7 +244,9 @@ impl<'a> Chains<'a> {
     /// Claims the export, and the images of the volumes that it may belong to.
     fn claim_export(&mut self, image: &Path, uri: &str, volumes: &[String]) {
         let top = image.display().to_string();
-        for known in self.state.volumes.values().filter(|known| volumes.contains(&known.record.name)) {
+        let led = led_to(uri);
+        let is_it = |record: &VolumeRecord| volumes.contains(&record.name) || led.leads_to(record);
+        for known in self.state.volumes.values().filter(|known| is_it(&known.record)) {
             let place = known.record.image.place.clone();
             let kind = Kind::BelowExport { top: top.clone() };
             self.book.add(Claim { kind, found: look(&place), place });
@@ -249,6 +267,46 @@ impl<'a> Chains<'a> {
     fn unknown_above(&mut self, path: &Path, why: String) {
         self.book.add(Claim { kind: Kind::UnknownAbove { why }, ..unknown(path, String::new()) });
     }
+}
+
+/// Where the address of an export leads, whatever the name of the export: a server's default may be any volume.
+enum Led {
+    /// To a socket of this name.
+    Socket(String),
+    /// To a port of this host.
+    Port(u16),
+    /// To another host, or it cannot be read.
+    Nowhere,
+}
+
+impl Led {
+    fn leads_to(&self, record: &VolumeRecord) -> bool {
+        match self {
+            Self::Socket(volume) => *volume == record.name,
+            Self::Port(port) => record.export.listen.as_ref().is_some_and(|listens| {
+                listens.rsplit(':').next().and_then(|listens| listens.parse().ok()) == Some(*port)
+            }),
+            Self::Nowhere => false,
+        }
+    }
+}
+
+fn led_to(uri: &str) -> Led {
+    let Ok(NbdUri { server, .. }) = uri.parse() else { return Led::Nowhere };
+    match server {
+        // A link may have another name than the socket.
+        Server::Unix(path) => {
+            path.canonicalize().ok().and_then(|path| of_socket(&path)).map_or(Led::Nowhere, Led::Socket)
+        }
+        Server::Tcp { host, port } if is_here(&host, port) => Led::Port(port),
+        Server::Tcp { .. } => Led::Nowhere,
+    }
+}
+
+/// Returns whether the disk of a missing image may be unmounted: its folder is missing or empty.
+fn may_be_unmounted(image: &Path) -> bool {
+    let entries = image.parent().map(std::fs::read_dir);
+    entries.is_none_or(|entries| entries.map_or(true, |mut entries| entries.next().is_none()))
 }
 
 fn place_of(path: &Path) -> Place {

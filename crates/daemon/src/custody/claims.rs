@@ -76,7 +76,7 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     if !matches!(step, Step::Discard | Step::TakeBack) || *owner == Owner::Maker {
         return;
     }
-    let kinds = match block::store::users_of(file) {
+    let kinds = match users(file, owner) {
         Ok(users) => users.into_iter().map(|holder| Kind::Foreign { holder }).collect(),
         Err(error) => {
             vec![Kind::Unknown { why: format!("the open files of other programs cannot be listed: {error}") }]
@@ -85,6 +85,16 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     for kind in kinds {
         book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
     }
+}
+
+/// Returns who has an image open. **N.B.** A lane of this daemon counts against orders about other images: somebody may have
+/// renamed the image of a volume that is served, so that no claim has its name.
+fn users(file: &OwnedFd, owner: &Owner) -> io::Result<Vec<String>> {
+    let mut users = block::store::users_of(file)?;
+    if matches!(owner, Owner::Administrator(_) | Owner::Housekeeping) && block::store::is_ours(file)? {
+        users.push("a volume that this daemon serves, whose image has another name,".to_owned());
+    }
+    Ok(users)
 }
 
 impl Custody {
@@ -122,11 +132,22 @@ pub(super) fn look(place: &Place) -> Found {
         // This daemon wrote the address, so its spelling is unique.
         Place::Nbd(uri) => return Found::There(Identity::Export(uri.clone())),
     };
+    look_at(path)
+}
+
+/// Returns what a path leads to. A path need not be text.
+pub(super) fn look_at(path: &Path) -> Found {
     match rustix::fs::stat(path) {
         Ok(stat) => Found::There(identity(&stat)),
         Err(Errno::NOENT | Errno::NOTDIR) => Found::Gone,
         Err(errno) => Found::Unknown(io::Error::from(errno).to_string()),
     }
+}
+
+/// Returns whether two places are the same file, device or export under any name.
+pub(crate) fn is_same(one: &Place, other: &Place) -> bool {
+    one == other
+        || matches!((look(one), look(other)), (Found::There(one), Found::There(other)) if one == other)
 }
 
 /// Adds claims by the name of a file and by the mark beside it.

@@ -15,6 +15,10 @@ use block::store::qcow2::{FilesBelow, HEADER_MAX};
 use rustix::fs::{FileType, Mode, OFlags, Stat};
 
 const REMEMBERED_MAX: usize = 200_000;
+/// They tell the format of every image.
+const FIRST_BYTES: usize = 80;
+/// In a VDI image at byte 64, after a text.
+const VDI_SIGNATURE: [u8; 4] = 0xbeda_107f_u32.to_le_bytes();
 /// A file that changed within this time may change again with the same timestamp: clocks of file systems tick.
 const STILL_CHANGES: Duration = Duration::from_secs(2);
 
@@ -125,10 +129,13 @@ impl Stamp {
 
 fn read(held: &OwnedFd) -> io::Result<Says> {
     let file = File::open(link_of(held))?;
-    let mut bytes = vec![0; 4];
     // Most files are raw: their first bytes are enough.
-    if file.read_at(&mut bytes, 0)? == bytes.len() && !matches!(FilesBelow::parse(&bytes), Ok(None)) {
-        bytes = beginning(&file)?;
+    let mut bytes = beginning(&file, FIRST_BYTES)?;
+    if let Some(format) = other_format(&bytes) {
+        return Ok(Says::Unknown(format!("it has the format {format}, which is not read here")));
+    }
+    if !matches!(bytes.get(..4).map(FilesBelow::parse), None | Some(Ok(None))) {
+        bytes = beginning(&file, HEADER_MAX)?;
     }
     Ok(match FilesBelow::parse(&bytes) {
         Ok(None) => Says::Nothing,
@@ -137,9 +144,24 @@ fn read(held: &OwnedFd) -> io::Result<Says> {
     })
 }
 
-/// Returns the part of a file that can hold a header.
-fn beginning(file: &File) -> io::Result<Vec<u8>> {
-    let mut bytes = vec![0; HEADER_MAX];
+/// Returns the format of an image that may stand on others, other than qcow2, by its first bytes.
+fn other_format(bytes: &[u8]) -> Option<&'static str> {
+    let begins = |magic: &[u8]| bytes.starts_with(magic);
+    let formats: [(&str, &[&[u8]]); 5] = [
+        ("QED", &[b"QED\0"]),
+        ("VMDK", &[b"KDMV", b"COWD", b"# Disk DescriptorFile"]),
+        ("VHDX", &[b"vhdxfile"]),
+        ("VHD", &[b"conectix"]),
+        ("Parallels", &[b"WithoutFreeSpace", b"WithouFreSpacExt"]),
+    ];
+    let is_vdi = bytes.get(64..68) == Some(&VDI_SIGNATURE);
+    let found = formats.iter().find(|(_, magics)| magics.iter().any(|magic| begins(magic)));
+    found.map(|(name, _)| *name).or_else(|| is_vdi.then_some("VDI"))
+}
+
+/// Returns the first bytes of a file, at most so many.
+fn beginning(file: &File, most: usize) -> io::Result<Vec<u8>> {
+    let mut bytes = vec![0; most];
     let mut count = 0;
     while let Some(rest) = bytes.get_mut(count..).filter(|rest| !rest.is_empty()) {
         match file.read_at(rest, count as u64) {
@@ -155,7 +177,8 @@ fn beginning(file: &File) -> io::Result<Vec<u8>> {
 
 fn named(below: FilesBelow) -> Says {
     let is_raw = matches!(below.backing_format.as_deref(), Some("raw" | "file" | "host_device"));
-    let backing = below.backing.map(|name| Named { name, is_raw });
+    // Options may put any format below a raw one.
+    let backing = below.backing.map(|name| Named { is_raw: is_raw && !name.starts_with(b"json:"), name });
     let data_file = below.data_file.map(|name| Named { name, is_raw: true });
     let names: Vec<Named> = backing.into_iter().chain(data_file).collect();
     if names.is_empty() { Says::Nothing } else { Says::Names(names) }

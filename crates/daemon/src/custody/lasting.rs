@@ -180,8 +180,10 @@ fn device(sys: &Path, (major, minor): (u32, u32)) -> Option<Lasting> {
 
 /// Returns the name of the whole device with this folder.
 fn name_of(sys: &Path, folder: &Path) -> DeviceName {
-    if let Some(file) = read(&folder.join("loop/backing_file")) {
-        return loop_over(&file, &read(&folder.join("loop/offset")).unwrap_or_default());
+    // A name may end in spaces.
+    if let Ok(file) = std::fs::read_to_string(folder.join("loop/backing_file")) {
+        let file = file.trim_end_matches('\n');
+        return loop_over(file, &read(&folder.join("loop/offset")).unwrap_or_default());
     }
     let numbers = ["dm/uuid", "md/uuid", "wwid", "device/wwid", "serial", "device/serial"];
     if let Some((kind, number)) = numbers.iter().find_map(|name| Some((name, read(&folder.join(name))?))) {

@@ -96,8 +96,8 @@ fn export(uri: &str, rest: &str) -> Lead {
 }
 
 /// Returns the volume that a socket of Sterna is named after.
-fn of_socket(socket: &str) -> Option<String> {
-    Some(Path::new(socket).file_stem()?.to_str()?.to_owned())
+pub(super) fn of_socket(socket: impl AsRef<Path>) -> Option<String> {
+    Some(socket.as_ref().file_stem()?.to_str()?.to_owned())
 }
 
 /// Decodes the percent signs of a part of a URI.

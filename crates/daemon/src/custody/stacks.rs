@@ -137,6 +137,12 @@ fn ends_of(server: &Server) -> io::Result<Vec<String>> {
     }
 }
 
+/// Returns whether a host's name, or address, means this host.
+pub(super) fn is_here(host: &str, port: u16) -> bool {
+    let found = (host, port).to_socket_addrs();
+    found.is_ok_and(|mut found| found.any(|address| end_at(address.ip(), port) == format!("here {port}")))
+}
+
 /// Names an address; all addresses of this host count as one place.
 fn end_at(address: IpAddr, port: u16) -> String {
     let address = address.to_canonical();

@@ -244,14 +244,25 @@ fn a_target_that_is_given_up_goes_while_this_daemon_still_has_it_open() {
     assert_eq!((from.exists(), to.exists()), (false, true));
 }
 
-/// Makes a small image with `qemu-img`, with the backing file `backing` as written.
-fn overlay(path: &Path, backing: &str) {
-    let mut bytes = vec![0; 4096];
+/// Makes a small image with the backing file `backing` as written.
+fn overlay(path: &Path, backing: impl AsRef<[u8]>) {
+    let (mut bytes, backing) = (vec![0; 4096], backing.as_ref());
     bytes[..8].copy_from_slice(b"QFI\xfb\0\0\0\x02");
     bytes[8..16].copy_from_slice(&512_u64.to_be_bytes());
     bytes[16..20].copy_from_slice(&(backing.len() as u32).to_be_bytes());
     bytes[20..24].copy_from_slice(&16_u32.to_be_bytes());
-    bytes[512..512 + backing.len()].copy_from_slice(backing.as_bytes());
+    bytes[512..512 + backing.len()].copy_from_slice(backing);
+    std::fs::write(path, bytes).unwrap();
+}
+
+/// Does the same, and says that the backing file is raw.
+fn overlay_of_raw(path: &Path, backing: &str) {
+    overlay(path, backing);
+    let mut bytes = std::fs::read(path).unwrap();
+    // An extension of version 2 follows the 72 bytes of the header: the format of the backing file.
+    bytes[72..76].copy_from_slice(&0xe279_2aca_u32.to_be_bytes());
+    bytes[76..80].copy_from_slice(&3_u32.to_be_bytes());
+    bytes[80..83].copy_from_slice(b"raw");
     std::fs::write(path, bytes).unwrap();
 }
 
@@ -320,6 +331,91 @@ fn an_image_whose_header_or_name_is_not_understood_keeps_all() {
     // The header in a raw disk whose format is known means nothing: its guest has written it.
     std::fs::rename(&other, folder.path().join("fast/v.img.moved-m1")).unwrap();
     custody.delete(&base, &BY_NAME).unwrap();
+}
+
+#[test]
+fn an_image_below_one_that_is_read_otherwise_or_not_at_all_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let custody = of_two_stores(folder.path(), Vec::new());
+    let at = |name: &str| folder.path().join(name);
+    let (base, top, middle) = (image(&at("slow"), "base"), at("fast/top"), at("mnt/middle"));
+    // Raw, over qcow2, over the base.
+    std::fs::create_dir(at("mnt")).unwrap();
+    overlay(&middle, &base.display().to_string());
+    let options =
+        serde_json::json!({ "driver": "raw", "file.driver": "qcow2", "file.file.filename": middle });
+    overlay_of_raw(&top, &format!("json:{options}"));
+    refused(custody.delete(&base, &BY_NAME), "stands on it");
+    // The disk of the image between the two is not mounted.
+    overlay(&top, &middle.display().to_string());
+    std::fs::remove_file(&middle).unwrap();
+    refused(custody.delete(&base, &BY_NAME), "mount its disk");
+    // A missing file among others is gone.
+    std::fs::write(at("mnt/other"), b"").unwrap();
+    custody.check_deletion(&base, &BY_NAME, |_| ()).unwrap();
+    for bytes in
+        [&b"QED\0"[..], b"# Disk DescriptorFile\n", &[&[0; 64][..], &0xbeda_107f_u32.to_le_bytes()].concat()]
+    {
+        std::fs::write(&top, bytes).unwrap();
+        refused(custody.delete(&base, &BY_NAME), "which is not read here");
+    }
+}
+
+#[test]
+fn a_backing_file_whose_name_is_not_text_is_found() {
+    use std::os::unix::ffi::OsStrExt as _;
+    let folder = tempfile::tempdir().unwrap();
+    let custody = of_two_stores(folder.path(), Vec::new());
+    let base = image(&folder.path().join("slow"), "base");
+    let odd = folder.path().join(std::ffi::OsStr::from_bytes(b"b\xf6se"));
+    std::os::unix::fs::symlink(folder.path().join("slow"), &odd).unwrap();
+    overlay(&folder.path().join("fast/top"), odd.join("base").as_os_str().as_bytes());
+    refused(custody.delete(&base, &BY_NAME), "stands on it");
+}
+
+#[test]
+fn a_kept_image_is_read_as_the_journal_says_whatever_its_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    let mut records = left(&at("fast/v.img"), &at("slow/v.img"));
+    let Record::MigrationStarted { volumes, .. } = &mut records[1] else { panic!() };
+    volumes[0].source.format = ImageFormat::Qcow2;
+    let custody = of_two_stores(folder.path(), records);
+    let base = image(&at("slow"), "base");
+    overlay(&at("fast/v.img.moved-m7"), base.display().to_string());
+    refused(custody.delete(&base, &BY_NAME), "stands on it");
+}
+
+#[test]
+fn the_image_of_a_volume_that_somebody_has_renamed_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), "v.img");
+    let custody = custody(vec![volume(location(&path))]);
+    let served = Image::open(&path, Access::ReadWrite).unwrap();
+    let renamed = folder.path().join("x.img.moved-m9");
+    std::fs::rename(&path, &renamed).unwrap();
+    refused(custody.delete(&renamed, &BY_NAME), "a volume that this daemon serves");
+    drop(served);
+}
+
+#[test]
+fn an_export_leads_to_its_volume_by_its_port_and_by_a_link_to_its_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("v.sock");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let link = folder.path().join("link");
+    std::os::unix::fs::symlink(&socket, &link).unwrap();
+    std::fs::create_dir_all(folder.path().join("slow")).unwrap();
+    let base = image(&folder.path().join("slow"), "base");
+    let mut added = volume(location(&base));
+    if let Record::VolumeAdded(record) = &mut added {
+        record.export.listen = Some("0.0.0.0:10991".to_owned());
+    }
+    let custody = of_two_stores(folder.path(), vec![added]);
+    for uri in ["nbd://127.0.0.1:10991".to_owned(), format!("nbd+unix:///?socket={}", link.display())] {
+        overlay(&folder.path().join("fast/top"), &uri);
+        refused(custody.check_removal(V, &base), "stands on the export of its volume");
+    }
 }
 
 #[test]

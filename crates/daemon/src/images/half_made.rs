@@ -31,9 +31,18 @@ const EXPLANATION: &[u8] =
 /// a power cut may remove.
 pub(crate) fn mark(path: &Path) -> io::Result<()> {
     let mark = mark_of(path);
-    // A leftover of an image with this name that was deleted by hand.
-    remove(&mark)?;
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark)?;
+    if is_mark(&mark) {
+        // A leftover of an image with this name that was deleted by hand.
+        remove(&mark)?;
+    }
+    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark);
+    let mut file = made.map_err(|error| match error.kind() {
+        io::ErrorKind::AlreadyExists => {
+            let why = format!("{} is there, a file that is not Sterna's: move it away", mark.display());
+            io::Error::new(error.kind(), why)
+        }
+        _ => error,
+    })?;
     let written = file.write_all(&[MAGIC, EXPLANATION].concat()).and_then(|()| file.sync_all());
     written.and_then(|()| sync_folder_of(path)).inspect_err(|_| drop(remove(&mark)))
 }
@@ -122,6 +131,16 @@ mod tests {
     use migration::{Attempt, HostId, MigrationId, VolumeId};
 
     use super::*;
+
+    #[test]
+    fn a_file_of_somebody_else_with_the_name_of_a_mark_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let theirs = folder.path().join(".v.img.partial");
+        std::fs::write(&theirs, b"an upload").unwrap();
+        let refused = mark(&folder.path().join("v.img")).unwrap_err();
+        assert!(refused.to_string().contains("move it away"), "{refused}");
+        assert_eq!(std::fs::read(&theirs).unwrap(), b"an upload");
+    }
 
     #[test]
     fn an_image_is_marked_until_it_is_unmarked_or_gone() {

@@ -42,12 +42,24 @@ pub(crate) struct Kept {
     pub(crate) kept_unix_ms: Option<u64>,
 }
 
+/// Parses the name of a kept image: its volume, its format as the journal has it, or else as the name does, and the migration.
+pub(crate) fn known<'a>(name: &'a str, state: &State) -> Option<(&'a str, ImageFormat, MigrationId)> {
+    let (volume, by_name, migration) = parse(name)?;
+    let volumes = state.migrations.get(&migration).map_or(&[][..], |known| &known.volumes);
+    let is_it = |source: &&ImageLocation| {
+        let source = source.place.file().and_then(|path| Path::new(path).file_name()?.to_str());
+        source.is_some_and(|source| name.starts_with(source))
+    };
+    let recorded = volumes.iter().map(|moving| &moving.source).find(is_it);
+    Some((volume, recorded.map_or(by_name, |image| image.format), migration))
+}
+
 pub(crate) fn in_store(store: &Store, state: &State) -> io::Result<Vec<Kept>> {
     let StoreKind::Folder { folder, .. } = store.kind() else { return Ok(Vec::new()) };
     let mut found = Vec::new();
     for entry in std::fs::read_dir(folder.path())? {
         let path = entry?.path();
-        let named = path.file_name().and_then(|name| name.to_str()).and_then(parse);
+        let named = path.file_name().and_then(|name| name.to_str()).and_then(|name| known(name, state));
         let Some((volume, format, migration)) = named else { continue };
         let Some(text) = path.to_str() else { continue };
         let image =

@@ -89,6 +89,13 @@ impl Host {
             );
             return Err(RequestError::Invalid(text));
         }
+        if self.journal.read(|state| state.fillings.contains_key(&record.volume)) {
+            let text = format!(
+                "\"{name}\" is being filled: an earlier copy of its image lacks blocks that are recorded as present; put the file back that \
+                 it was, or remove the volume here and bring it again from its former host"
+            );
+            return Err(RequestError::Invalid(text));
+        }
         let (custody, place) = (self.custody.clone(), record.image.place.clone());
         if !blocking(move || Ok(custody.accept(record.volume, &place)?)).await? {
             let text =

@@ -16,6 +16,7 @@ use migration::journal::{
 };
 use migration::{CommitFault, VolumeId};
 
+use crate::custody::is_same;
 use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
 use crate::files::descriptors;
@@ -205,6 +206,8 @@ impl Host {
             Ok(ImageLocation { store: String::new(), place, format })
         })
         .await?;
+        // N.B. from the check until the record: of two orders for one image, one gets it.
+        let _adding = self.adding_image.lock().await;
         self.check_free(&image.place, fences)?;
         let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finder_of(name));
         let (size_bytes, known) = blocking(move || {
@@ -242,14 +245,15 @@ impl Host {
             return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
         }
         self.journal.read(|state| {
-            let is_here = |image: &ImageLocation| image.place == *place;
+            let is_here = |image: &ImageLocation| is_same(&image.place, place);
             let volume = state.claimed_records().find(|record| is_here(&record.image));
             if let Some(volume) = volume {
                 let volume = volume.name.clone();
                 return Err(RequestError::PlaceTaken { place: place.clone(), volume });
             }
-            match state.reservations.get(place) {
-                Some(fence) if fences == Fences::Hold => {
+            // A device has several names.
+            match state.reservations.iter().find(|(reserved, _)| is_same(reserved, place)) {
+                Some((_, fence)) if fences == Fences::Hold => {
                     Err(RequestError::Fenced { place: place.clone(), fence: fence.clone() })
                 }
                 _ => Ok(()),

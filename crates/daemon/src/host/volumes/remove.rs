@@ -58,6 +58,11 @@ impl Host {
             self.journal.read(|state| state.origin_of(volume)),
             wish(&record, how)?,
         );
+        if let Some(image) = doomed(&record, fate) {
+            // N.B. before it is stopped: what is refused changes nothing.
+            let custody = self.custody.clone();
+            blocking(move || Ok(custody.check_removal(volume, &image)?)).await?;
+        }
         if let Some(Service::Serving(lane)) = claim.removing() {
             lane.stop(self.limits().stop_wait_max).await;
         }
