@@ -94,6 +94,8 @@ impl Successors {
         loop {
             tokio::select! {
                 heard = self.heard.recv() => match heard {
+                    // N.B. This daemon may have heard late: its end would leave no daemon.
+                    Some((Asked::Asks(_), Some(stream))) if has_gone(&stream) => {}
                     Some((Asked::Asks(successor), Some(stream))) => {
                         self.waiting.insert(successor, stream);
                         return Asked::Asks(successor);
@@ -237,6 +239,15 @@ fn send(stream: &UnixStream, tag: u8, descriptors: &[BorrowedFd<'_>]) -> io::Res
     Ok(())
 }
 
+/// Returns whether the other end is closed, although the request that it sent could still be read.
+fn has_gone(stream: &UnixStream) -> bool {
+    let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
+    match rustix::net::recv(stream, &mut [0], flags) {
+        Ok((count, _)) => count == 0,
+        Err(errno) => errno != rustix::io::Errno::AGAIN,
+    }
+}
+
 async fn gone(waiting: &BTreeMap<Successor, UnixStream>) -> Successor {
     if waiting.is_empty() {
         return std::future::pending().await;
@@ -363,6 +374,23 @@ mod tests {
         drop(stream);
         assert_eq!(successors.next().await, Asked::Gone(second));
         assert!(successors.deliver(second, &estate().0).await.is_err());
+    }
+
+    #[tokio::test]
+    async fn a_request_that_is_heard_after_its_daemon_has_gone_does_not_count() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut successors = Successors::listen(folder.path());
+        let mut early = StdStream::connect(folder.path().join(SOCKET)).unwrap();
+        early.write_all(REQUEST).unwrap();
+        // It has gone before it is accepted.
+        drop(early);
+        let late = asks(folder.path());
+        let Asked::Asks(successor) = successors.next().await else { panic!("the late one asks") };
+        successors.refuse(successor, Refusal::Managed);
+        assert!(
+            matches!(late.await.unwrap(), Err(TakeOverError::Refused(_))),
+            "the early one was heard instead"
+        );
     }
 
     #[tokio::test]
