@@ -147,8 +147,11 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
                 return Err(Denied::NotGiven);
             }
             let is_here = |moving: &MigratingVolume| state.volumes.contains_key(&moving.volume);
+            let is_in_question = |moving: &MigratingVolume| state.is_departure_in_question(moving.volume);
             match recorded.stage {
                 Stage::Copying => Ok(()),
+                // The journal was restored, and it is not settled whether the image is still of that departure.
+                Stage::Released(_) if recorded.volumes.iter().any(is_in_question) => Err(Denied::NotYet),
                 // **N.B.** Once the volume is owned here again, the image holds data of another time.
                 Stage::Released(_) if !recorded.volumes.get(index.as_usize()).is_some_and(is_here) => Ok(()),
                 _ => over(),
@@ -216,6 +219,8 @@ fn judge_former_owner(
     match recorded.stage {
         Stage::Copying | Stage::Prepared(_) | Stage::Released(_) => return Err(Denied::NotYet),
         Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. }) => {}
+        // The waiting copy of a restored journal has become this host's volume by order.
+        Stage::Ended(_) if state.was_reinstated_from(id, recorded) => {}
         Stage::HandedBack | Stage::Discarding(_) | Stage::Ended(_) => return Err(Denied::Over),
     }
     let is_here = state.volumes.contains_key(&volume);

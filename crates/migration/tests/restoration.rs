@@ -6,8 +6,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use chronicle::{BranchId, Generation, StayId};
+use migration::authority::{Denied, Request, Role, judge};
+use migration::filling::Manifest;
 use migration::journal::{
-    Doubt, Entry, ExportSettings, Forwarding, HostList, ImageFormat, ImageLocation, MigratingVolume,
+    Doubt, Entry, ExportSettings, Forwarding, Hollow, HostList, ImageFormat, ImageLocation, MigratingVolume,
     NamedHost, Outcome, Place, Record, Side, Stage, State, Unlisted, VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
@@ -16,7 +18,7 @@ use migration::restoration::{
     Restoration, Ruling, Standing, Surroundings, Whereabouts, Word, Words, confirm, forget, hosts_to_ask,
     knowledge, order, restore, ruling,
 };
-use migration::{Attempt, HostId, MigrationId, VolumeId, recovery};
+use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex, recovery};
 
 const VOLUME: VolumeId = VolumeId([1; 16]);
 const ONE: HostId = HostId([1; 32]);
@@ -485,4 +487,66 @@ fn an_image_that_is_not_fit_is_not_served_by_itself() {
         asking.tell(Event::Looked(VOLUME, look));
         assert_eq!((asking.words(), known(&asking)), (Words::Agreed, Err(refused)));
     }
+}
+
+/// Returns a departure in which the target lacks blocks.
+fn leaves_hollow(generation: u64) -> Vec<Record> {
+    let mut records = leaves(generation);
+    let manifests = vec![(VOLUME, Manifest { units: 4, checksum: 1 })];
+    let hollow = Hollow { attempt: Attempt(1), manifests };
+    records.insert(2, Record::Hollow { migration: MigrationId(0), hollow });
+    records
+}
+
+#[test]
+fn an_image_of_which_another_host_lacks_parts_is_read_again_once_that_host_has_confirmed() {
+    let role = Role::Filler { migration: MigrationId(0), volume: VolumeIndex(0) };
+    let reads = |state: &State| judge(state, TWO, role, Request::Reservoir(VolumeIndex(0)));
+    // The generation that the other host has, and what follows: the departure continues, or has ended without a deletion.
+    for (generation, expected) in [(3, Ok(())), (5, Err(Denied::Over))] {
+        let mut asking = Asking::of(&leaves_hollow(2));
+        assert!(
+            !asking.state.migrations[&MigrationId(0)].has_ended() && asking.state.is_reservoir("/a/v.img")
+        );
+        assert_eq!(
+            reads(&asking.state),
+            Err(Denied::NotYet),
+            "nobody has said of which departure the image is"
+        );
+        assert!(migration::promotion::departed_named(&asking.state, "v").is_none(), "another order decides");
+        asking.tell(Event::Looked(VOLUME, Look::Fit));
+        asking.answer(THREE, None);
+        assert_eq!(asking.answer(TWO, Some((generation, Whereabouts::Here))), [Action::Confirm(VOLUME)]);
+        let records = confirm(&asking.state, VOLUME, &asking.standing()).unwrap();
+        let mut state = asking.state.clone();
+        state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
+        assert_eq!(reads(&state), expected);
+        assert_eq!(state.migrations[&MigrationId(0)].has_ended(), expected.is_err());
+    }
+    // The volume has returned, or is to be forgotten: the departure has ended.
+    let mut asking = Asking::of(&leaves_hollow(2));
+    asking.tell(Event::Looked(VOLUME, Look::Fit));
+    asking.answer(THREE, None);
+    asking.answer(TWO, Some((4, Whereabouts::WithYou)));
+    let returned = confirm(&asking.state, VOLUME, &asking.standing()).unwrap();
+    for records in [returned, forget(&asking.state, VOLUME).unwrap()] {
+        let mut state = asking.state.clone();
+        state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
+        assert!(state.migrations[&MigrationId(0)].has_ended() && state.in_question().next().is_none());
+        assert!(state.moved.is_empty());
+    }
+}
+
+#[test]
+fn clients_at_the_source_of_a_reinstated_copy_are_forwarded() {
+    let mut asking = Asking::of(&comes(ONE, 2)[..2]);
+    let uses = |state: &State| {
+        judge(state, ONE, Role::FormerOwner { migration: MigrationId(0) }, Request::Volume(VOLUME))
+    };
+    assert_eq!(uses(&asking.state), Err(Denied::Over), "nobody knows whose it is");
+    asking.tell(Event::Looked(VOLUME, Look::Fit));
+    let records = order(&asking.state, VOLUME, &asking.standing(), Order::Force, BRANCH).unwrap();
+    let mut state = asking.state.clone();
+    state.apply(&Entry { at_unix_ms: 9, records }).unwrap();
+    assert_eq!(uses(&state), Ok(()));
 }

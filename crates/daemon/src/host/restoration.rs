@@ -206,10 +206,11 @@ impl Host {
         let Some(standing) = self.look_anew(volume).await else { return Ok(()) };
         let records = self.journal.read(|state| restoration::confirm(state, volume, &standing));
         let records = records.map_err(|reason| self.refused(&name, reason))?;
-        if let [Record::DepartureConfirmed { .. }] = records[..] {
+        if let [.., Record::DepartureConfirmed { .. }] = records[..] {
             self.journal.commit(records).await?;
             claim.removed();
             tracing::info!(volume = %name, "another host has confirmed that it has a volume that left this host");
+            self.resume_confirmed(volume).await;
             self.lead_to_departed(volume).await;
             self.restoring.told.notify_one();
             return Ok(());

@@ -93,7 +93,7 @@ impl MigrationState {
     }
 
     /// Returns whether the volumes have left this host, and their new owner lacks blocks.
-    fn leaves_blocks(&self) -> bool {
+    pub(crate) fn leaves_blocks(&self) -> bool {
         matches!((&self.side, &self.stage), (Side::Outgoing { .. }, Stage::Released(_)))
             && self.hollow_now().is_some()
     }

@@ -14,9 +14,10 @@ use chronicle::{BranchId, Generation, StayId};
 use serde::{Deserialize, Serialize};
 
 use super::image::ImageLocation;
-use super::record::{Record, VolumeRecord};
-use super::side::{Branch, Moved};
-use super::state::{Inconsistent, State, VolumeState};
+use super::record::{Outcome, Record, VolumeRecord};
+use super::side::{Branch, Moved, Side};
+use super::stage::Stage;
+use super::state::{Inconsistent, MigrationState, State, VolumeState};
 use crate::identity::{HostId, MigrationId, VolumeId};
 
 /// The fact that this host's journal was restored from a backup, and the volumes that wait since then.
@@ -168,6 +169,18 @@ impl State {
         self.restored.as_ref().is_some_and(|restored| migration.0 < restored.numbers_from)
     }
 
+    /// Returns whether the volumes of an incoming migration are this host's although the restored journal ended it: its copies
+    /// waited for the source at that time, and were reinstated since.
+    pub fn was_reinstated_from(&self, id: MigrationId, recorded: &MigrationState) -> bool {
+        let Side::Incoming { volumes, .. } = &recorded.side else { return false };
+        let has_come = |came: &VolumeRecord| {
+            let here = self.volumes.get(&came.volume).map(|known| known.record.generation);
+            let gone = self.moved.get(&came.volume).map(|gone| gone.generation);
+            here.or(gone).is_some_and(|known| known > came.generation)
+        };
+        recorded.has_ended() && self.is_of_lost_time(id) && volumes.iter().all(has_come)
+    }
+
     /// Returns the restoration as the records that follow a snapshot.
     pub(super) fn restored_records(&self) -> impl Iterator<Item = Record> {
         let restored = self.restored.clone().into_iter();
@@ -217,10 +230,21 @@ impl State {
         self.reservations.remove(&known.record.image.place);
         // Since the backup it may have come to another file of that name: the one that was examined is its image.
         self.images.remove(&known.record.image.place);
-        self.moved.remove(&volume);
+        if let Some(moved) = self.moved.remove(&volume) {
+            self.end_taken_back(moved.migration);
+        }
         self.volumes.insert(volume, known);
         self.next_migration = self.next_migration.max(stay.0 + 1);
         Ok(())
+    }
+
+    /// Ends an unfinished departure whose volume is this host's again.
+    fn end_taken_back(&mut self, migration: MigrationId) {
+        if let Some(left) = self.migrations.get_mut(&migration).filter(|left| !left.has_ended()) {
+            left.stage = Stage::Ended(Outcome::TakenBack);
+            left.ended_unix_ms = left.ended_unix_ms.or(Some(left.started_unix_ms));
+            left.hollow = None;
+        }
     }
 
     pub(super) fn forget_restored(&mut self, volume: VolumeId) -> Result<(), Inconsistent> {

@@ -5,7 +5,7 @@ use chronicle::{BranchId, Generation};
 use super::next_stay;
 use super::ruling::{Claims, Ruling, Standing, Words, ruling};
 use crate::identity::VolumeId;
-use crate::journal::{Record, State};
+use crate::journal::{Moved, Outcome, Record, State, Summary};
 
 /// An order to take a volume without the confirmation of every host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,7 +76,7 @@ fn carried_out(
     let known = state.questioned(volume).ok_or(Refused::NotWaiting)?;
     let claims = match ruling {
         Ruling::Serve(claims) => claims,
-        Ruling::StaysAway => return Ok(vec![Record::DepartureConfirmed { volume }]),
+        Ruling::StaysAway => return Ok(stays_away(state, volume, standing)),
         Ruling::Waits(refused) => return Err(refused),
     };
     let left = state.moved.get(&volume).map(|moved| moved.generation);
@@ -100,9 +100,34 @@ fn carried_out(
 pub fn forget(state: &State, volume: VolumeId) -> Result<Vec<Record>, Refused> {
     state.questioned(volume).ok_or(Refused::NotWaiting)?;
     Ok(match state.is_departure_in_question(volume) {
-        true => vec![Record::MovedForgotten { volume }],
+        true => {
+            end_of_departure(state, volume).into_iter().chain([Record::MovedForgotten { volume }]).collect()
+        }
         false => vec![Record::RestoredForgotten { volume }],
     })
+}
+
+/// Returns the records for a volume that is where it went. Its departure continues if its owner still reads missing blocks here.
+fn stays_away(state: &State, volume: VolumeId, standing: &Standing) -> Vec<Record> {
+    let confirmed = Record::DepartureConfirmed { volume };
+    let is_unchanged = |moved: &Moved| match standing.words {
+        // **N.B.** After another return and departure the image here is of another time, or another departure's.
+        Words::Away(host, generation) => (host, generation) == (moved.host, moved.generation),
+        _ => false,
+    };
+    match state.moved.get(&volume).is_some_and(is_unchanged) {
+        true => vec![confirmed],
+        false => end_of_departure(state, volume).into_iter().chain([confirmed]).collect(),
+    }
+}
+
+/// Ends the unfinished departure of a volume in this journal. **N.B.** Nothing is deleted.
+fn end_of_departure(state: &State, volume: VolumeId) -> Option<Record> {
+    let migration = state.moved.get(&volume)?.migration;
+    state.migrations.get(&migration).filter(|known| !known.has_ended())?;
+    let left_over = "the journal was restored from a backup; the image that the volume left stays".to_owned();
+    let (outcome, summary) = (Outcome::Moved { left_over }, Summary::default());
+    Some(Record::MigrationEnded { migration, outcome, summary })
 }
 
 impl Words {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use block::store::image::Patience;
 use block::store::{Holder, Opened};
 use lane::{LaneHandle, LaneStore, Opening};
-use migration::journal::{LaneLeft, Moved, Record, Side, State, Users, VolumeRecord};
+use migration::journal::{LaneLeft, MigrationState, Moved, Record, Side, State, Users, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
 use migration::recovery;
 use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
@@ -43,6 +43,9 @@ impl Host {
             self.lead_to_departed(moved.volume.record.volume).await;
         }
         for (migration, recorded) in unfinished {
+            if self.is_in_question(&recorded) {
+                continue;
+            }
             let host = Arc::clone(self);
             let resumed = async move {
                 match recorded.side {
@@ -66,6 +69,27 @@ impl Host {
             let reason = error.message();
             tracing::error!(volume = %name, reason, "cannot forward its clients yet; trying again");
             tokio::spawn(Arc::clone(self).forward_in_the_end(name, volume));
+        }
+    }
+
+    /// Returns whether a migration waits until other hosts have answered what became of its volumes.
+    fn is_in_question(&self, recorded: &MigrationState) -> bool {
+        let mut volumes = recorded.volumes.iter();
+        self.journal.read(|state| volumes.any(|moving| state.is_departure_in_question(moving.volume)))
+    }
+
+    /// Resumes the departure of a volume that other hosts have confirmed, if its owner still reads missing blocks here.
+    pub(in crate::host) async fn resume_confirmed(self: &Arc<Self>, volume: VolumeId) {
+        let departure = self.journal.read(|state| {
+            let migration = state.moved.get(&volume)?.migration;
+            let recorded = state.migrations.get(&migration).filter(|recorded| !recorded.has_ended())?;
+            Some((migration, recorded.clone()))
+        });
+        if let Some((migration, recorded)) = departure
+            && !self.is_in_question(&recorded)
+            && !self.sessions.has(migration)
+        {
+            self.resume_outgoing(migration, &recorded).await;
         }
     }
 
