@@ -30,6 +30,7 @@ mod manifest;
 pub(crate) mod monitors;
 pub(crate) mod moving;
 mod needs;
+mod own_sockets;
 mod probe;
 pub(crate) mod process;
 pub(crate) mod proof;

@@ -138,6 +138,7 @@ impl Vms {
         let compared = move || Ok(same_files::differences(&command, &needs.files, &user));
         let mut differences = blocking(compared).await?;
         differences.warnings.extend(changed);
+        differences.faults.extend(self.long_sockets(&manifest.name, &definition));
         Ok((differences, scope))
     }
 

@@ -23,7 +23,7 @@ use hypervisor::qemu::command_line::understood::{Allowed, Understood};
 use hypervisor::qemu::command_line::{Template, Values, Variable};
 use serde::{Deserialize, Serialize};
 
-use super::VmError;
+use super::{VmError, own_sockets};
 use crate::names;
 
 /// The longest definition in bytes: a request with one must fit into the API's limit.
@@ -178,6 +178,13 @@ impl Definition {
     /// Returns the files that move with it, by placeholder name.
     pub(super) fn files(&self) -> &BTreeMap<String, PathBuf> {
         &self.files
+    }
+
+    /// Returns the names of the paths at which its QEMU listens.
+    pub(super) fn own_sockets(&self) -> Vec<String> {
+        let is_socket = |word: &&Template| own_sockets::is_socket(&word.fill(|_| String::new()));
+        let places = self.command.iter().filter(is_socket).flat_map(Template::variables);
+        places.filter(|place| place.kind == "path").map(|place| place.name.clone()).collect()
     }
 
     pub(super) fn has_tpm(&self) -> bool {

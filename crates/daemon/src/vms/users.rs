@@ -9,11 +9,11 @@ use std::collections::BTreeSet;
 use std::hash::{BuildHasher as _, RandomState};
 use std::ops::RangeInclusive;
 use std::os::unix::fs::MetadataExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::arrival::blocking;
-use super::{Definition, VmError, Vms, qemu_sockets};
+use super::{Definition, VmError, Vms, own_sockets, qemu_sockets, tpm};
 use crate::config::{QemuUser, RunsAs, VmUsers};
 use hypervisor::qemu::command_line::sandbox;
 
@@ -33,6 +33,16 @@ impl Vms {
         let (vms, name, numbers) = (Arc::clone(self), name.to_owned(), numbers.clone());
         let number = blocking(move || vms.number_for(&name, &numbers)).await?;
         Ok(Some(user.of_vm(number)))
+    }
+
+    /// Returns which sockets of a VM would have too long a path here.
+    pub(super) fn long_sockets(&self, name: &str, definition: &Definition) -> Vec<String> {
+        // A QEMU with a user of its own finds its files from its working directory.
+        let is_relative = matches!(&self.allowed.runs_as, RunsAs::Other(_))
+            && !sandbox::becomes_others(&definition.command_with_places());
+        let files = if is_relative { PathBuf::new() } else { self.vm_folder(name) };
+        let monitor = self.monitor(name);
+        own_sockets::faults(definition, &files, (&qemu_sockets::place(&monitor), &tpm::socket(&monitor)))
     }
 
     /// Returns the number of a VM's user: its former one, or a free one. May block.

@@ -231,6 +231,18 @@ mod tests {
     }
 
     #[test]
+    fn a_vm_that_cannot_move_is_refused_by_its_state_and_not_a_mistake_in_the_order() {
+        let vm = || "m".to_owned();
+        let wanted = Duration::from_millis(1);
+        for error in [
+            RequestError::VmUnmovable { vm: vm(), reason: String::new() },
+            RequestError::DowntimeUnreachable { vm: vm(), least: wanted * 2, wanted },
+        ] {
+            assert_eq!(error.code(), api::ErrorCode::VmUnsuitable, "{error}");
+        }
+    }
+
+    #[test]
     fn what_the_other_host_says_is_one_answer_and_what_passes_is_none() {
         let refused = |code, detail: &str| RequestError::HostRefused {
             host: "beta".to_owned(),
