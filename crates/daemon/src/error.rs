@@ -197,6 +197,19 @@ pub(crate) enum RequestError {
     /// The migration can be cancelled only before its handover.
     #[error("cannot cancel migration {0}: it is being completed")]
     TooLate(MigrationId),
+    /// The volumes are handed over, and wait for the other host's word.
+    #[error("cannot cancel migration {migration}: {advice}")]
+    TooLateLeft { migration: MigrationId, advice: String },
+    /// The volume has left, and only an order by force ends that here.
+    #[error("cannot promote volume \"{volume}\" without --force: {advice}")]
+    Left { volume: String, advice: String },
+    /// The volume has left, and the other host answers that it has it.
+    #[error(
+        "cannot promote volume \"{volume}\": host \"{host}\" answers that it has it ({migration}); wait until it is complete, move it \
+         back from there, or remove it there first (with missing blocks: sterna volume promote {volume} --without-missing --force, \
+         then sterna volume remove {volume})"
+    )]
+    LeftThere { volume: String, host: String, migration: MigrationId },
     #[error("migration {0} waits for its turn; until then it can be cancelled: sterna migration cancel {0}")]
     MigrationWaits(MigrationId),
     #[error("{waiting} migrations wait for their turn; order more when some of them have begun")]
@@ -321,13 +334,16 @@ impl RequestError {
             Self::HostNeeded { .. } => ErrorCode::HostInUse,
             Self::StoreNotFound { .. } => ErrorCode::StoreNotFound,
             Self::DestinationNotFound { .. } => ErrorCode::StoreNotFound,
-            Self::NotPrepared(_) | Self::NotPromotable { .. } => ErrorCode::NotPrepared,
+            Self::NotPrepared(_)
+            | Self::NotPromotable { .. }
+            | Self::Left { .. }
+            | Self::LeftThere { .. } => ErrorCode::NotPrepared,
             Self::TooManyFiles { .. } => ErrorCode::TooManyFiles,
             Self::NoTicket => ErrorCode::InvalidRequest,
             Self::Ticket(_) => ErrorCode::TicketRefused,
             Self::HostUnreachable { .. } => ErrorCode::HostUnreachable,
             Self::HostRefused { .. } | Self::VmRefused { .. } => ErrorCode::HostRefused,
-            Self::VmUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::InvalidRequest,
+            Self::VmUnmovable { .. } | Self::DowntimeUnreachable { .. } => ErrorCode::VmUnsuitable,
             Self::MigrationNotFound(_) => ErrorCode::MigrationNotFound,
             Self::Route(error) => error.code(),
             Self::VolumeExists(_) | Self::BranchPresent { .. } | Self::BranchLedTo { .. } => {
@@ -342,7 +358,7 @@ impl RequestError {
             Self::NoSpace { .. } | Self::Copy(CopyError::NoSpace { .. }) => ErrorCode::NoSpace,
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
             Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
-            Self::TooLate(_) => ErrorCode::TooLate,
+            Self::TooLate(_) | Self::TooLateLeft { .. } => ErrorCode::TooLate,
             Self::MigrationWaits(_) => ErrorCode::VolumeBusy,
             Self::QueueFull { .. } | Self::ShareUsedUp(_) => ErrorCode::QueueFull,
             Self::CannotRetry { .. } => ErrorCode::CannotRetry,

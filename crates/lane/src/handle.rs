@@ -14,7 +14,7 @@ use migration::journal::{FailureCode, ImageLocation, MigrationState, Promotion};
 use migration::source::Moves;
 use migration::strategy::Choice;
 use migration::target::SourcePatience;
-use migration::{Attempt, Carried, HostId, MigrationId, PacingSettings, VolumeId, VolumeIndex};
+use migration::{Attempt, Carried, HostId, MigrationId, PacingSettings, Phase, VolumeId, VolumeIndex};
 
 use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
@@ -305,6 +305,24 @@ pub struct LaneHandle {
     ended: Shared<oneshot::Receiver<()>>,
 }
 
+/// The steps at which a migration's driver can be set aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Aside {
+    /// The targets own incomplete volumes.
+    Filling,
+    /// The volumes are released, and no image is being deleted: the targets may own the volumes.
+    Released,
+}
+
+impl Aside {
+    pub(crate) fn is_at(self, phase: Phase) -> bool {
+        match self {
+            Self::Filling => phase == Phase::Filling,
+            Self::Released => matches!(phase, Phase::Committing | Phase::Filling),
+        }
+    }
+}
+
 pub(crate) enum Command {
     Migrate {
         order: Box<MigrationOrder>,
@@ -326,6 +344,7 @@ pub(crate) enum Command {
     },
     SetAside {
         migration: MigrationId,
+        aside: Aside,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
     Attach {
@@ -482,13 +501,13 @@ impl LaneHandle {
         self.ask(|answer| Command::Rest { migration, rest, answer }).await?
     }
 
-    /// Ends the driver of a migration whose targets own incomplete volumes, or this volume's part in it. The target continues to
-    /// read missing blocks here.
+    /// Ends the driver of a migration that is at the step `aside`, or this volume's part in it. A target that owns incomplete
+    /// volumes continues to read missing blocks here.
     ///
     /// # Errors
     /// [`Refused::TooLate`]: the migration is not at that step; [`Refused::Ended`].
-    pub async fn set_aside(&self, migration: MigrationId) -> Result<(), Refused> {
-        self.ask(|answer| Command::SetAside { migration, answer }).await?
+    pub async fn set_aside(&self, migration: MigrationId, aside: Aside) -> Result<(), Refused> {
+        self.ask(|answer| Command::SetAside { migration, aside, answer }).await?
     }
 
     /// Takes the volume over without a COMMIT, if it is prepared in the given attempt.

@@ -55,9 +55,9 @@ pub use front_end::{
     CredentialsError, Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 pub use handle::{
-    FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings, LaneStore,
-    Listeners, MigrationOrder, MigrationTarget, NbdListeners, Opening, OutgoingChannels, OutgoingOrder,
-    OutgoingRole, Promoted, Rest, ResumedMigration, StoreRole,
+    Aside, FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings,
+    LaneStore, Listeners, MigrationOrder, MigrationTarget, NbdListeners, Opening, OutgoingChannels,
+    OutgoingOrder, OutgoingRole, Promoted, Rest, ResumedMigration, StoreRole,
 };
 pub use pulse::Window;
 pub use refused::Refused;

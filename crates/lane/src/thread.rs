@@ -20,13 +20,12 @@ use block::engine::{Engine, EngineChoice, EngineError};
 use block::filter::Aligner;
 use block::{BlockDevice, Executor, Geometry, Handle, IoError};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
-use futures_channel::oneshot::Canceled;
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
 use futures_util::future::{Either, select};
+use migration::MigrationId;
 use migration::journal::Outcome;
 use migration::stay::Beginning;
-use migration::{MigrationId, Phase};
 use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
@@ -34,7 +33,7 @@ use crate::control::Control;
 use crate::driver::{SourceHandle, TargetHandle};
 use crate::filling::FillingStore;
 use crate::front_end::{self, FrontEnd};
-use crate::handle::{Command, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Rest};
+use crate::handle::{Aside, Command, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Rest};
 use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
 use crate::recorder::Recorder;
@@ -194,7 +193,7 @@ struct CurrentMigration {
     /// The service for the source's calls when the volume returns into the image that it left here, present or past.
     came_by: RefCell<Option<Rc<Service>>>,
     /// Ends the driver and leaves the migration as it is.
-    set_aside: RefCell<Option<oneshot::Sender<()>>>,
+    set_aside: RefCell<Option<oneshot::Sender<Aside>>>,
     recorder: RefCell<Option<Rc<Recorder>>>,
     ended: Signal,
 }
@@ -284,10 +283,10 @@ impl Lane {
                         let _ = answer.send(lane.come(&order, store, channels, role).await);
                     });
                 }
-                Command::SetAside { migration, answer } => {
+                Command::SetAside { migration, aside, answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        let _ = answer.send(lane.set_aside(migration).await);
+                        let _ = answer.send(lane.set_aside(migration, aside).await);
                     });
                 }
                 Command::Attach { channel, peer, own } => self.attach(channel, peer, own),
@@ -390,7 +389,7 @@ impl Lane {
             if let Either::Right((asked, run)) = select(Box::pin(run), is_set_aside).await
                 // N.B. the driver may have learned at this very instant that nothing is missing: its image is being
                 // deleted or renamed then.
-                && (asked == Err(Canceled) || driver.phase() != Phase::Filling)
+                && !asked.is_ok_and(|aside| aside.is_at(driver.phase()))
             {
                 run.await;
             }
@@ -402,15 +401,15 @@ impl Lane {
         });
     }
 
-    /// Ends the driver of a migration whose target owns an incomplete volume; the target continues to read missing blocks.
-    async fn set_aside(&self, migration: MigrationId) -> Result<(), Refused> {
+    /// Ends the driver of a migration at the step `aside`; a target that owns an incomplete volume continues to read here.
+    async fn set_aside(&self, migration: MigrationId, aside: Aside) -> Result<(), Refused> {
         let current = &self.migration;
         let phase = current.driver.borrow().as_ref().map(|driver| (driver.migration(), driver.phase()));
         match phase {
-            Some((driven, Phase::Filling)) if driven == migration => {
+            Some((driven, phase)) if driven == migration && aside.is_at(phase) => {
                 if let Some(set_aside) = current.set_aside.take() {
                     // A driver that ends meanwhile is as good.
-                    let _ = set_aside.send(());
+                    let _ = set_aside.send(aside);
                 }
             }
             Some((driven, _)) if driven == migration => return Err(Refused::TooLate(migration)),

@@ -25,7 +25,7 @@ use std::time::Duration;
 use chronicle::{Generation, ReplicaOf, StayId};
 
 use crate::handover::message::{ToSource, ToTarget};
-use crate::identity::{HostId, MigrationId, VolumeId};
+use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 use crate::journal::{
     ImageLocation, MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary,
 };
@@ -134,7 +134,7 @@ pub fn answer_as_target(
         }
         // **N.B.** Never before *owned*: until then no record says what is missing.
         (Some(Stage::Ended(Outcome::Moved { .. })) | None, ToTarget::IsWhole(attempt)) => {
-            state.fillings_from(peer, remote).next().is_none().then_some(ToSource::Whole(*attempt))
+            word_about_missing(state, peer, remote, *attempt)
         }
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), _) => {
             let recorded = recorded.filter(|recorded| forced(recorded))?;
@@ -164,6 +164,21 @@ pub fn answer_as_target(
         }
         (None, ToTarget::Abort(_)) => None,
     }
+}
+
+/// Returns whether the volumes of a migration are complete, or will never be; `None` while blocks are still to come.
+fn word_about_missing(
+    state: &State,
+    peer: HostId,
+    remote: MigrationId,
+    attempt: Attempt,
+) -> Option<ToSource> {
+    let mut lacking = state.fillings_from(peer, remote).map(|(_, filling)| filling.is_given_up).peekable();
+    if lacking.peek().is_none() {
+        return Some(ToSource::Whole(attempt));
+    }
+    // **N.B.** Of several volumes that came together, each must be done with the source's images.
+    lacking.all(|is_given_up| is_given_up).then_some(ToSource::GivenUp(attempt))
 }
 
 fn has_come(state: &State, (volume, generation): &(VolumeId, Generation)) -> bool {

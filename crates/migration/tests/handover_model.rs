@@ -274,7 +274,7 @@ impl Model {
                 assert!(generations.iter().all(|(_, generation)| *generation == Generation(6)));
                 self.source_gates.fill(Gate::Open);
             }
-            SourceAction::Retire => {
+            SourceAction::Retire | SourceAction::KeepImages => {
                 self.pending.push(Pending::Source(SourceEvent::Retired { left_over: String::new() }));
             }
             SourceAction::End { outcome, .. } => self.outcome = Some(outcome),

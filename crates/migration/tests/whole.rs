@@ -201,3 +201,37 @@ fn what_left_with_nothing_missing_is_not_whole_before_its_target_says_so() {
         assert_eq!(source.following(), Some(Following { units_at_handover: 0, units_missing: Some(1) }));
     }
 }
+
+#[test]
+fn what_was_given_up_at_the_target_ends_the_departure_and_the_image_is_kept() {
+    let mut state = owner();
+    apply(&mut state, &[ended(HERE)]);
+    let word = |state: &State| answer_as_target(state, FORMER, REMOTE, &ToTarget::IsWhole(ATTEMPT));
+    apply(&mut state, &[Record::MissingGivenUp { volume: DISKS[0] }]);
+    assert_eq!(word(&state), None, "the other disk is still read at the source");
+    apply(&mut state, &[Record::MissingGivenUp { volume: DISKS[1] }]);
+    assert_eq!(word(&state), Some(ToSource::GivenUp(ATTEMPT)));
+    apply(&mut state, &DISKS.map(|volume| Record::VolumeRemoved { volume }));
+    assert_eq!(word(&state), Some(ToSource::GivenUp(ATTEMPT)), "also after their removal");
+
+    let mut source = restarted();
+    hears(&mut source, ToSource::GivenUp(Attempt(2)));
+    assert_eq!(source.phase(), Phase::Filling, "that is of another attempt");
+    hears(&mut source, ToSource::GivenUp(ATTEMPT));
+    assert_eq!(source.phase(), Phase::Retiring);
+    let actions: Vec<_> = std::iter::from_fn(|| source.poll_action()).collect();
+    assert!(
+        actions.contains(&SourceAction::KeepImages) && !actions.contains(&SourceAction::Retire),
+        "{actions:?}"
+    );
+    source.handle_event(NOW, SourceEvent::Retired { left_over: String::new() });
+    let ends = |action: SourceAction| match action {
+        SourceAction::Commit { records, .. } => Some(records),
+        _ => None,
+    };
+    let records = std::iter::from_fn(|| source.poll_action()).find_map(ends).expect("the end is recorded");
+    let [Record::MigrationEnded { outcome: Outcome::Moved { left_over }, .. }] = &records[..] else {
+        panic!("{records:?}")
+    };
+    assert!(left_over.contains("is kept here"), "{left_over}");
+}

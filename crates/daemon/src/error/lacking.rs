@@ -1,6 +1,7 @@
 //! Refusals for volumes that were handed over while they were incomplete.
 
 use api::ErrorCode;
+use migration::promotion::NotRemovable;
 
 /// Why an operation on an incomplete volume is refused.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +26,18 @@ pub(crate) enum LackingError {
         /// The host that had the missing blocks.
         host: String,
     },
+    /// It is unknown which blocks are missing, or another obstacle keeps it from being served.
+    #[error(
+        "volume \"{volume}\" is not removed: it lacks blocks that host \"{host}\" has, and {reason}; to go on with what that \
+         host has of the time of the move: there sterna volume promote {volume} --force, then here sterna volume remove {volume} \
+         --force"
+    )]
+    Unserved {
+        volume: String,
+        /// The host that has the missing blocks.
+        host: String,
+        reason: NotRemovable,
+    },
     /// Nothing is missing, or the missing blocks are still coming.
     #[error("cannot promote volume \"{volume}\" without its missing blocks: {reason}")]
     NotGivenUp { volume: String, reason: String },
@@ -36,6 +49,7 @@ impl LackingError {
             Self::BeingFilled { .. } => ErrorCode::VolumeBusy,
             Self::ForGood { .. } => ErrorCode::VolumeUnavailable,
             Self::NotGivenUp { .. } => ErrorCode::NotPrepared,
+            Self::Unserved { .. } => ErrorCode::VolumeUnavailable,
         }
     }
 }

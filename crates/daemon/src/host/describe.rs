@@ -55,7 +55,8 @@ impl Host {
         .await
     }
 
-    /// Returns the served volumes, and the complete copies that wait here without being served.
+    /// Returns the served volumes, the complete copies that wait here without being served, and the volumes that left for a host
+    /// which does not end that and that no lane waits for.
     pub(super) fn all_volumes(&self) -> Vec<(String, Option<VolumeId>, Service)> {
         let mut volumes = self.volumes.list();
         let stranded = self.journal.read(|state| {
@@ -67,7 +68,13 @@ impl Host {
                 });
                 Some(described.collect::<Vec<_>>())
             });
-            waiting.flatten().collect::<Vec<_>>()
+            let departed = promotion::departures(state).flat_map(|departed| {
+                let described = departed.volumes.iter().map(|record| {
+                    (record.name.clone(), Some(record.volume), Service::Waiting(departed.advice()))
+                });
+                described.collect::<Vec<_>>()
+            });
+            waiting.flatten().chain(departed).collect::<Vec<_>>()
         });
         for copy in stranded {
             if volumes.iter().all(|(name, _, _)| *name != copy.0) {
@@ -257,7 +264,9 @@ fn recorded(state: &State, volume: VolumeId, service: &Service) -> Option<(Volum
     let known = state.volumes.get(&volume).map(|known| (known.record.clone(), known.added_unix_ms));
     let restored = || state.questioned(volume);
     let known = known.or_else(|| restored().map(|known| (known.record.clone(), known.added_unix_ms)));
-    known.or_else(|| promotion::waiting(state).find_map(|(_, arrival)| coming(arrival)))
+    let left =
+        || state.moved.get(&volume).map(|moved| (moved.volume.record.clone(), moved.volume.added_unix_ms));
+    known.or_else(|| promotion::waiting(state).find_map(|(_, arrival)| coming(arrival))).or_else(left)
 }
 
 pub(super) fn store_kind(store: &Store) -> (api::StoreKind, String) {

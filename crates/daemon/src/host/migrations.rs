@@ -9,6 +9,7 @@ pub(in crate::host) mod ahead;
 pub(in crate::host) mod arrive;
 pub(in crate::host) mod await_arrival;
 pub(in crate::host) mod branches;
+pub(in crate::host) mod departed;
 pub(in crate::host) mod forwarding;
 pub(in crate::host) mod incoming;
 pub(in crate::host) mod leave;

@@ -142,7 +142,7 @@ impl Host {
         let (migrations, volumes, filled) = self.journal.read(|state| {
             let with_it = |side: &Side| side.peer().is_some_and(|(other, _)| other == id);
             let migrations = state.unfinished().filter(|(_, migration)| with_it(&migration.side));
-            let migrations: Vec<String> = migrations.map(|(id, _)| id.to_string()).collect();
+            let migrations: Vec<_> = migrations.map(|(id, _)| id).collect();
             // Other departed volumes have no clients to forward; they are remembered in case they return.
             let forwarded =
                 state.moved.iter().filter(|(volume, moved)| moved.host == id && here.contains(volume));
@@ -152,9 +152,9 @@ impl Host {
             (migrations, volumes, named.map(|known| known.record.name.clone()).collect::<Vec<_>>())
         });
         let mut needed = Vec::new();
-        if let Some(first) = migrations.first() {
-            let all = migrations.join(", ");
-            needed.push(format!("{all} would not end (sterna migration cancel {first})"));
+        if !migrations.is_empty() {
+            let all: Vec<String> = migrations.iter().map(ToString::to_string).collect();
+            needed.push(format!("{} would not end ({})", all.join(", "), self.ended_by(&migrations, id)));
         }
         if let Some(first) = volumes.first() {
             let all = volumes.join(", ");

@@ -109,8 +109,10 @@ impl Peers {
             let _turn = turn;
             let state = host.journal.read(migration::journal::State::clone);
             let names = all_unveiled(&state, &volumes);
-            let known = names
-                .filter_map(|(name, volume)| Some((name, restoration::knowledge(&state, asker, volume)?)));
+            let known = names.filter_map(|(name, volume)| {
+                let known = restoration::knowledge(&state, asker, volume)?;
+                Some((name, if host.cannot_serve(&state, volume) { known.unsure() } else { known }))
+            });
             let (known, knows_all) = (known.collect(), restoration::knows_all(&state));
             send_opening(&session, &Message::Known { question, known, knows_all });
         });

@@ -44,7 +44,8 @@ impl SourceDriver {
             SourceAction::Send(message) => (self.to_target)(message),
             SourceAction::StopCopying => self.order_all(SourceOrder::StopCopying),
             SourceAction::TakeBack(generations) => self.take_back(&generations),
-            SourceAction::Retire => self.retire(),
+            SourceAction::Retire => self.retire(|image, keep| Retirement::of(image, keep)),
+            SourceAction::KeepImages => self.retire(|_, _| Retirement::Keep),
             SourceAction::End { outcome, summary } => {
                 let migration = self.migration;
                 self.report_progress(self.handle.now());
@@ -95,13 +96,13 @@ impl SourceDriver {
         }
     }
 
-    fn retire(&mut self) {
+    fn retire(&mut self, retirement: impl Fn(&ImageLocation, bool) -> Retirement) {
         self.order_all(SourceOrder::LetGo);
         let keep = self.keep_source;
         let work: Vec<_> = self
             .images
             .iter()
-            .map(|image| self.control.retire(image.clone(), Retirement::of(image, keep)))
+            .map(|image| self.control.retire(image.clone(), retirement(image, keep)))
             .collect();
         self.spawn(async move { SourceEvent::Retired { left_over: left_over(work).await } });
     }

@@ -14,6 +14,7 @@
 //!     │ ── IsWhole(n) ──────────────────────────────────────────► │ asked from time to time
 //!     │ ◄───────────────────────────────────── Lacks(n, units) ── │ incomplete: so many units are missing
 //!     │ ◄───────────────────────────────────────────── Whole(n) ─ │ complete, durably: also sent without a question
+//!     │ ◄─────────────────────────────────────────── GivenUp(n) ─ │ never complete: the missing blocks were given up there
 //!     │ ── NothingKept(n) ──────────────────────────────────────► │ deletes its record for an incremental return
 //!
 //!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next attempt
@@ -114,4 +115,6 @@ pub enum ToSource {
         /// The missing units of all volumes, in units of a filling; at least one.
         units: u64,
     },
+    /// The blocks that volumes of this attempt lack were given up there, durably: nothing more is read from the source's images.
+    GivenUp(Attempt),
 }

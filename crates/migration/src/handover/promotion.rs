@@ -6,15 +6,17 @@
 //!   handed back   ──force───► owned      the source has it again, or never learned that it should: a branch as well
 //!   copying       ──────────► refused    parts of it are missing
 //!   incomplete    ──force───► refused    parts of it are missing, which only the source has
+//!   released, at the source ──force───► handed back   as it was when it left: the target may own it, so a branch begins
 //! ```
 //! The decision uses this host's journal only. It does not matter whether the source can be reached, is paired with this host,
 //! or has a lane here.
 
 use chronicle::Generation;
 
-use crate::identity::{Attempt, MigrationId, VolumeId};
-use crate::journal::{MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary};
+use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
+use crate::journal::{MigrationState, Outcome, Promotion, Record, Side, Stage, State, Summary, VolumeRecord};
 use crate::planted::{Bug, broken};
+use crate::restoration::{Knowledge, Whereabouts};
 
 /// A complete copy that waits for its source.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -122,5 +124,135 @@ impl Promotable {
                  that host is lost: sterna volume promote {volume} --force"
             ),
         }
+    }
+}
+
+/// Volumes that left this host by a migration past its commit point, which the other host has not ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Departed {
+    /// The migration by which they left.
+    pub migration: MigrationId,
+    /// The released attempt.
+    pub attempt: Attempt,
+    /// The host that they left for.
+    pub host: HostId,
+    /// The name of that host, as configured here.
+    pub host_name: String,
+    /// The volumes as they were here.
+    pub volumes: Vec<VolumeRecord>,
+    /// The generations that they get if this host takes them back.
+    pub generations: Vec<(VolumeId, Generation)>,
+}
+
+/// Returns the departure of the volume of this name that an order at this host can end: the volume then continues here as it
+/// was when it left. `None`: there is none, or its volumes are returning into their images, which are mixtures of two times.
+pub fn departed_named(state: &State, name: &str) -> Option<Departed> {
+    let (_, moved) = state.moved_named(name)?;
+    departed(state, moved.migration)
+}
+
+/// Returns the departures that an order at this host can end.
+pub fn departures(state: &State) -> impl Iterator<Item = Departed> {
+    state.unfinished().filter_map(|(id, _)| departed(state, id))
+}
+
+/// Returns the departure by this migration, as [`departed_named`] does.
+pub fn departed(state: &State, migration: MigrationId) -> Option<Departed> {
+    let recorded = state.migrations.get(&migration)?;
+    let (Side::Outgoing { peer, peer_name, .. }, Stage::Released(attempt)) =
+        (&recorded.side, &recorded.stage)
+    else {
+        return None;
+    };
+    if state.taken_back_by(migration).is_some() {
+        return None;
+    }
+    let left = recorded.volumes.iter().map(|moving| {
+        let moved = state.moved.get(&moving.volume).filter(|moved| moved.migration == migration)?;
+        // The order for a volume in question is another one.
+        (!state.is_departure_in_question(moving.volume)).then_some(moved)
+    });
+    let left = left.collect::<Option<Vec<_>>>()?;
+    // **N.B.** The target has it with one generation more. It may have been promoted there after a hand-back, with three more.
+    let grown = |generation: Generation| generation.next().next().next();
+    Some(Departed {
+        migration,
+        attempt: *attempt,
+        host: *peer,
+        host_name: peer_name.clone(),
+        volumes: left.iter().map(|moved| moved.volume.record.clone()).collect(),
+        generations: left.iter().map(|m| (m.volume.record.volume, grown(m.generation))).collect(),
+    })
+}
+
+impl Departed {
+    /// Returns the records that make the volumes this host's again and end the migration.
+    pub fn records(&self, promotion: Promotion) -> Vec<Record> {
+        let (migration, attempt) = (self.migration, self.attempt);
+        let promoted =
+            Record::Promoted { migration, attempt, generations: self.generations.clone(), promotion };
+        let detail = format!(
+            "taken back here by order, as it was when it left; if host \"{}\" has it as well, that is a branch of its own",
+            self.host_name
+        );
+        let outcome = Outcome::HandedBack { detail };
+        vec![promoted, Record::MigrationEnded { migration, outcome, summary: Summary::default() }]
+    }
+
+    /// Returns the advice for a departure that does not end: what it waits for, and the command that ends it.
+    pub fn advice(&self) -> String {
+        let (migration, host) = (self.migration, &self.host_name);
+        let name = self.volumes.first().map(|first| first.name.as_str()).unwrap_or_default();
+        format!(
+            "it left for host \"{host}\" by {migration}, which only that host ends; if that host is lost for good, or has lost the \
+             volume: sterna volume promote {name} --force serves here what it was when it left"
+        )
+    }
+}
+
+/// Returns whether the host that volumes left for answers that it has one of them. Then they are not taken back, even by force:
+/// that host can give them up, or move them back. `there` is its answer; `None` if it is silent.
+pub fn is_owned_there(there: Option<Option<Knowledge>>) -> bool {
+    let has_it = |known: Knowledge| matches!(known.whereabouts, Whereabouts::Here | Whereabouts::AtAThird);
+    there.flatten().is_some_and(has_it)
+}
+
+/// How the administrator ordered a removal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Removal {
+    /// As any other.
+    Plain,
+    /// With the word that what was written here is given up.
+    Forced,
+}
+
+/// The reason why an incomplete volume that cannot be served is not removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotRemovable {
+    /// What was written here would go unasked.
+    #[error("what was written here would be lost")]
+    Unforced,
+    /// The host that has its missing blocks answers, and has not taken it back.
+    #[error("that host has not taken it back, so no host would serve it")]
+    NotTakenBack,
+}
+
+/// Decides whether a volume that came incomplete, and cannot be served, may be removed here. `there` is the answer of the host
+/// that has the missing blocks: the outer `None` if it is silent, the inner one if it does not know the volume.
+///
+/// # Errors
+/// [`NotRemovable`] holds the reason.
+pub fn removable(
+    generation: Generation,
+    there: Option<Option<Knowledge>>,
+    removal: Removal,
+) -> Result<(), NotRemovable> {
+    let has_it = |known: Knowledge| known.whereabouts == Whereabouts::Here && known.generation > generation;
+    match (removal, there) {
+        (Removal::Plain, _) => Err(NotRemovable::Unforced),
+        // The removal keeps the missing blocks there, so a silent host loses nothing.
+        (Removal::Forced, None) => Ok(()),
+        (Removal::Forced, Some(known)) if known.is_some_and(has_it) => Ok(()),
+        (Removal::Forced, Some(_)) => Err(NotRemovable::NotTakenBack),
     }
 }

@@ -1,7 +1,7 @@
 //! The source's side of a migration past its commit point.
 //!
 //! ```text
-//!   Committing ──Active──► [Filling ──Whole──►] Retiring ─────────────► Ended(Moved)
+//!   Committing ──Active──► [Filling ──Whole, GivenUp──►] Retiring ────► Ended(Moved)
 //!       │
 //!       └──HandedBack──► TakingBack ──► Discarding ──────────────────► Ended(HandedBack)
 //! ```
@@ -11,7 +11,8 @@
 //!
 //! *Filling* occurs if the volumes were handed over incomplete. Only the source's images have the missing blocks, so they stay
 //! unchanged until the target reports that it is complete, however long that takes. The source also asks, because the report
-//! may be lost and because the answer says how much is missing.
+//! may be lost and because the answer says how much is missing. If the missing blocks were given up at the target, only the
+//! source's images have them, and these are kept.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -31,6 +32,10 @@ const REPEAT: Duration = Duration::from_millis(200);
 
 /// The pause before the target is asked again whether it is complete.
 const ASK_WHOLE: Duration = Duration::from_millis(500);
+
+/// The left-over that is reported if missing blocks were given up.
+const GIVEN_UP: &str =
+    "the image is kept here, because missing blocks were given up at the other host, and only it has them";
 
 /// Whether the target has all blocks when it takes the volumes over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,7 +70,9 @@ enum State {
         /// The missing units that the target last reported; `None` before its first report.
         units_missing: Option<u64>,
     },
-    Retiring,
+    Retiring {
+        after: Word,
+    },
     TakingBack {
         generations: Vec<(VolumeId, Generation)>,
         detail: String,
@@ -76,6 +83,13 @@ enum State {
         repeat_at: Duration,
     },
     Over,
+}
+
+/// The target's word that ends its reading here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Word {
+    Whole,
+    GivenUp,
 }
 
 #[derive(Debug)]
@@ -107,7 +121,7 @@ impl Handover {
         match self.state {
             State::Committing { .. } => Phase::Committing,
             State::Filling { .. } => Phase::Filling,
-            State::Retiring => Phase::Retiring,
+            State::Retiring { .. } => Phase::Retiring,
             State::TakingBack { .. } => Phase::TakingBack,
             State::Discarding { .. } => Phase::Discarding,
             State::Over => Phase::Ended,
@@ -126,7 +140,11 @@ impl Handover {
                 Step::Active { own }
             }
             (State::Filling { .. }, ToSource::Whole(attempt)) if attempt == self.attempt => {
-                self.retire(actions);
+                self.retire(Word::Whole, actions);
+                Step::Entered
+            }
+            (State::Filling { .. }, ToSource::GivenUp(attempt)) if attempt == self.attempt => {
+                self.retire(Word::GivenUp, actions);
                 Step::Entered
             }
             (State::Filling { ask_at, .. }, ToSource::Lacks { attempt, units })
@@ -179,20 +197,24 @@ impl Handover {
                 // Ask at once: after a restart of this host the target may have been complete for a long time.
                 self.state = State::Filling { ask_at: now, units_missing: None };
             }
-            Completeness::Whole | Completeness::Hollow => self.retire(actions),
+            Completeness::Whole | Completeness::Hollow => self.retire(Word::Whole, actions),
         }
     }
 
-    fn retire(&mut self, actions: &mut VecDeque<SourceAction>) {
-        self.state = State::Retiring;
-        actions.push_back(SourceAction::Retire);
+    fn retire(&mut self, after: Word, actions: &mut VecDeque<SourceAction>) {
+        self.state = State::Retiring { after };
+        actions.push_back(match after {
+            // **N.B.** Nothing else has the blocks that were given up.
+            Word::GivenUp => SourceAction::KeepImages,
+            Word::Whole => SourceAction::Retire,
+        });
     }
 
     pub(crate) fn retired(&mut self, left_over: String) -> Step {
         match self.state {
-            State::Retiring => {
+            State::Retiring { after } => {
                 self.state = State::Over;
-                Step::Over(Outcome::Moved { left_over })
+                Step::Over(Outcome::Moved { left_over: after.with(left_over) })
             }
             _ => Step::Stay,
         }
@@ -256,13 +278,13 @@ impl Handover {
             State::Filling { ask_at, .. } => Some((*ask_at, "the target to fetch its missing blocks")),
             State::Discarding { repeat_at, .. } => Some((*repeat_at, "the target to delete its images")),
             State::TakingBack { retry_at, .. } => Some(((*retry_at)?, "the journal")),
-            State::Retiring | State::Over => None,
+            State::Retiring { .. } | State::Over => None,
         }
     }
 
     pub(crate) fn waits_for(&self) -> Option<&'static str> {
         match &self.state {
-            State::Retiring => Some("the source's images to be deleted or kept"),
+            State::Retiring { .. } => Some("the source's images to be deleted or kept"),
             State::TakingBack { retry_at: None, .. } => Some("the journal"),
             _ => None,
         }
@@ -280,6 +302,17 @@ impl Handover {
 
     fn commit_message(&self) -> SourceAction {
         SourceAction::Send(ToTarget::Commit { attempt: self.attempt, generations: self.generations.clone() })
+    }
+}
+
+impl Word {
+    /// Adds what the administrator must know to the report of images left over.
+    fn with(self, left_over: String) -> String {
+        match (self, left_over.is_empty()) {
+            (Self::Whole, _) => left_over,
+            (Self::GivenUp, true) => GIVEN_UP.to_owned(),
+            (Self::GivenUp, false) => format!("{GIVEN_UP}; {left_over}"),
+        }
     }
 }
 

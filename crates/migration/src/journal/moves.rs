@@ -129,15 +129,18 @@ impl State {
         let state = self.migration(migration)?;
         let repeated = state.promotion.replace(promotion.clone()).is_some();
         let side = state.side.clone();
-        let (Promotion::Force { branches }, Side::Incoming { volumes, .. }) = (promotion, side) else {
-            return Ok(());
+        let Promotion::Force { branches } = promotion else { return Ok(()) };
+        let shared = |volume: VolumeId| match &side {
+            Side::Incoming { volumes, .. } => {
+                volumes.iter().find(|record| record.volume == volume).map(|record| record.generation)
+            }
+            Side::Outgoing { .. } => self.moved.get(&volume).map(|left| left.volume.record.generation),
+            Side::OneHost => None,
         };
-        for record in volumes.iter().filter(|_| !repeated) {
-            let Some((_, id)) = branches.iter().find(|(volume, _)| *volume == record.volume) else {
-                continue;
-            };
-            let branch = Branch { id: *id, migration, from: record.generation };
-            self.branches.entry(record.volume).or_default().push(branch);
+        let begun = branches.iter().filter(|_| !repeated);
+        let begun = begun.filter_map(|(volume, id)| Some((*volume, *id, shared(*volume)?)));
+        for (volume, id, from) in begun.collect::<Vec<_>>() {
+            self.branches.entry(volume).or_default().push(Branch { id, migration, from });
         }
         Ok(())
     }

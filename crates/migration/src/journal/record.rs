@@ -112,9 +112,10 @@ pub enum Record {
         /// The place that was fenced.
         place: Place,
     },
-    /// The administrator promoted the volumes: the target's host owns them without COMMIT.
+    /// The administrator promoted the volumes: this host owns them without the other host's word. As the target it needs no
+    /// COMMIT, as the source no hand-back.
     Promoted {
-        /// The incoming migration that is promoted.
+        /// The migration that is promoted.
         migration: MigrationId,
         /// The attempt that is promoted.
         attempt: Attempt,

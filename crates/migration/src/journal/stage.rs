@@ -5,7 +5,7 @@
 //!   Copying ───────────► Prepared ────────► Released ─────► Owned ─────────► Ended     one host
 //!      ▲────aborted─────────┘                                 └─► HandedBack ──►┘
 //!   Copying ───────────────────────────────► Released ───────────────────────► Ended   outgoing
-//!                                               └────────────► HandedBack ─────►┘
+//!                                               └─promoted───► HandedBack ─────►┘
 //!   Copying ───────────► Prepared ─────────────────────────► Owned ──────────► Ended   incoming
 //!      ▲────aborted─────────┘ └──────────promoted────────────►┘ └─► HandedBack     ▲
 //!                                                             ▲─promoted──┘        │
@@ -54,7 +54,9 @@ impl Stage {
             Record::Owned { attempt, .. } => self.owned(side, *attempt),
             Record::Promoted { attempt, .. } => match side {
                 Side::Incoming { .. } => self.promoted(side, *attempt),
-                Side::OneHost | Side::Outgoing { .. } => None,
+                // The source takes the volumes back without the target's word.
+                Side::Outgoing { .. } => self.handed_back(side),
+                Side::OneHost => None,
             },
             Record::HandedBack { .. } => self.handed_back(side),
             Record::CancelOrdered { .. } => self.can_be_cancelled(side).then(|| self.clone()),

@@ -211,6 +211,9 @@ impl State {
                 let is_first = !self.migration(*migration)?.has_arrived();
                 self.advance(*migration, "promoted", record)?;
                 self.open_branches(*migration, promotion)?;
+                if matches!(self.migration(*migration)?.side, Side::Outgoing { .. }) {
+                    return self.volumes_return(*migration, generations);
+                }
                 self.volumes_arrive(at_unix_ms, *migration, generations)?;
                 if is_first {
                     self.begin_fillings(*migration, *attempt);

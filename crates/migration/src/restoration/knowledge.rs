@@ -4,6 +4,7 @@
 //!   its journal says                          it answers                        to a host whose backup has generation g
 //!   a volume of its own                       Here, generation                  not yours
 //!   a restored one, itself unconfirmed        HereUnconfirmed, generation       the administrator decides
+//!   an incomplete one that it cannot serve    HereUnconfirmed, generation       the administrator decides
 //!   a complete copy that waits                Waits, the generation it'd get    the administrator decides
 //!   it went to the host that asks             WithYou, generation               an image of yours: the administrator names it
 //!   it left, or was here once                 Elsewhere, generation             not yours if above g
@@ -63,6 +64,15 @@ pub enum Word {
 }
 
 impl Knowledge {
+    /// Returns the answer of a host that owns a volume, and cannot serve it: it does not know which blocks are missing.
+    #[must_use]
+    pub fn unsure(self) -> Self {
+        match self.whereabouts {
+            Whereabouts::Here => Self { whereabouts: Whereabouts::HereUnconfirmed, ..self },
+            _ => self,
+        }
+    }
+
     /// Returns the meaning to a host whose backup has the volume with this generation.
     pub fn word(&self, backup: Generation) -> Word {
         match self.whereabouts {

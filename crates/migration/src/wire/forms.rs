@@ -137,6 +137,10 @@ pub(super) enum Form {
         migration: u64,
         attempt: u32,
     },
+    GivenUp {
+        migration: u64,
+        attempt: u32,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -346,6 +350,7 @@ impl From<Message> for Form {
                 ToSource::Lacks { attempt: Attempt(attempt), units } => {
                     Self::Lacks { migration, attempt, units }
                 }
+                ToSource::GivenUp(Attempt(attempt)) => Self::GivenUp { migration, attempt },
             },
         }
     }
@@ -401,6 +406,7 @@ impl From<Form> for Message {
             Form::Lacks { migration, attempt, units } => {
                 to_source(migration, ToSource::Lacks { attempt: Attempt(attempt), units })
             }
+            Form::GivenUp { migration, attempt } => to_source(migration, ToSource::GivenUp(Attempt(attempt))),
             Form::Prepared { migration, attempt } => {
                 to_source(migration, ToSource::Prepared(Attempt(attempt)))
             }

@@ -296,7 +296,7 @@ impl Giving {
                     assert!(generations.iter().all(|(_, generation)| generation.0 == FIRST.0 + 2));
                     self.is_open = true;
                 }
-                SourceAction::Retire => {
+                SourceAction::Retire | SourceAction::KeepImages => {
                     self.pending.push(SourceEvent::Retired { left_over: String::new() });
                 }
                 SourceAction::End { .. } => self.machine = None,

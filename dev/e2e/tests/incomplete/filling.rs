@@ -180,7 +180,7 @@ fn what_a_lost_host_had_is_given_up_by_order_and_only_that() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;
         drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
-        hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
         let refused = pair.beta.sterna(["volume", "promote", "v", "--without-missing"])?;
         ensure!(refused.code != 0 && refused.stderr.contains("which answers"), "{refused:?}");
         let order = ["migrate", "v", "--to", "alpha:a", "--strategy", "post-copy", "--detach"];
@@ -223,6 +223,73 @@ fn what_a_lost_host_had_is_given_up_by_order_and_only_that() {
         read(&export, last.offset_bytes, ANSWER)?;
         until("nothing is missing any more", || Ok(filling(&pair.beta)?.is_none().then_some(())))?;
         pair.beta.sterna(["volume", "resize", "v", "128MiB"])?.success()?;
+        pair.alpha.start()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_source_whose_blocks_were_given_up_has_an_end_and_keeps_its_image() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        pair.beta.sterna(["volume", "promote", "v", "--without-missing", "--force"])?.success()?;
+        pair.beta.sterna(["volume", "remove", "v", "--force"])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Moved, "{ended:?}");
+        ensure!(ended.message.as_ref().is_some_and(|why| why.contains("kept here")), "{ended:?}");
+        let images = pair.alpha.images("a")?;
+        ensure!(images.iter().any(|image| image.starts_with("v.img")), "{images:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn what_was_written_since_is_served_although_the_lost_source_is_removed_from_the_hosts() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        let offset = FILL_BYTES - BLOCK_BYTES;
+        let data = vec![7; BLOCK_BYTES as usize];
+        let write = Operation::Write { offset, data, durability: WriteDurability::Durable };
+        perform(&pair.beta.export()?, write, ANSWER)?;
+        pair.alpha.kill()?;
+        pair.beta.sterna(["host", "remove", "alpha", "--force"])?.success()?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        until("the volume is served", || {
+            Ok(pair.beta.volume().ok().filter(|volume| volume.state == VolumeState::Serving))
+        })?;
+        let promoted: Volume = pair.beta.ask(&["volume", "promote", "v", "--without-missing"])?;
+        ensure!(promoted.filling.is_some_and(|lost| lost.is_given_up), "the rest is given up by name");
+        let written = read(&pair.beta.export()?, offset, ANSWER)?;
+        ensure!(written == [7; BLOCK_BYTES as usize]);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_volume_whose_target_is_lost_continues_at_its_source_as_it_was_when_it_left() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        drop(guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?.client);
+        let content = std::fs::read(pair.alpha.path("a/v.img"))?;
+        let begun = hand_over(&pair.alpha, &pair.beta, "beta:a", &["--bandwidth", "1MiB/s"])?;
+        pair.beta.kill()?;
+        let late = pair.alpha.sterna(["migration", "cancel", &begun.id])?;
+        ensure!(late.code != 0 && late.stderr.contains("sterna volume promote v --force"), "{late:?}");
+        until("it is known that beta is away", || {
+            Ok(pair.alpha.sterna(["volume", "promote", "v", "--force"])?.success().ok())
+        })?;
+        let offset = FILL_BYTES / 2;
+        let found = read(&pair.alpha.export()?, offset, ANSWER)?;
+        ensure!(found == content[offset as usize..][..BLOCK_BYTES as usize], "at {offset}");
+        let ended = pair.alpha.migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::HandedBack, "{ended:?}");
         Ok(())
     });
 }

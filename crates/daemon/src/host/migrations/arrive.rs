@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use block::held::ByName;
 use block::store::Opened;
 use chronicle::{BlockSize, Generation};
-use lane::{ArrivingStore, LaneHandle, TargetContent};
+use lane::{ArrivingStore, Aside, LaneHandle, TargetContent};
 use migration::journal::{
     ExportSettings, ImageLocation, MigratingVolume, MigrationState, Origin, Record, Side, VolumeRecord,
 };
@@ -156,7 +156,7 @@ impl Host {
             let (home, left) = (Some(home), Some(left));
             expected.push(Expected { record, left_behind, origin, reserved, claim, home, left });
         }
-        let set_aside = self.set_aside(left_by, &lanes).await?;
+        let set_aside = self.set_aside(left_by, Aside::Filling, &lanes).await?;
         // N.B. the departed migration may have ended before its driver was set aside. Then its image may be gone.
         if self.takes_back(peer, offer)? != Some(left_by) {
             let name = offer.volumes.first().map(|offered| offered.name.clone()).unwrap_or_default();

@@ -281,13 +281,13 @@ impl Host {
     /// it is handed over, or may be. [`RequestError::Journal`].
     pub(in crate::host) async fn record_cancel(&self, migration: MigrationId) -> Result<(), RequestError> {
         let records = self.journal.read(|state| orders::cancel(state, migration));
-        let records = records.map_err(|_| RequestError::TooLate(migration))?;
+        let records = records.map_err(|_| self.too_late(migration))?;
         if !records.is_empty()
             && let Err(fault) = self.journal.commit(records).await
         {
             // The handover may have been committed at this moment.
             let now = self.journal.read(|state| orders::cancel(state, migration));
-            return Err(now.map_or(RequestError::TooLate(migration), |_| fault.into()));
+            return Err(now.map_or_else(|_| self.too_late(migration), |_| fault.into()));
         }
         Ok(())
     }

@@ -9,14 +9,16 @@
 
 use std::time::Duration;
 
-use api::MigrateVolume;
-use migration::journal::MigrationState;
+use api::{MigrateVolume, RemoveVolume};
+use migration::journal::{MigrationState, State};
+use migration::promotion::{self, Removal};
+use migration::restoration::{ANSWER_MAX, Knowledge};
 use migration::{HostId, MigrationId, VolumeId};
 
 use crate::error::{LackingError, RequestError};
 use crate::host::Host;
 use crate::peers::host_id;
-use crate::volumes::registry::Claim;
+use crate::volumes::registry::{Claim, Service};
 
 /// How long a command waits at most: two commits, and the start of a volume's VM.
 const SETTLED_MAX: Duration = Duration::from_secs(10);
@@ -56,19 +58,61 @@ impl Host {
         }))
     }
 
-    /// Claims a volume to remove it. The volume may lack blocks for good.
+    /// Claims a volume to remove it. The volume may lack blocks for good, or may not be served because it is unknown which.
     pub(in crate::host) async fn claim_to_remove(
         &self,
         name: &str,
+        how: RemoveVolume,
     ) -> Result<(Claim, VolumeId), RequestError> {
         self.settled(name).await;
         let (claim, volume) = self.volumes.claim(name)?;
         match self.check_whole(volume, name) {
-            Ok(()) | Err(RequestError::Lacking(LackingError::ForGood { .. })) => {
-                self.not_migrating(claim, volume, name)
-            }
-            Err(error) => Err(error),
+            Ok(()) | Err(RequestError::Lacking(LackingError::ForGood { .. })) => {}
+            Err(error) => match self.volumes.service(name) {
+                Some(Service::Failed(_)) => self.check_left_to_source(volume, name, how).await?,
+                _ => return Err(error),
+            },
         }
+        self.not_migrating(claim, volume, name)
+    }
+
+    /// Checks before the removal of an incomplete volume that cannot be served whether the host with its missing blocks
+    /// continues with it. That host must be lost, or have taken the volume back.
+    async fn check_left_to_source(
+        &self,
+        volume: VolumeId,
+        name: &str,
+        how: RemoveVolume,
+    ) -> Result<(), RequestError> {
+        let known = self.journal.read(|state| {
+            Some((state.fillings.get(&volume)?.clone(), state.volumes.get(&volume)?.record.generation))
+        });
+        let Some((filling, generation)) = known else { return Ok(()) };
+        let there = self.known_at(filling.peer, volume).await;
+        let removal = if how.force { Removal::Forced } else { Removal::Plain };
+        promotion::removable(generation, there, removal).map_err(|reason| {
+            let (volume, host) = (name.to_owned(), filling.peer_name);
+            LackingError::Unserved { volume, host, reason }.into()
+        })
+    }
+
+    /// Asks another host what it knows of a volume. The outer `None`: it is silent; the inner one: nothing.
+    pub(in crate::host) async fn known_at(
+        &self,
+        peer: HostId,
+        volume: VolumeId,
+    ) -> Option<Option<Knowledge>> {
+        let session = self.hosts.session_with(peer).ok().filter(|session| session.status().is_connected)?;
+        let answer = tokio::time::timeout(ANSWER_MAX, self.peers.whose(&session, &[volume])).await.ok()??;
+        Some(answer.known.get(&volume).copied())
+    }
+
+    /// Returns whether a volume came here incomplete, and cannot be served.
+    pub(crate) fn cannot_serve(&self, state: &State, volume: VolumeId) -> bool {
+        let lacks_blocks = state.fillings.get(&volume).is_some_and(|filling| !filling.is_given_up);
+        let known = state.volumes.get(&volume).filter(|_| lacks_blocks);
+        known
+            .is_some_and(|known| matches!(self.volumes.service(&known.record.name), Some(Service::Failed(_))))
     }
 
     fn not_migrating(

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use chronicle::Generation;
 use futures_util::future::join_all;
-use lane::{LaneHandle, Refused};
+use lane::{Aside, LaneHandle, Refused};
 use migration::journal::{ImageLocation, Moved, Outcome};
 use migration::session::{Event, VmPlace};
 use migration::wire::{Offer, OfferedStrategy, OfferedVolume, SurveyedPlace};
@@ -113,16 +113,17 @@ impl Host {
         })
     }
 
-    /// Ends the drivers of a departure on these lanes; the owner still reads missing blocks here. Fails if the departure is not
-    /// that far, or has just ended.
+    /// Ends the drivers of a departure on these lanes; an owner still reads missing blocks here. Fails if the departure is not
+    /// as far as `aside` says, or has just ended.
     pub(in crate::host) async fn set_aside(
         self: &Arc<Self>,
         left_by: MigrationId,
+        aside: Aside,
         lanes: &[(String, LaneHandle)],
     ) -> Result<SetAside, RequestError> {
         let deadline = Instant::now() + SET_ASIDE_MAX;
         loop {
-            let asked = join_all(lanes.iter().map(|(_, lane)| lane.set_aside(left_by))).await;
+            let asked = join_all(lanes.iter().map(|(_, lane)| lane.set_aside(left_by, aside))).await;
             match asked.into_iter().zip(lanes).find_map(|(asked, (name, _))| Some((asked.err()?, name))) {
                 None => return Ok(SetAside { host: Arc::clone(self), left_by }),
                 Some((Refused::TooLate(_), _)) if Instant::now() < deadline => {

@@ -178,7 +178,7 @@ impl Host {
                 return Err(VmError::Disk { vm: adopted.name.clone(), why }.into());
             }
             if seen.is_served {
-                let (claim, volume) = self.claim_to_remove(&kept.volume).await?;
+                let (claim, volume) = self.claim_to_remove(&kept.volume, RemoveVolume::default()).await?;
                 self.require_unordered(volume, &kept.volume)?;
                 drop(claim);
             }

@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{AdoptVm, Vm, VmState, WholeMove};
+use api::{AdoptVm, RemoveVolume, Vm, VmState, WholeMove};
 use hypervisor::libvirt::{
     Definition, Disk, DiskSource, Domain, DomainState, Libvirt, LibvirtError, Presence, disks, parse_uuid,
     qemu_user, show_uuid,
@@ -244,7 +244,7 @@ impl Host {
             match seen.volume {
                 Volume::Here => {
                     // Obstacles to removing the volume are reported now, not when the disk has left it.
-                    let (claim, volume) = self.claim_to_remove(&kept.volume).await?;
+                    let (claim, volume) = self.claim_to_remove(&kept.volume, RemoveVolume::default()).await?;
                     self.require_unordered(volume, &kept.volume)?;
                     drop(claim);
                 }

@@ -43,7 +43,7 @@ impl Host {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
-        let (claim, volume) = self.claim_to_remove(&name).await?;
+        let (claim, volume) = self.claim_to_remove(&name, how).await?;
         self.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.questioned(volume).is_some()) {
@@ -137,7 +137,11 @@ impl Host {
 
     /// Puts the image aside, records the removal, then deletes the image.
     async fn forget(&self, record: &VolumeRecord, fate: ImageFate) -> Result<(), RequestError> {
-        let removed = Record::VolumeRemoved { volume: record.volume };
+        let volume = record.volume;
+        // N.B. The host that has missing blocks of a removed volume keeps them: nothing here says whether they are needed.
+        let lacks_blocks = self.journal.read(|state| state.fillings.contains_key(&volume));
+        let given_up = lacks_blocks.then_some(Record::MissingGivenUp { volume });
+        let removed: Vec<Record> = given_up.into_iter().chain([Record::VolumeRemoved { volume }]).collect();
         if let Some(image) = record.image.place.file().map(PathBuf::from) {
             // N.B. while the journal says that the image is complete: later nothing records that.
             let unmarked = tokio::task::spawn_blocking(move || half_made::unmark(&image)).await;
@@ -146,9 +150,9 @@ impl Host {
             }
         }
         let Some(path) = doomed(record, fate) else {
-            return Ok(self.journal.commit(vec![removed]).await?);
+            return Ok(self.journal.commit(removed).await?);
         };
-        let (custody, image, volume) = (self.custody.clone(), path.clone(), record.volume);
+        let (custody, image) = (self.custody.clone(), path.clone());
         let owner = Owner::Volume(volume);
         blocking(move || {
             custody.check_removal(volume, &image)?;
@@ -156,7 +160,7 @@ impl Host {
         })
         .await?;
         // N.B. Until this is durable a restart restores the image; afterwards it deletes the image.
-        if let Err(fault) = self.journal.commit(vec![removed]).await {
+        if let Err(fault) = self.journal.commit(removed).await {
             self.custody.rename(&removed_path(&path), &path, &owner)?;
             return Err(fault.into());
         }

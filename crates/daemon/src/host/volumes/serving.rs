@@ -98,7 +98,14 @@ impl Host {
                             lane.stop(host.limits().stop_wait_max).await;
                             return;
                         }
-                        lane.ended().await;
+                        tokio::select! {
+                            () = lane.ended() => {}
+                            () = host.former_host_returns(&name) => {
+                                tracing::info!(volume = %name, "the host that has its missing blocks is known again");
+                                lane.stop(host.limits().stop_wait_max).await;
+                                continue;
+                            }
+                        }
                         if attempt.load(Ordering::SeqCst) {
                             return;
                         }
@@ -199,8 +206,9 @@ impl Host {
             volume: record.name.clone(),
             reason: format!(
                 "it is unknown which of its blocks are missing ({why}), so it cannot be served: blocks that were fetched again \
-                 would overwrite newer writes. Restore that file, or give the volume up here and promote the copy of host \"{}\"",
-                filling.peer_name
+                 would overwrite newer writes. Restore that file; or go on without what was written here, with what host \"{0}\" \
+                 has of the time of the move: there sterna volume promote {1} --force, then here sterna volume remove {1} --force",
+                filling.peer_name, record.name
             ),
         };
         let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes, &place)).await;
@@ -218,13 +226,29 @@ impl Host {
         };
         let reservoir = match self.hosts.session_with(filling.peer) {
             Ok(session) => self.peers.line(&session, subject),
-            // It may have been removed since.
-            Err(_) if filling.is_given_up => PeerChannel::nowhere(),
-            Err(error) => return Err(error.into()),
+            // It may have been removed since. **N.B.** What was written here is served, and what is missing waits for an order.
+            Err(_) => PeerChannel::nowhere(),
         };
         let (index, is_given_up) = (filling.index, filling.is_given_up);
         let order = FillingStoreOrder { store, missing, reservoir, index, is_given_up };
         Ok(LaneStore::Filling(Box::new(order)))
+    }
+
+    /// Resolves when the host that has a volume's missing blocks is paired with this host again, if it is not now.
+    async fn former_host_returns(&self, name: &str) {
+        let filling = || {
+            self.journal.read(|state| {
+                let (volume, _) = state.volume_named(name)?;
+                state.fillings.get(&volume).filter(|filling| !filling.is_given_up).map(|filling| filling.peer)
+            })
+        };
+        let is_known = |peer| self.hosts.session_with(peer).is_ok();
+        if filling().is_none_or(is_known) {
+            return std::future::pending().await;
+        }
+        while !filling().is_some_and(is_known) {
+            tokio::time::sleep(RETRY_INTERVAL).await;
+        }
     }
 
     pub(in crate::host) async fn start_lane(

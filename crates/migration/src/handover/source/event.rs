@@ -184,6 +184,8 @@ pub enum SourceAction {
     TakeBack(Vec<(VolumeId, Generation)>),
     /// Delete the source's images, or keep them under another name.
     Retire,
+    /// Keep the source's images under another name, whatever was ordered. The answer is [`SourceEvent::Retired`] as well.
+    KeepImages,
     /// The migration has ended; the journal has recorded that already.
     End {
         /// The outcome of the migration.

@@ -285,6 +285,12 @@ impl Host {
             Err(error) => return Err(error),
         };
         let lane = self.start_waiting(&record, moved.volume.stay, store).await?;
+        // N.B. An order may have taken it back meanwhile.
+        let left_still = self.journal.read(|state| state.moved.contains_key(&volume));
+        if !left_still || self.volumes.claim(&record.name).is_err_and(|error| is_busy(&error)) {
+            lane.stop(self.limits().stop_wait_max).await;
+            return Err(RequestError::VolumeBusy(record.name));
+        }
         self.volumes.add(&record.name, volume);
         if let Some(attempt) = self.volumes.attempt(&record.name) {
             self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
@@ -308,7 +314,7 @@ impl Host {
         checked.map_err(|distrust| {
             let detail = format!(
                 "host \"{}\" lacks parts of volume \"{}\" that are in it, and nothing is read from it: {distrust}; if they \
-                 cannot be restored, give up the missing blocks at that host: sterna volume promote {} --force",
+                 cannot be restored, give up the missing blocks at that host: sterna volume promote {} --without-missing",
                 moved.host_name, record.name, record.name
             );
             RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail }
@@ -357,6 +363,10 @@ impl Host {
             reason: refused.to_string(),
         })
     }
+}
+
+fn is_busy(error: &RequestError) -> bool {
+    matches!(error, RequestError::VolumeBusy(_))
 }
 
 fn shared_of(found: &[Found], volume: VolumeId) -> Option<SharedImage> {

@@ -2,11 +2,12 @@
 
 use std::path::Path;
 
-use api::{Client, ErrorCode, PromoteVolume, VolumeState};
+use api::{Client, ErrorCode, PromoteVolume, RemoveVolume, VolumeState};
 use chronicle::Generation;
+use migration::filling::Manifest;
 use migration::journal::{
-    Entry, ExportSettings, HEADER, ImageFormat, ImageLocation, MigratingVolume, Outcome, Place, Record, Side,
-    Stage, VolumeRecord, encode,
+    Entry, ExportSettings, Forwarding, HEADER, Hollow, ImageFormat, ImageLocation, MigratingVolume, Outcome,
+    Place, Record, Side, Stage, VolumeRecord, encode,
 };
 use migration::{Attempt, HostId, MigrationId, VolumeId};
 
@@ -34,6 +35,44 @@ struct Stranded {
 impl Stranded {
     /// Makes a journal in which the volume "v" came from an unknown host, followed by the records `more`.
     fn new(more: Vec<Record>) -> Self {
+        Self::with(|image| {
+            let volumes = vec![record(image.clone())];
+            let source = ImageLocation::raw_file("dead", "");
+            let moving = MigratingVolume { volume: VOLUME, source, target: image };
+            let side = Side::Incoming {
+                peer: HostId([8; 32]),
+                peer_name: "dead".into(),
+                remote: MigrationId(4),
+                volumes,
+            };
+            let volumes = vec![moving];
+            let started =
+                Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: false, side };
+            [vec![started], more].concat()
+        })
+    }
+
+    /// Makes a journal in which the volume "v" was released to an unknown host.
+    fn left() -> Self {
+        Self::with(|image| {
+            let added = Record::VolumeAdded(record(image.clone()));
+            let target = ImageLocation::raw_file("dead", "");
+            let volumes = vec![MigratingVolume { volume: VOLUME, source: image, target }];
+            let side = Side::Outgoing {
+                peer: HostId([8; 32]),
+                peer_name: "dead".into(),
+                store: String::new(),
+                forwarding: Forwarding::WhileConnected,
+            };
+            let started =
+                Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: false, side };
+            let generations = vec![(VOLUME, Generation(4))];
+            vec![added, started, Record::Released { migration: MIGRATION, attempt: ATTEMPT, generations }]
+        })
+    }
+
+    /// Makes an image, and a journal with the records about it.
+    fn with(records: impl FnOnce(ImageLocation) -> Vec<Record>) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let images = folder.path().join("data/images");
         std::fs::create_dir_all(&images).unwrap();
@@ -41,26 +80,7 @@ impl Stranded {
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let place = Place::File(path.display().to_string());
         let image = ImageLocation { store: "default".into(), place, format: ImageFormat::Raw };
-        let record = VolumeRecord {
-            volume: VOLUME,
-            name: "v".into(),
-            size_bytes: 1 << 20,
-            block_size_bytes: 65536,
-            image: image.clone(),
-            generation: Generation(3),
-            export: ExportSettings::default(),
-        };
-        let moving =
-            MigratingVolume { volume: VOLUME, source: ImageLocation::raw_file("dead", ""), target: image };
-        let side = Side::Incoming {
-            peer: HostId([8; 32]),
-            peer_name: "dead".into(),
-            remote: MigrationId(4),
-            volumes: vec![record],
-        };
-        let volumes = vec![moving];
-        let started = Record::MigrationStarted { migration: MIGRATION, volumes, keep_source: false, side };
-        write_journal(&folder.path().join("data/journal"), [vec![started], more].concat());
+        write_journal(&folder.path().join("data/journal"), records(image));
         transport::Identity::create(&folder.path().join("data/identity"), "beta").unwrap();
         let client = Client::new(api::Address::unix(folder.path().join("run/api.sock")).unwrap());
         Self { folder, client }
@@ -87,6 +107,18 @@ impl Stranded {
         let path = self.folder.path().join("data/journal");
         let state = read_journal(&path, &std::fs::read(&path).unwrap()).unwrap();
         state.migrations[&MIGRATION].stage.clone()
+    }
+}
+
+fn record(image: ImageLocation) -> VolumeRecord {
+    VolumeRecord {
+        volume: VOLUME,
+        name: "v".into(),
+        size_bytes: 1 << 20,
+        block_size_bytes: 65536,
+        image,
+        generation: Generation(3),
+        export: ExportSettings::default(),
     }
 }
 
@@ -184,4 +216,65 @@ async fn a_copy_that_was_about_to_be_deleted_goes_although_its_source_is_lost() 
         assert!(!image.exists());
         assert_eq!(host.stage(), Stage::Ended(outcome));
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_left_for_a_lost_host_is_taken_back_by_the_order_that_messages_name() {
+    let host = Stranded::left();
+    host.run(async {
+        let shown = host.client.volume("v").await.unwrap();
+        assert_eq!((shown.state, shown.size_bytes), (VolumeState::Waiting, 1 << 20));
+        let named = |text: &str| assert!(text.contains("sterna volume promote v --force"), "{text}");
+        named(&shown.message.unwrap());
+        let late = host.client.cancel_migration("m1").await.unwrap_err();
+        assert_eq!(late.code(), Some(ErrorCode::TooLate));
+        named(&late.to_string());
+        let refused =
+            host.client.promote_volume("v", &PromoteVolume { force: false, ..FORCE }).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::NotPrepared));
+        named(&refused.to_string());
+        let promoted = host.client.promote_volume("v", &FORCE).await.unwrap();
+        assert_eq!((promoted.state, promoted.generation), (VolumeState::Serving, 7));
+        let again = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+        assert_eq!(again.code(), Some(ErrorCode::NotPrepared));
+    })
+    .await;
+    assert!(matches!(host.stage(), Stage::Ended(Outcome::HandedBack { .. })), "{:?}", host.stage());
+    let served = host.run(async { host.client.volume("v").await.unwrap() }).await;
+    assert_eq!((served.state, served.generation), (VolumeState::Serving, 7));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_departure_whose_image_is_gone_is_not_taken_back_and_waits_on() {
+    let host = Stranded::left();
+    std::fs::remove_file(host.folder.path().join("data/images/v.img")).unwrap();
+    host.run(async {
+        let refused = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::ImageNotFound));
+        assert_eq!(host.client.volume("v").await.unwrap().state, VolumeState::Waiting);
+    })
+    .await;
+    assert_eq!(host.stage(), Stage::Released(ATTEMPT));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_of_which_it_is_unknown_what_it_lacks_is_removed_by_the_order_that_messages_name() {
+    let manifests = vec![(VOLUME, Manifest { units: 1, checksum: 1 })];
+    let hollow = Hollow { attempt: ATTEMPT, manifests };
+    let generations = vec![(VOLUME, Generation(4))];
+    let owned = Record::Owned { migration: MIGRATION, attempt: ATTEMPT, generations };
+    let host = Stranded::new(vec![Record::Hollow { migration: MIGRATION, hollow }, prepared(), owned]);
+    host.run(async {
+        let why = host.client.volume("v").await.unwrap().message.unwrap();
+        assert!(
+            why.contains("sterna volume promote v --force") && why.contains("sterna volume remove v --force"),
+            "{why}"
+        );
+        let refused = host.client.remove_volume("v", RemoveVolume::default()).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::VolumeUnavailable));
+        let forced = RemoveVolume { force: true, ..RemoveVolume::default() };
+        host.client.remove_volume("v", forced).await.unwrap();
+        assert!(host.client.volumes().await.unwrap().is_empty());
+    })
+    .await;
 }

@@ -1,0 +1,170 @@
+//! Tests of orders that end a departure at its source: the host that the volumes left for is lost, or has lost them.
+
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use chronicle::{BranchId, Generation};
+use migration::authority::{Denied, Request, Role, judge};
+use migration::filling::Manifest;
+use migration::journal::{
+    Entry, ExportSettings, Forwarding, Hollow, ImageLocation, MigratingVolume, Outcome, Promotion, Record,
+    Side, Stage, State, Summary, VolumeRecord,
+};
+use migration::message::{ToSource, ToTarget};
+use migration::promotion::{
+    NotRemovable, Removal, departed, departed_named, departures, is_owned_there, removable,
+};
+use migration::recovery::{Step, answer_as_source, recover};
+use migration::restoration::{Knowledge, Whereabouts};
+use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
+
+const VOLUME: VolumeId = VolumeId([1; 16]);
+const TWO: HostId = HostId([2; 32]);
+const LEFT: MigrationId = MigrationId(0);
+const BACK: MigrationId = MigrationId(1);
+const BRANCH: BranchId = BranchId([9; 16]);
+
+fn apply(state: &mut State, records: Vec<Record>) {
+    state.apply(&Entry { at_unix_ms: 5, records }).unwrap();
+}
+
+fn record(path: &str) -> VolumeRecord {
+    VolumeRecord {
+        volume: VOLUME,
+        name: "v".to_owned(),
+        size_bytes: 1 << 20,
+        block_size_bytes: 4096,
+        image: ImageLocation::raw_file("a", path),
+        generation: Generation(1),
+        export: ExportSettings::default(),
+    }
+}
+
+/// Returns the journal of a source that has begun to hand a volume over, completely or not.
+fn leaving(missing: Option<u64>) -> State {
+    let mut state = State::default();
+    let side = Side::Outgoing {
+        peer: TWO,
+        peer_name: "two".to_owned(),
+        store: String::new(),
+        forwarding: Forwarding::WhileConnected,
+    };
+    let (source, target) = (ImageLocation::raw_file("a", "/a/v"), ImageLocation::raw_file("b", "/b/v"));
+    let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
+    let started = Record::MigrationStarted { migration: LEFT, volumes, keep_source: false, side };
+    apply(&mut state, vec![Record::VolumeAdded(record("/a/v")), started]);
+    let manifests = missing.map(|units| vec![(VOLUME, Manifest { units, checksum: 1 })]);
+    let hollow = manifests.map(|manifests| Hollow { attempt: Attempt(1), manifests });
+    apply(&mut state, hollow.map(|hollow| Record::Hollow { migration: LEFT, hollow }).into_iter().collect());
+    state
+}
+
+fn released(missing: Option<u64>) -> State {
+    let mut state = leaving(missing);
+    let (migration, attempt, generations) = (LEFT, Attempt(1), vec![(VOLUME, Generation(2))]);
+    apply(&mut state, vec![Record::Released { migration, attempt, generations }]);
+    state
+}
+
+fn by_force() -> Promotion {
+    Promotion::Force { branches: vec![(VOLUME, BRANCH)] }
+}
+
+#[test]
+fn a_departure_is_ended_by_order_and_the_volume_is_served_here_as_a_branch() {
+    for missing in [None, Some(4)] {
+        let mut state = released(missing);
+        let reads = |state: &State| {
+            let role = Role::Filler { migration: LEFT, volume: VolumeIndex(0) };
+            judge(state, TWO, role, Request::Reservoir(VolumeIndex(0)))
+        };
+        assert_eq!(reads(&state), Ok(()));
+        let order = departed_named(&state, "v").unwrap();
+        assert_eq!(departures(&state).count(), 1);
+        assert!(order.advice().contains("sterna volume promote v --force"), "{}", order.advice());
+        apply(&mut state, order.records(by_force()));
+        let here = &state.volumes[&VOLUME].record;
+        assert!(
+            here.generation > Generation(5 - 1),
+            "above every one that the other host may have: {here:?}"
+        );
+        assert_eq!(here.image, record("/a/v").image);
+        assert!(state.moved.is_empty() && !state.is_reservoir("/a/v"));
+        assert_eq!(state.branches[&VOLUME][0].from, Generation(1));
+        assert!(matches!(state.migrations[&LEFT].stage, Stage::Ended(Outcome::HandedBack { .. })));
+        // The other host, if it comes back, gets nothing more of it, and deletes a copy that it never owned.
+        assert_eq!(reads(&state), Err(Denied::Over));
+        let asked = ToSource::Query(Attempt(1));
+        assert_eq!(answer_as_source(&state, TWO, LEFT, &asked), Some(ToTarget::Discard));
+        assert_eq!(departed(&state, LEFT), None, "once");
+        // A new journal file knows as much.
+        let mut again = State::default();
+        apply(&mut again, state.snapshot());
+        assert_eq!(again, state);
+    }
+}
+
+#[test]
+fn a_kill_between_the_two_records_leaves_a_handback_to_be_told() {
+    let mut state = released(None);
+    let records = departed(&state, LEFT).unwrap().records(by_force());
+    apply(&mut state, records[..1].to_vec());
+    assert_eq!(state.migrations[&LEFT].stage, Stage::HandedBack);
+    assert!(state.volumes.contains_key(&VOLUME));
+    assert_eq!(recover(&state), [Step::Resume(LEFT)]);
+}
+
+#[test]
+fn nothing_is_taken_back_before_its_release_after_its_end_or_from_a_mixture_of_two_times() {
+    assert_eq!(departed_named(&leaving(Some(4)), "v"), None);
+    let mut state = released(None);
+    let (outcome, summary) = (Outcome::Moved { left_over: String::new() }, Summary::default());
+    apply(&mut state, vec![Record::MigrationEnded { migration: LEFT, outcome, summary }]);
+    assert_eq!(departed_named(&state, "v"), None);
+    let mut state = released(Some(4));
+    let side = Side::Incoming {
+        peer: TWO,
+        peer_name: "two".to_owned(),
+        remote: MigrationId(7),
+        volumes: vec![record("/a/v")],
+    };
+    let (source, target) = (ImageLocation::raw_file("b", "/b/v"), ImageLocation::raw_file("a", "/a/v"));
+    let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
+    let started = Record::MigrationStarted { migration: BACK, volumes, keep_source: false, side };
+    apply(&mut state, vec![started]);
+    assert_eq!(departed_named(&state, "v"), None, "it is returning into the image that it left");
+}
+
+#[test]
+fn an_incomplete_volume_that_cannot_be_served_is_removed_only_if_its_source_is_silent_or_has_taken_it_back() {
+    let there =
+        |generation, whereabouts| Some(Some(Knowledge { generation: Generation(generation), whereabouts }));
+    let cases = [
+        (None, Removal::Plain, Err(NotRemovable::Unforced)),
+        (None, Removal::Forced, Ok(())),
+        (Some(None), Removal::Forced, Err(NotRemovable::NotTakenBack)),
+        (there(5, Whereabouts::Here), Removal::Forced, Ok(())),
+        (there(5, Whereabouts::Here), Removal::Plain, Err(NotRemovable::Unforced)),
+        (there(2, Whereabouts::Here), Removal::Forced, Err(NotRemovable::NotTakenBack)),
+        (there(5, Whereabouts::WithYou), Removal::Forced, Err(NotRemovable::NotTakenBack)),
+    ];
+    for (there, removal, expected) in cases {
+        assert_eq!(removable(Generation(2), there, removal), expected, "{there:?}, {removal:?}");
+    }
+}
+
+#[test]
+fn nothing_is_taken_back_from_a_host_that_answers_that_it_has_it() {
+    let there = |whereabouts| Some(Some(Knowledge { generation: Generation(2), whereabouts }));
+    for (there, expected) in [
+        (None, false),
+        (Some(None), false),
+        (there(Whereabouts::Here), true),
+        (there(Whereabouts::AtAThird), true),
+        // It owns the volume, and cannot serve it.
+        (there(Whereabouts::HereUnconfirmed), false),
+        (there(Whereabouts::Waits), false),
+        (there(Whereabouts::Elsewhere), false),
+    ] {
+        assert_eq!(is_owned_there(there), expected, "{there:?}");
+    }
+}
