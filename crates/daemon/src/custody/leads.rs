@@ -83,7 +83,7 @@ fn export(uri: &str, rest: &str) -> Lead {
             let name = place.split_once('/').map_or("", |(_, name)| name);
             volumes.push(decoded(name));
             let sockets = query.split(['&', ';']).filter_map(|part| part.strip_prefix("socket="));
-            volumes.extend(sockets.filter_map(|socket| of_socket(&decoded(socket))));
+            volumes.extend(sockets.filter_map(|socket| of_socket(decoded(socket))));
         }
         None => {
             let (place, name) = place.split_once(":exportname=").unwrap_or((place, ""));

@@ -341,13 +341,13 @@ fn an_image_below_one_that_is_read_otherwise_or_not_at_all_stays() {
     let (base, top, middle) = (image(&at("slow"), "base"), at("fast/top"), at("mnt/middle"));
     // Raw, over qcow2, over the base.
     std::fs::create_dir(at("mnt")).unwrap();
-    overlay(&middle, &base.display().to_string());
+    overlay(&middle, base.display().to_string());
     let options =
         serde_json::json!({ "driver": "raw", "file.driver": "qcow2", "file.file.filename": middle });
     overlay_of_raw(&top, &format!("json:{options}"));
     refused(custody.delete(&base, &BY_NAME), "stands on it");
     // The disk of the image between the two is not mounted.
-    overlay(&top, &middle.display().to_string());
+    overlay(&top, middle.display().to_string());
     std::fs::remove_file(&middle).unwrap();
     refused(custody.delete(&base, &BY_NAME), "mount its disk");
     // A missing file among others is gone.
@@ -424,7 +424,7 @@ fn a_chain_that_a_program_has_open_keeps_the_name_of_what_is_below() {
     let (from, to) = (image(folder.path(), "from.img"), image(folder.path(), "to.img"));
     let custody = custody(left(&from, &to));
     let top = elsewhere.path().join("top");
-    overlay(&top, &from.display().to_string());
+    overlay(&top, from.display().to_string());
     let opened = File::open(&from).unwrap();
     let mut qemu = Command::new("sleep");
     qemu.arg("600").stdin(opened).stdout(File::open(&top).unwrap());

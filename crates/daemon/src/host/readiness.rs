@@ -41,7 +41,7 @@ impl Host {
         let (stores, data) = tokio::join!(self.stores_seen(), self.data_folder_seen());
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
-        readiness.problems.extend(stores.into_iter().filter_map(|(name, space)| store_problem(name, space)));
+        readiness.problems.extend(stores.into_iter().filter_map(|(name, space)| store_problem(&name, space)));
         readiness.problems.extend(data.filter(is_nearly_full).map(|space| {
             problem(
                 Part::DataFolder,
@@ -152,7 +152,7 @@ fn left(space: Space) -> String {
     format!("it is nearly full: {} MiB of {} MiB are free", space.free >> 20, space.total >> 20)
 }
 
-fn store_problem(name: String, space: Result<Option<Space>, ()>) -> Option<Problem> {
+fn store_problem(name: &str, space: Result<Option<Space>, ()>) -> Option<Problem> {
     let message = match space {
         Err(()) => "it cannot be used, or its disk does not answer; see: sterna store list".to_owned(),
         Ok(space) => {
@@ -162,7 +162,7 @@ fn store_problem(name: String, space: Result<Option<Space>, ()>) -> Option<Probl
             )
         }
     };
-    Some(problem(Part::Store, Some(&name), &message))
+    Some(problem(Part::Store, Some(name), &message))
 }
 
 /// Returns whether somebody has to look at a VM.

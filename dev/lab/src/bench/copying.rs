@@ -44,9 +44,9 @@ const WORST_BEFORE: Metric = Metric::less("worst_latency_before_ms", "BEFORE ms"
 #[derive(Debug)]
 pub(super) enum Copying {
     Sterna {
-        source: Daemon,
+        source: Box<Daemon>,
         /// The other host's daemon.
-        target: Option<Daemon>,
+        target: Option<Box<Daemon>>,
         folders: Vec<Folder>,
         uri: String,
         /// The store to which the volume goes.

@@ -201,7 +201,7 @@ fn holes(case: Use) -> Holes {
 async fn sterna(ground: &Ground<'_>, images: &Images) -> anyhow::Result<Copying> {
     let Sterna { daemon, folder, volume } = Sterna::start(ground, &images.source, &[]).await?;
     let (folders, to) = (vec![folder], STORES[1].to_owned());
-    Ok(Copying::Sterna { source: daemon, target: None, folders, uri: volume.uri, to, copy: None })
+    Ok(Copying::Sterna { source: Box::new(daemon), target: None, folders, uri: volume.uri, to, copy: None })
 }
 
 async fn storage_daemon(ground: &Ground<'_>, images: &Images, mode: CopyMode) -> anyhow::Result<Copying> {

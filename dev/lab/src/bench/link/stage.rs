@@ -139,7 +139,14 @@ impl Stage {
         let uri = source.add_volume(NAME, &self.images.source).await?.uri;
         let copy = (way == Way::NbdStore).then(|| self.images.target.clone());
         let (target, folders) = (Some(target), folders.into());
-        Ok(Copying::Sterna { source, target, folders, uri, to: store, copy })
+        Ok(Copying::Sterna {
+            source: Box::new(source),
+            target: target.map(Box::new),
+            folders,
+            uri,
+            to: store,
+            copy,
+        })
     }
 
     /// Configures all addresses of this end at the daemon of `folder`.
