@@ -44,7 +44,7 @@ impl SourceDriver {
             SourceAction::Send(message) => (self.to_target)(message),
             SourceAction::StopCopying => self.order_all(SourceOrder::StopCopying),
             SourceAction::TakeBack(generations) => self.take_back(&generations),
-            SourceAction::Retire => self.retire(|image, keep| Retirement::of(image, keep)),
+            SourceAction::Retire => self.retire(Retirement::of),
             SourceAction::KeepImages => self.retire(|_, _| Retirement::Keep),
             SourceAction::End { outcome, summary } => {
                 let migration = self.migration;
