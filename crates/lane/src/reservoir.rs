@@ -5,14 +5,16 @@
 //! because its reads are no guest requests here. When the volume returns into this image, only blocks are written which the owner
 //! has and this image lacks; those that the owner still reads are others.
 
+mod turns;
+
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
-use std::time::Duration;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture};
-use futures_util::future::select;
+use futures_util::future::{Either, select};
 use migration::MigrationId;
 
+use self::turns::{Step, Turn, Turns};
 use crate::handle::Rest;
 use crate::signal::Signal;
 
@@ -25,11 +27,8 @@ pub struct Reservoir {
     /// Whether the volume has left: the target keeps what it reads from then on.
     has_left: Cell<bool>,
     served: Cell<Served>,
-    /// The limit of background reads in bytes a second; `None`: no limit.
-    rate: Cell<Option<u64>>,
-    /// When all background reads so far are paid for at that rate.
-    carried_at: Cell<Duration>,
-    rests: Cell<bool>,
+    /// The background reads that wait.
+    turns: RefCell<Turns>,
     changed: Signal,
 }
 
@@ -85,15 +84,17 @@ impl Reservoir {
     }
 
     pub(crate) fn set_rate(&self, bytes_per_second: Option<u64>) {
-        self.rate.set(bytes_per_second);
-        self.carried_at.set(Duration::ZERO);
-        self.changed.notify();
+        self.change_turns(|turns| turns.limit(bytes_per_second));
+    }
+
+    /// Ends background reads that wait for their turn, and those that arrive later: the lane ends. The target asks again.
+    pub(crate) fn end_background(&self) {
+        self.change_turns(Turns::end);
     }
 
     /// Pauses or resumes background reads.
     pub fn rest(&self, rests: Rest) {
-        self.rests.set(rests == Rest::Pause);
-        self.changed.notify();
+        self.change_turns(|turns| turns.rest(rests == Rest::Pause));
     }
 
     /// Returns the device that the target of a migration reads for its guests. It may be made before the store is
@@ -130,15 +131,41 @@ impl Reservoir {
         Rc::new(ReservoirStore { reservoir: Rc::clone(self), migration, geometry, paced_by })
     }
 
-    async fn take_turn(&self, handle: &Handle, bytes: u64) {
-        self.changed.wait_for(|| (!self.rests.get()).then_some(())).await;
-        let Some(rate) = self.rate.get() else { return };
-        let start = self.carried_at.get().max(handle.now());
-        let nanos = u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1));
-        self.carried_at.set(start + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)));
-        // A changed limit ends the wait: later reads obey the new one.
-        let changed = self.changed.wait_for(|| (self.rate.get() != Some(rate)).then_some(()));
-        select(handle.sleep_until(start), Box::pin(changed)).await;
+    fn change_turns<T>(&self, change: impl FnOnce(&mut Turns) -> T) -> T {
+        let changed = change(&mut self.turns.borrow_mut());
+        self.changed.notify();
+        changed
+    }
+
+    async fn take_turn(&self, handle: &Handle, bytes: u64) -> Result<(), IoError> {
+        let place = Place { reservoir: self, turn: self.change_turns(Turns::arrive) };
+        let mut asked = Step::Wait;
+        loop {
+            // A pause, another rate and the end are noticed while it waits, too.
+            let step = || Some(self.turns.borrow_mut().step(handle.now(), place.turn, bytes));
+            let news = Box::pin(self.changed.wait_for(|| step().filter(|step| *step != asked)));
+            asked = match asked {
+                Step::Go => return Ok(()),
+                Step::End => return Err(IoError::Closed),
+                Step::Wait => news.await,
+                Step::AskAt(start) => match select(handle.sleep_until(start), news).await {
+                    Either::Left(_) => Step::Wait,
+                    Either::Right((step, _)) => step,
+                },
+            };
+        }
+    }
+}
+
+/// A place in the queue of background reads; dropping it lets the next one in.
+struct Place<'a> {
+    reservoir: &'a Reservoir,
+    turn: Turn,
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.reservoir.change_turns(|turns| turns.leave(self.turn));
     }
 }
 
@@ -156,7 +183,7 @@ impl BlockDevice for ReservoirStore {
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
             if let Some(handle) = &self.paced_by {
-                self.reservoir.take_turn(handle, buffer.len() as u64).await;
+                self.reservoir.take_turn(handle, buffer.len() as u64).await?;
             }
             let read = self.store()?.read(offset, buffer).await?;
             self.reservoir.count(read.len() as u64, self.paced_by.is_none());

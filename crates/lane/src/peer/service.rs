@@ -145,6 +145,7 @@ impl Service {
         self.ways.borrow_mut().clear();
         self.followers.borrow_mut().clear();
         self.left_behind.borrow_mut().push(self.under_way.take());
+        self.ended.notify();
     }
 
     /// Ignores the peer's messages from now on; resolves when all its calls have been answered.
@@ -273,7 +274,10 @@ impl Service {
                 (_, Some(Offered { volume: Some((volume, _)), .. })) if operation.is_change() => {
                     service.change(&volume, origin(question), operation, payload).await
                 }
-                (_, Some(Offered { device, .. })) => service.apply(&device, operation, payload).await,
+                (_, Some(Offered { device, .. })) => {
+                    let applied = service.apply(&device, operation, payload);
+                    service.unless_left_behind(address, &under_way, applied).await
+                }
             };
             // N.B. after the write: the credit paces the peer by the replica's store.
             drop(credit);
@@ -295,6 +299,24 @@ impl Service {
             under_way.set(under_way.get() - 1);
             service.ended.notify();
         });
+    }
+
+    /// Carries out a call. A read of a reservoir ends when the peer has restarted: it may wait long for its turn, and the calls of
+    /// the new process wait for it.
+    async fn unless_left_behind<T>(
+        &self,
+        address: Address,
+        under_way: &Rc<Cell<usize>>,
+        applied: impl Future<Output = Result<T, IoError>>,
+    ) -> Result<T, IoError> {
+        if !matches!(address, Address::Reservoir(_) | Address::ReservoirInBackground(_)) {
+            return applied.await;
+        }
+        let is_of_former = || (!Rc::ptr_eq(under_way, &*self.under_way.borrow())).then_some(());
+        match select(pin!(applied), pin!(self.ended.wait_for(is_of_former))).await {
+            Either::Left((applied, _)) => applied,
+            Either::Right(_) => Err(IoError::Closed),
+        }
     }
 
     /// Notes the size with which the peer offers a volume to clients, in place of an earlier one.

@@ -37,6 +37,7 @@ impl Lane {
         }
         // N.B. no request of another host stays unanswered: a request that is not taken goes back, and finds
         // the volume's next lane.
+        self.reservoir.end_background();
         let attached = self.attached.take();
         let answered = join_all(attached.iter().map(|(_, service)| service.end()));
         if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
@@ -71,7 +72,7 @@ impl Lane {
 
     async fn let_handover_end(&self, deadline: Duration) {
         let undecided =
-            self.migration.driver.borrow().as_ref().is_some_and(|driver| !driver.phase().can_be_cancelled());
+            self.migration.driver.borrow().as_ref().is_some_and(|driver| driver.phase().holds_a_stop());
         // For a migration that another lane drives, the closed gate shows a handover.
         let undecided = undecided
             || (self.migration.followed.get().is_some() && self.volume.gate().mode() == GateMode::Hold);

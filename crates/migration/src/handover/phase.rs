@@ -102,6 +102,12 @@ impl Phase {
     pub fn can_be_cancelled(self) -> bool {
         matches!(self, Self::Copying | Self::Memory | Self::Closing | Self::Preparing)
     }
+
+    /// Returns whether an orderly stop waits for the end of this phase. Copying and filling may take hours, and a start goes on
+    /// with them.
+    pub fn holds_a_stop(self) -> bool {
+        !self.can_be_cancelled() && self != Self::Filling
+    }
 }
 
 impl std::fmt::Display for Phase {
@@ -149,5 +155,15 @@ mod tests {
             reached.extend(next.collect::<Vec<_>>());
         }
         assert!(!reached.contains(&Phase::Copying));
+    }
+
+    #[test]
+    fn a_stop_waits_for_no_phase_of_any_length() {
+        for phase in [Phase::Copying, Phase::Memory, Phase::Filling] {
+            assert!(!phase.holds_a_stop(), "{phase}");
+        }
+        for phase in [Phase::Releasing, Phase::Committing, Phase::TakingBack] {
+            assert!(phase.holds_a_stop(), "{phase}");
+        }
     }
 }

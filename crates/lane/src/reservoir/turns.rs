@@ -1,0 +1,132 @@
+//! The order and the times of background reads of a reservoir.
+//!
+//! A read is paid for when its turn comes, not when it arrives: a pause, another rate and the end of the lane hold for every
+//! read that still waits, and a read that is given up costs the others nothing.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+/// A read that waits. Numbers are not reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Turn(u64);
+
+/// What a waiting read does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// It reads.
+    Go,
+    /// It asks again then, or when something has changed.
+    AskAt(Duration),
+    /// It asks again when something has changed.
+    Wait,
+    /// It fails: nothing is read any more.
+    End,
+}
+
+/// The reads that wait, and the limits that they obey.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    queue: VecDeque<Turn>,
+    next: u64,
+    /// The limit in bytes a second; `None`: no limit.
+    rate: Option<u64>,
+    /// When all reads so far are paid for at that rate.
+    carried_at: Duration,
+    rests: bool,
+    is_over: bool,
+}
+
+impl Turns {
+    pub(super) fn limit(&mut self, bytes_per_second: Option<u64>) {
+        self.rate = bytes_per_second;
+        self.carried_at = Duration::ZERO;
+    }
+
+    pub(super) fn rest(&mut self, rests: bool) {
+        self.rests = rests;
+    }
+
+    /// Ends every turn, also of reads that arrive later.
+    pub(super) fn end(&mut self) {
+        self.is_over = true;
+    }
+
+    /// Queues a read.
+    pub(super) fn arrive(&mut self) -> Turn {
+        self.next += 1;
+        self.queue.push_back(Turn(self.next));
+        Turn(self.next)
+    }
+
+    /// Removes a read that does not wait any more.
+    pub(super) fn leave(&mut self, turn: Turn) {
+        self.queue.retain(|waiting| *waiting != turn);
+    }
+
+    /// Returns what a queued read of `bytes` bytes does now. With [`Step::Go`] it is paid for, and the next one is first.
+    pub(super) fn step(&mut self, now: Duration, turn: Turn, bytes: u64) -> Step {
+        match (self.is_over, self.rests || self.queue.front() != Some(&turn), self.rate) {
+            (true, ..) => Step::End,
+            (_, true, _) => Step::Wait,
+            (_, _, Some(_)) if self.carried_at > now => Step::AskAt(self.carried_at),
+            (_, _, rate) => {
+                let nanos =
+                    rate.map_or(0, |rate| u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1)));
+                self.carried_at = now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
+                self.queue.pop_front();
+                Step::Go
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(milliseconds: u64) -> Duration {
+        Duration::from_millis(milliseconds)
+    }
+
+    /// Returns turns at 1000 bytes a second, with three reads.
+    fn three() -> (Turns, [Turn; 3]) {
+        let mut turns = Turns::default();
+        turns.limit(Some(1000));
+        let reads = std::array::from_fn(|_| turns.arrive());
+        (turns, reads)
+    }
+
+    #[test]
+    fn reads_take_their_turns_in_order_at_the_rate() {
+        let (mut turns, [first, second, third]) = three();
+        assert_eq!(turns.step(at(0), second, 100), Step::Wait);
+        assert_eq!(turns.step(at(0), first, 100), Step::Go);
+        assert_eq!(turns.step(at(0), second, 200), Step::AskAt(at(100)));
+        assert_eq!(turns.step(at(100), second, 200), Step::Go);
+        assert_eq!(turns.step(at(100), third, 1), Step::AskAt(at(300)));
+        turns.limit(None);
+        assert_eq!(turns.step(at(100), third, 1), Step::Go);
+    }
+
+    #[test]
+    fn a_pause_and_the_end_hold_for_every_read_that_waits() {
+        let (mut turns, [first, second, third]) = three();
+        assert_eq!(turns.step(at(0), first, 100), Step::Go);
+        turns.rest(true);
+        assert_eq!(turns.step(at(5000), second, 100), Step::Wait);
+        turns.end();
+        for waits in [second, third] {
+            assert_eq!(turns.step(at(5000), waits, 100), Step::End);
+        }
+        let later = turns.arrive();
+        assert_eq!(turns.step(at(5000), later, 100), Step::End);
+    }
+
+    #[test]
+    fn a_read_that_is_given_up_costs_the_others_nothing() {
+        let (mut turns, [first, second, third]) = three();
+        assert_eq!(turns.step(at(0), first, 100), Step::Go);
+        turns.leave(second);
+        assert_eq!(turns.step(at(100), third, 100), Step::Go);
+    }
+}
