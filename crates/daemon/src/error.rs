@@ -180,6 +180,12 @@ pub(crate) enum RequestError {
         "store \"{store}\" has {} free, and {} are needed; make room there, or choose another store", Bytes(*.free), Bytes(*.needed)
     )]
     NoSpace { store: String, free: u64, needed: u64 },
+    /// An offered volume may come with blocks missing, and their records cannot be reserved.
+    #[error(
+        "the data folder cannot reserve {} for the records of the blocks that volume \"{volume}\" may lack ({reason}); make room \
+         there, or choose a strategy that leaves no blocks, such as mirror", Bytes(*.needed)
+    )]
+    NoRoomForRecords { volume: String, needed: u64, reason: String },
     #[error(
         "volume \"{volume}\" is being migrated ({migration}); wait for it, or cancel it: sterna migration cancel {migration}"
     )]
@@ -355,7 +361,9 @@ impl RequestError {
             Self::TargetExists { .. } => ErrorCode::TargetExists,
             Self::TargetTooSmall { .. } => ErrorCode::TargetTooSmall,
             Self::SameStore { .. } => ErrorCode::SameStore,
-            Self::NoSpace { .. } | Self::Copy(CopyError::NoSpace { .. }) => ErrorCode::NoSpace,
+            Self::NoSpace { .. } | Self::NoRoomForRecords { .. } | Self::Copy(CopyError::NoSpace { .. }) => {
+                ErrorCode::NoSpace
+            }
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
             Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) | Self::TooLateLeft { .. } => ErrorCode::TooLate,

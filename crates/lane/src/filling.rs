@@ -61,6 +61,8 @@ pub struct FillingStore {
     tickets: RefCell<BTreeMap<RequestId, Rc<TicketState>>>,
     /// Fetched data that is not stored yet, with its offset.
     fetched: RefCell<BTreeMap<FetchId, (u64, Buffer)>>,
+    /// Parts of reads that pass by the store, with their offsets.
+    passed: RefCell<BTreeMap<FetchId, Vec<(u64, Buffer)>>>,
     timer: Rc<Timer>,
 }
 
@@ -141,6 +143,7 @@ impl FillingStore {
             next_request: Cell::new(0),
             tickets: RefCell::default(),
             fetched: RefCell::default(),
+            passed: RefCell::default(),
             timer: Rc::default(),
         });
         filling.handle.spawn(Self::run_timer(
@@ -296,6 +299,16 @@ impl FillingStore {
     fn carry_out(&self, action: FillingAction) {
         match action {
             FillingAction::Admit { request } => self.answer(request, Word::Admitted),
+            FillingAction::AdmitWith { request, fetch } => {
+                let parts = self.passed.borrow_mut().remove(&fetch).unwrap_or_default();
+                if let Some(ticket) = self.tickets.borrow().get(&request) {
+                    ticket.passed.replace(parts);
+                }
+                self.answer(request, Word::Admitted);
+            }
+            FillingAction::PassBy { fetch, parts } => {
+                self.spawn(move |filling| async move { filling.pass_by(fetch, parts).await });
+            }
             FillingAction::Written { request } => self.answer(request, Word::Written),
             // N.B. the next daemon does not trust what this store may lose while the host runs, so it is made durable at once.
             FillingAction::Note { note, units } if self.control.store_starts_alone() => {
@@ -346,21 +359,33 @@ impl FillingStore {
     }
 
     async fn fetch(&self, fetch: FetchId, range: ByteRange, urgency: Urgency) {
-        let length = usize::try_from(range.length).unwrap_or(0);
-        let read = self.reservoir.store(urgency).read(range.offset, self.buffers.take(length)).await;
-        let result = match read {
-            Ok(buffer) => {
-                self.fetched.borrow_mut().insert(fetch, (range.offset, buffer));
-                Ok(())
-            }
-            Err(fault) => Err(fetch_fault(&fault)),
-        };
-        if result == Err(FetchFault::Unreadable) {
-            let (offset, length) = (range.offset, range.length);
-            error!(volume = %self.key.volume, offset, length, "the former host cannot read missing blocks");
-        }
+        let fetched = self.fetch_part(range, urgency).await;
+        let result = fetched.map(|part| drop(self.fetched.borrow_mut().insert(fetch, part)));
         self.event(FillingEvent::Fetched { fetch, result });
         self.fetched.borrow_mut().remove(&fetch);
+    }
+
+    async fn pass_by(&self, fetch: FetchId, parts: Vec<ByteRange>) {
+        let parts = join_all(parts.into_iter().map(|part| self.fetch_part(part, Urgency::Urgent))).await;
+        let parts = parts.into_iter().collect::<Result<Vec<_>, _>>();
+        let result = parts.map(|parts| drop(self.passed.borrow_mut().insert(fetch, parts)));
+        self.event(FillingEvent::Passed { fetch, result });
+        // The read may not wait any more.
+        self.passed.borrow_mut().remove(&fetch);
+    }
+
+    /// Reads from the reservoir; returns the bytes with their offset.
+    async fn fetch_part(&self, range: ByteRange, urgency: Urgency) -> Result<(u64, Buffer), FetchFault> {
+        let length = usize::try_from(range.length).unwrap_or(0);
+        let read = self.reservoir.store(urgency).read(range.offset, self.buffers.take(length)).await;
+        read.map(|buffer| (range.offset, buffer)).map_err(|fault| {
+            let fault = fetch_fault(&fault);
+            if fault == FetchFault::Unreadable {
+                let (offset, length) = (range.offset, range.length);
+                error!(volume = %self.key.volume, offset, length, "the former host cannot read missing blocks");
+            }
+            fault
+        })
     }
 
     async fn store(&self, fetch: FetchId, (origin, fetched): (u64, Buffer), parts: Vec<ByteRange>) {

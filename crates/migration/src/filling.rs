@@ -22,8 +22,11 @@ mod lateness;
 mod log;
 mod manifest;
 mod noting;
+mod passing;
+mod presence;
 mod recording;
 mod requests;
+mod snapshot;
 mod told;
 mod units;
 
@@ -40,8 +43,9 @@ use self::requests::Waiting;
 use self::units::{bytes_of, covering, within};
 use crate::pacing::{Pacing, PacingSettings};
 
-pub use log::{LogEntry, LogFault, NO_START, Telling, UnitMap, encode_entry, header, replay};
+pub use log::{LogEntry, LogFault, NO_START, Packed, Telling, UnitMap, encode_entry, header, replay};
 pub use manifest::{Manifest, decode_runs, encode_runs, to_units};
+pub use presence::{PresenceFile, PresenceWrite};
 pub use told::{Complete, NoPiece, Told};
 pub use units::{UNIT, UNIT_BYTES, units_of};
 
@@ -117,6 +121,13 @@ pub enum FillingEvent {
         /// Whether everything completed before the flush is durable.
         result: Result<(), StoreFault>,
     },
+    /// The reservoir has answered a read that passes by the store.
+    Passed {
+        /// The number of the fetch.
+        fetch: FetchId,
+        /// Whether the bytes have arrived.
+        result: Result<(), FetchFault>,
+    },
     /// A recording has ended.
     Recorded {
         /// The number of the recording.
@@ -180,6 +191,20 @@ pub enum FillingAction {
         range: ByteRange,
         /// Whether a guest waits for them.
         urgency: Urgency,
+    },
+    /// Ask the reservoir for these parts, for one guest's read: the store takes no fetched bytes.
+    PassBy {
+        /// The number to use in the answer.
+        fetch: FetchId,
+        /// The parts to fetch, in order.
+        parts: Vec<ByteRange>,
+    },
+    /// Submit a guest's read to the store, and replace the parts that have passed by it.
+    AdmitWith {
+        /// The number of the read.
+        request: RequestId,
+        /// The number of the fetch that has the parts.
+        fetch: FetchId,
     },
     /// Write parts of the fetched bytes to the store, and drop the rest.
     Store {
@@ -364,6 +389,7 @@ impl Filling {
             FillingEvent::FlushArrived { request } => self.recording.flush_arrived(request),
             FillingEvent::Fetched { fetch, result } => self.fetched(now, fetch, result),
             FillingEvent::Stored { fetch, result } => self.stored(now, fetch, result),
+            FillingEvent::Passed { fetch, result } => self.passed(now, fetch, result),
             FillingEvent::StoreFlushed { recording, result } => self.store_flushed(now, recording, result),
             FillingEvent::Noted { note, result } => self.noted(now, note, result),
             FillingEvent::Recorded { recording, result } => self.recorded(now, recording, result),

@@ -176,6 +176,10 @@ pub enum Bug {
     NotedForgotten,
     /// 17: a read of a missing block is admitted before an earlier write to it is complete.
     ReadPassesOverwriting,
+    /// 7: the file of missing blocks grows beyond its reserved space.
+    PresenceNeedsSpace,
+    /// 7: noted blocks count as missing when the file of missing blocks is written anew.
+    NotesLeftOut,
     /// 7: the source's image is retired before the target is complete.
     RetiredBeforeWhole,
     /// 6: the manifest holds the blocks that were missing before the gate closed.
@@ -323,6 +327,8 @@ impl Bug {
         Self::WriteNotNoted,
         Self::NotedForgotten,
         Self::ReadPassesOverwriting,
+        Self::PresenceNeedsSpace,
+        Self::NotesLeftOut,
         Self::RetiredBeforeWhole,
         Self::ManifestOlderThanGate,
         Self::ReservoirDiscarded,
@@ -473,6 +479,8 @@ impl Bug {
             Self::WriteNotNoted => "write-not-noted",
             Self::NotedForgotten => "noted-forgotten",
             Self::ReadPassesOverwriting => "read-passes-overwriting",
+            Self::PresenceNeedsSpace => "presence-needs-space",
+            Self::NotesLeftOut => "notes-left-out",
             Self::RetiredBeforeWhole => "retired-before-whole",
             Self::ManifestOlderThanGate => "manifest-older-than-gate",
             Self::ReservoirDiscarded => "reservoir-discarded",

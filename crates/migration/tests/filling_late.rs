@@ -126,7 +126,16 @@ fn what_waits_for_this_hosts_own_store_is_not_refused() {
     filling.handle_event(at(60), FillingEvent::Stored { fetch: pulled[0].0, result: Err(StoreFault) });
     assert!(refuses(&asked(&mut filling, at(60))).is_empty(), "the store takes nothing");
     filling.handle_event(at(60), FillingEvent::WriteEnded { request: write, result: Ok(()) });
-    assert!(asked(&mut filling, at(60)).contains(&FillingAction::Admit { request: RequestId(2) }));
+    let actions: Vec<_> = std::iter::from_fn(|| filling.poll_action()).collect();
+    let is_admitted =
+        |actions: &[FillingAction]| actions.contains(&FillingAction::Admit { request: RequestId(2) });
+    assert!(!is_admitted(&actions), "it would see what a kill takes back");
+    let note = actions.iter().find_map(|action| match action {
+        FillingAction::Note { note, .. } => Some(*note),
+        _ => None,
+    });
+    filling.handle_event(at(60), FillingEvent::Noted { note: note.expect("a note"), result: Ok(()) });
+    assert!(is_admitted(&asked(&mut filling, at(60))));
 }
 
 #[test]

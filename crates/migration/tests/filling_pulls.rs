@@ -10,7 +10,8 @@ use std::time::Duration;
 use chronicle::{BlockRange, BlockSize, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
 use migration::filling::{
-    FetchFault, FetchId, Filling, FillingAction, FillingEvent, RequestId, UNIT_BYTES, Urgency,
+    FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, Manifest, RequestId,
+    StoreFault, Told, UNIT_BYTES, UnitMap, Urgency, units_of,
 };
 use support::{UNITS, units};
 
@@ -117,4 +118,44 @@ fn what_is_missing_here_is_not_lacking_there_unless_a_part_of_its_block_is_here(
     assert!(filling.lacking_there(Some(written.clone()), blocks).is_empty());
     written.insert(BlockRange::new(0, 2));
     assert_eq!(runs(filling.lacking_there(Some(written), blocks)), [(0, 1)]);
+}
+
+#[test]
+fn a_read_passes_by_a_store_that_takes_nothing_and_the_store_is_tried_again() {
+    let is_passed = |action: &FillingAction| matches!(action, FillingAction::PassBy { .. });
+    let mut filling = filling();
+    let (fetch, _) = fetches(&read(&mut filling, 1, units(0, 3)), Urgency::Urgent)[0];
+    fetched(&mut filling, fetch);
+    let failed = tell(&mut filling, FillingEvent::Stored { fetch, result: Err(StoreFault) });
+    let Some(FillingAction::PassBy { fetch, parts }) = failed.into_iter().find(is_passed) else {
+        panic!("the read waits for the store")
+    };
+    assert_eq!(parts, [units(1, 3)], "what is present is read from the store");
+    let passed = tell(&mut filling, FillingEvent::Passed { fetch, result: Ok(()) });
+    assert!(passed.contains(&FillingAction::AdmitWith { request: RequestId(1), fetch }));
+    assert_eq!(filling.progress().units_missing, UNITS - 1, "nothing of it is kept");
+
+    // The next read does not wait for a try to store anything.
+    assert!(read(&mut filling, 2, units(4, 5)).iter().any(is_passed));
+    let (later, _) = filling.poll_timeout().expect("the store is tried again");
+    filling.handle_timeout(later);
+    let actions: Vec<_> = std::iter::from_fn(|| filling.poll_action()).collect();
+    assert!(!fetches(&actions, Urgency::Background).is_empty());
+}
+
+#[test]
+fn a_start_that_finds_nothing_missing_is_whole_once_what_was_noted_is_durable() {
+    let size_bytes = UNITS * UNIT_BYTES;
+    let empty = || LayeredBitmap::new(units_of(size_bytes));
+    let mut volatile = empty();
+    volatile.insert(BlockRange::new(2, 3));
+    let known = UnitMap { missing: empty(), late: empty(), volatile, manifest: Manifest::NOTHING };
+    let settings = FillingSettings { size_bytes, pacing: PacingSettings::default() };
+    let mut filling = Told::new(size_bytes, Some(known)).begin(settings);
+    let actions = tell(&mut filling, FillingEvent::WaitsLimited { to: None });
+    let [FillingAction::FlushStore { recording, .. }] = actions[..] else { panic!("{actions:?}") };
+    let actions = tell(&mut filling, FillingEvent::StoreFlushed { recording, result: Ok(()) });
+    assert_eq!(actions, [FillingAction::Record { recording, units: vec![BlockRange::new(2, 3)] }]);
+    let actions = tell(&mut filling, FillingEvent::Recorded { recording, result: Ok(()) });
+    assert_eq!(actions, [FillingAction::Whole]);
 }

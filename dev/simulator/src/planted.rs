@@ -84,6 +84,8 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
             | Bug::WriteNotNoted
             | Bug::NotedForgotten
             | Bug::ReadPassesOverwriting
+            | Bug::PresenceNeedsSpace
+            | Bug::NotesLeftOut
             | Bug::RetiredBeforeWhole
             | Bug::ManifestOlderThanGate
             | Bug::ReservoirDiscarded

@@ -136,6 +136,12 @@ impl Chronicles {
         presence::read(&self.files, key, size_bytes, place)
     }
 
+    /// Reserves the space that the records of a volume's missing units may need in a residency. Fails if the data folder has
+    /// no room for them. Blocks.
+    pub(crate) fn reserve_presence(&self, key: StayKey, size_bytes: u64) -> io::Result<()> {
+        presence::reserve(&self.files, key, size_bytes)
+    }
+
     /// Records that a volume may also be in this image from now on. Blocks.
     pub(crate) fn note_image(&self, key: StayKey, image: &ImageLocation) {
         let look = look(image);

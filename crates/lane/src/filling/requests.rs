@@ -1,6 +1,6 @@
 //! Guests' requests to a volume that is being filled: announces them to the core, and carries them out on its decision.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -20,6 +20,8 @@ use super::{FillingState, FillingStore};
 pub(super) struct TicketState {
     pub(super) answer: Cell<Option<Word>>,
     pub(super) waiter: Cell<Option<Waker>>,
+    /// The parts of a read that have passed by the store, with their offsets.
+    pub(super) passed: RefCell<Vec<(u64, Buffer)>>,
 }
 
 #[derive(Clone, Copy)]
@@ -72,6 +74,7 @@ impl FillingStore {
             return self.reservoir.urgent.read(offset, buffer).await;
         }
         self.check_still_here()?;
+        let mut passed = Vec::new();
         if range.length > 0
             && let Some(ticket) = self.announce(|request| FillingEvent::ReadArrived { request, range })
         {
@@ -84,10 +87,14 @@ impl FillingStore {
                     };
                     return Err(IoError::os("read what only the former host has", errno));
                 }
-                Word::Admitted | Word::Written | Word::Flushed(_) => {}
+                Word::Admitted | Word::Written | Word::Flushed(_) => passed = ticket.state.passed.take(),
             }
         }
-        self.store.read(offset, buffer).await
+        let mut read = self.store.read(offset, buffer).await?;
+        for (start, part) in passed {
+            put(&mut read, offset, start, &part);
+        }
+        Ok(read)
     }
 
     async fn change_here(&self, change: Change) -> Result<(), IoError> {
@@ -208,6 +215,19 @@ impl Drop for Ticket<'_> {
             self.filling.event(FillingEvent::Withdrawn { request: self.id });
         }
     }
+}
+
+/// Puts the bytes at `start` of the volume into a buffer that begins at `offset` of it. The part may be larger.
+fn put(buffer: &mut Buffer, offset: u64, start: u64, part: &Buffer) {
+    let (from, to) = (start.saturating_sub(offset), offset.saturating_sub(start));
+    let (from, to) = (usize::try_from(from).unwrap_or(usize::MAX), usize::try_from(to).unwrap_or(usize::MAX));
+    let part = part.as_slice().get(to..).unwrap_or_default();
+    if !buffer.is_unique() {
+        *buffer = Buffer::copy_of(buffer.as_slice());
+    }
+    let target = buffer.as_mut_slice().and_then(|bytes| bytes.get_mut(from..)).unwrap_or_default();
+    let length = target.len().min(part.len());
+    target[..length].copy_from_slice(&part[..length]);
 }
 
 fn with_data(extents: &[Extent], missing: &[ByteRange]) -> Vec<Extent> {

@@ -26,6 +26,8 @@ pub(super) struct Background {
     /// The end of the current pause, and its reason.
     pause: Option<(Duration, Pause)>,
     store_pause: Duration,
+    /// Whether the store has taken nothing since its last failure.
+    store_is_failing: bool,
     reread_at: Option<Duration>,
     /// Whether the background fetches are paused by an event.
     rests: bool,
@@ -46,6 +48,7 @@ impl Background {
             tokens_at: None,
             pause: None,
             store_pause: STORE_PAUSE,
+            store_is_failing: false,
             reread_at: None,
             rests: false,
         }
@@ -76,17 +79,24 @@ impl Background {
         self.pause.is_some()
     }
 
-    pub(super) fn waits_for_store(&self) -> bool {
-        matches!(self.pause, Some((_, Pause::StoreFails)))
+    /// Returns whether the reservoir was away a moment ago.
+    pub(super) fn waits_for_reservoir(&self) -> bool {
+        matches!(self.pause, Some((_, Pause::ReservoirAway)))
+    }
+
+    pub(super) fn store_is_failing(&self) -> bool {
+        self.store_is_failing
     }
 
     pub(super) fn store_fails(&mut self, now: Duration) {
         self.pause = Some((now + self.store_pause, Pause::StoreFails));
         self.store_pause = (self.store_pause * 2).min(STORE_PAUSE_MAX);
+        self.store_is_failing = true;
     }
 
     pub(super) fn store_takes(&mut self) {
         self.store_pause = STORE_PAUSE;
+        self.store_is_failing = false;
     }
 
     pub(super) fn end_pause(&mut self, now: Duration) {

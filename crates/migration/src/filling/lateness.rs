@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use chronicle::{BlockCount, BlockRange, LayeredBitmap};
 
-use super::requests::Waiting;
+use super::requests::{Waiting, Way};
 use super::units::{within, without};
 use super::{Filling, FillingAction, Refusal, RequestId};
 
@@ -75,14 +75,13 @@ impl Filling {
             .extend(late.into_iter().map(|request| FillingAction::Refuse { request, why: Refusal::Late }));
     }
 
-    /// Returns the reads that only the reservoir can serve, and when each arrived. Empty while this host's own store is at
-    /// fault, because then no read is late.
+    /// Returns the reads that only the reservoir can serve, and when each arrived. While this host's own store is at fault,
+    /// these are the reads that pass by it.
     fn reads_held_by_reservoir(&self) -> Vec<(RequestId, BlockRange, Duration)> {
-        if self.background.waits_for_store() {
-            return Vec::new();
-        }
+        let is_store_at_fault = self.background.store_is_failing();
         let reads = self.waiting.iter().filter_map(|waiting| match waiting {
-            Waiting::Read { request, units, since } => Some((*request, *units, *since)),
+            Waiting::Read { way: Way::ThroughStore, .. } if is_store_at_fault => None,
+            Waiting::Read { request, units, since, .. } => Some((*request, *units, *since)),
             Waiting::Write { .. } => None,
         });
         reads.filter(|(_, units, _)| self.lacks_from_reservoir(*units)).collect()

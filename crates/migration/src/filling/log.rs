@@ -1,11 +1,14 @@
-//! The durable record of which units are present: a file that is only appended to.
+//! The durable record of which units are present: a file that is appended to, and written anew when its space is used up
+//! ([`super::presence`]).
 //!
 //! ```text
 //!   header   8 bytes   "STERNAP" and the version │ u64 size of the volume │ 32 bytes identity of the volume
+//!   frames   Snapshot, States …: the state of every unit so far
 //!   frame    Missing, everything: replaces all earlier updates
 //!   frame    Missing, more: blocks that became missing after the last update
 //!   frame    Present: durable                                                 … until nothing is missing
 //!   frame    Noted: present until the host is started again; only these frames are not synced
+//!   zeroes   reserved
 //! ```
 //! **N.B.** A unit recorded as present must never become missing again: it would be fetched, and newer writes undone. So a file
 //! that is damaged, or does not begin with the manifest of the handover, is rejected as a whole (design §5.8). The volume is not
@@ -15,12 +18,13 @@ use chronicle::{BlockRange, LayeredBitmap};
 use serde::{Deserialize, Serialize};
 
 use super::manifest::Manifest;
-use super::units::units_of;
+use super::snapshot;
+use super::units::{units_of, within};
 use crate::journal::framing::{self, Ending, Frames};
 use crate::planted::{Bug, broken};
 
-const MAGIC: &[u8; 8] = b"STERNAP\x01";
-const HEADER_BYTES: usize = 48;
+const MAGIC: &[u8; 8] = b"STERNAP\x02";
+pub(super) const HEADER_BYTES: usize = 48;
 
 /// The known state of a volume's units.
 #[derive(Clone, Debug)]
@@ -57,6 +61,29 @@ pub enum LogEntry {
         /// The present units, in order.
         runs: Vec<BlockRange>,
     },
+    /// The state of every unit follows, in [`LogEntry::States`].
+    Snapshot {
+        /// The manifest of the blocks missing at the handover.
+        manifest: Manifest,
+        /// The start of the host for which units are noted.
+        boot: [u8; 16],
+    },
+    /// The state of units of a snapshot.
+    States {
+        /// The first of these units.
+        first: u64,
+        /// Their states.
+        states: Packed,
+    },
+}
+
+/// States of units: present, missing, written last, noted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Packed {
+    /// Runs of equal states: lengths, with the state in the two lowest bits.
+    Runs(Vec<u8>),
+    /// Two bits a unit, from the lowest on.
+    Bits(Vec<u8>),
 }
 
 /// How a missing-set update relates to earlier ones.
@@ -115,60 +142,130 @@ pub fn replay(
     whose: [u8; 32],
     boot: [u8; 16],
 ) -> Result<(UnitMap, usize, u64), LogFault> {
-    let expected = header(size_bytes, whose);
-    match bytes.get(..HEADER_BYTES) {
-        Some(found) if found == expected => {}
-        Some(found) if found[..MAGIC.len()] == *MAGIC => return Err(LogFault::OfAnother),
-        _ => return Err(LogFault::NotOne),
+    let (known, position, sequence) = Known::replay(bytes, size_bytes, whose, boot)?;
+    Ok((known.units, position, sequence))
+}
+
+/// What a file says so far.
+#[derive(Debug)]
+pub(super) struct Known {
+    units: UnitMap,
+    /// Whether the manifest must be computed from the missing units.
+    is_told: bool,
+    /// The first unit of a snapshot whose state must follow; `None`: no snapshot is incomplete.
+    follows: Option<u64>,
+    /// The start of the host for which the snapshot notes units.
+    noted: [u8; 16],
+}
+
+impl Known {
+    pub(super) fn nothing(size_bytes: u64) -> Self {
+        let empty = || LayeredBitmap::new(units_of(size_bytes));
+        let (missing, late, volatile) = (empty(), empty(), empty());
+        let units = UnitMap { missing, late, volatile, manifest: Manifest::NOTHING };
+        Self { units, is_told: false, follows: None, noted: NO_START }
     }
-    let units = units_of(size_bytes);
-    let empty = || LayeredBitmap::new(units);
-    let (mut missing, mut late, mut told, mut volatile) = (empty(), empty(), empty(), empty());
-    let mut frames = Frames::new(&bytes[HEADER_BYTES..], HEADER_BYTES);
-    while let Some(payload) = frames.peek() {
-        let Ok(entry) = postcard::from_bytes::<LogEntry>(payload) else { return Err(LogFault::NotOne) };
-        let (LogEntry::Missing { runs, .. } | LogEntry::Present { runs } | LogEntry::Noted { runs, .. }) =
-            &entry;
-        if runs.iter().any(|run| run.is_empty() || run.end.0 > units.0) {
+
+    pub(super) fn units(&mut self) -> &UnitMap {
+        self.complete_manifest();
+        &self.units
+    }
+
+    fn complete_manifest(&mut self) {
+        if std::mem::take(&mut self.is_told) {
+            self.units.manifest = Manifest::of(&self.units.missing);
+        }
+    }
+
+    pub(super) fn replay(
+        bytes: &[u8],
+        size_bytes: u64,
+        whose: [u8; 32],
+        boot: [u8; 16],
+    ) -> Result<(Self, usize, u64), LogFault> {
+        let expected = header(size_bytes, whose);
+        match bytes.get(..HEADER_BYTES) {
+            Some(found) if found == expected => {}
+            Some(found) if found[..MAGIC.len()] == *MAGIC => return Err(LogFault::OfAnother),
+            _ => return Err(LogFault::NotOne),
+        }
+        let mut known = Self::nothing(size_bytes);
+        let mut frames = Frames::new(&bytes[HEADER_BYTES..], HEADER_BYTES);
+        while let Some(payload) = frames.peek() {
+            let entry = postcard::from_bytes::<LogEntry>(payload).map_err(|_| LogFault::NotOne)?;
+            known.apply(entry, boot)?;
+            frames.accept(payload);
+        }
+        // A mere note may lie behind a part that was lost with the power, because notes are not synced.
+        let is_synced = |payload: &[u8]| !matches!(postcard::from_bytes(payload), Ok(LogEntry::Noted { .. }));
+        if known.follows.is_some() || frames.ending(is_synced) != Ending::Torn {
             return Err(LogFault::Damaged);
         }
+        known.complete_manifest();
+        Ok((known, frames.position(), frames.sequence()))
+    }
+
+    /// Takes an entry, on a host whose current start is `boot`.
+    pub(super) fn apply(&mut self, entry: LogEntry, boot: [u8; 16]) -> Result<(), LogFault> {
+        let blocks = self.units.missing.blocks();
+        if let LogEntry::Missing { runs, .. } | LogEntry::Present { runs } | LogEntry::Noted { runs, .. } =
+            &entry
+            && (self.follows.is_some() || runs.iter().any(|run| run.is_empty() || run.end.0 > blocks.0))
+        {
+            return Err(LogFault::Damaged);
+        }
+        if !matches!(entry, LogEntry::Missing { .. }) {
+            self.complete_manifest();
+        }
         match entry {
-            LogEntry::Missing { telling, runs } => {
-                if telling == Telling::Everything {
-                    (missing, late, told, volatile) = (empty(), empty(), empty(), empty());
-                }
-                for run in runs {
-                    missing.insert(run);
-                    told.insert(run);
-                    if telling == Telling::Since {
-                        late.insert(run);
-                    }
-                }
-            }
+            LogEntry::Missing { telling, runs } => self.lacks(telling, runs),
             LogEntry::Present { .. } if broken(Bug::PresenceForgotten) => {}
             LogEntry::Present { runs } => {
                 for run in runs {
-                    missing.remove(run);
-                    late.remove(run);
-                    volatile.remove(run);
+                    self.units.missing.remove(run);
+                    self.units.late.remove(run);
+                    self.units.volatile.remove(run);
                 }
             }
             LogEntry::Noted { boot: noted, .. } if noted != boot || boot == NO_START => {}
             LogEntry::Noted { runs, .. } => {
-                for run in runs {
-                    missing.remove(run);
-                    late.remove(run);
-                    volatile.insert(run);
+                let missing = &self.units.missing;
+                let written: Vec<_> = runs.into_iter().flat_map(|run| within(missing, run)).collect();
+                for run in written {
+                    self.units.missing.remove(run);
+                    self.units.late.remove(run);
+                    self.units.volatile.insert(run);
                 }
             }
+            LogEntry::Snapshot { manifest, boot } => {
+                let UnitMap { missing, late, volatile, .. } = &mut self.units;
+                [missing, late, volatile].into_iter().for_each(LayeredBitmap::clear);
+                self.units.manifest = manifest;
+                (self.follows, self.noted) = (Some(0).filter(|_| blocks.0 > 0), boot);
+            }
+            LogEntry::States { first, states } => {
+                let notes_count = self.noted == boot && boot != NO_START;
+                let end = self.follows.filter(|follows| *follows == first);
+                let end =
+                    end.and_then(|first| snapshot::unpack(&mut self.units, first, &states, notes_count));
+                self.follows = Some(end.ok_or(LogFault::Damaged)?).filter(|end| *end < blocks.0);
+            }
         }
-        frames.accept(payload);
+        Ok(())
     }
-    // A mere note may lie behind a part that was lost with the power, because notes are not synced.
-    let is_synced = |payload: &[u8]| !matches!(postcard::from_bytes(payload), Ok(LogEntry::Noted { .. }));
-    if frames.ending(is_synced) != Ending::Torn {
-        return Err(LogFault::Damaged);
+
+    fn lacks(&mut self, telling: Telling, runs: Vec<BlockRange>) {
+        let UnitMap { missing, late, volatile, .. } = &mut self.units;
+        if telling == Telling::Everything {
+            [&mut *missing, late, volatile].into_iter().for_each(LayeredBitmap::clear);
+        }
+        for run in runs {
+            missing.insert(run);
+            volatile.remove(run);
+            if telling == Telling::Since {
+                late.insert(run);
+            }
+        }
+        self.is_told = true;
     }
-    let manifest = Manifest::of(&told);
-    Ok((UnitMap { missing, late, volatile, manifest }, frames.position(), frames.sequence()))
 }

@@ -83,7 +83,7 @@ pub fn to_units(blocks: &LayeredBitmap, block_bytes: u64, size_bytes: u64) -> La
     units
 }
 
-fn put(bytes: &mut Vec<u8>, mut number: u64) {
+pub(super) fn put(bytes: &mut Vec<u8>, mut number: u64) {
     while number >= 0x80 {
         bytes.push(number as u8 | 0x80);
         number >>= 7;
@@ -91,7 +91,7 @@ fn put(bytes: &mut Vec<u8>, mut number: u64) {
     bytes.push(number as u8);
 }
 
-fn take(bytes: &mut &[u8]) -> Option<u64> {
+pub(super) fn take(bytes: &mut &[u8]) -> Option<u64> {
     let mut number = 0_u64;
     for shift in (0..64).step_by(7) {
         let (byte, rest) = bytes.split_first()?;

@@ -57,16 +57,15 @@ impl Noting {
         self.unnoted.contains_any(units)
     }
 
+    /// Returns whether these units have a write whose note is not stored yet. A read that saw it could not see it after a kill.
+    pub(super) fn is_pending(&self, units: BlockRange) -> bool {
+        let under_way = self.under_way.iter().flat_map(|note| &note.requests);
+        self.waiting.iter().chain(under_way).any(|(_, written)| written.overlaps(&units))
+    }
+
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         let retry = self.retry_at.filter(|_| self.under_way.is_none() && !self.waiting.is_empty());
         retry.map(|at| (at, "the data folder to record guest writes"))
-    }
-
-    pub(super) fn withdrawn(&mut self, request: RequestId) {
-        self.waiting.retain(|(waiting, _)| *waiting != request);
-        if let Some(note) = &mut self.under_way {
-            note.requests.retain(|(waiting, _)| *waiting != request);
-        }
     }
 
     /// Removes the writes that need no note because their units have been recorded meanwhile.

@@ -176,6 +176,7 @@ impl Filling {
             self.recording.unrecorded.remove(run);
             self.noting.settled(run);
             self.missing.insert(run);
+            self.missing_again(run);
             self.want(run);
         }
         self.recording.retry(now);

@@ -17,10 +17,19 @@ const STREAMS_MAX: usize = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Waiting {
-    /// Waits since `since` for its units to be present.
-    Read { request: RequestId, units: BlockRange, since: Duration },
+    /// Waits since `since` for its units to be present, or for the reservoir's answer to it alone.
+    Read { request: RequestId, units: BlockRange, since: Duration, way: Way },
     /// Waits for a store write to the same units.
     Write { request: RequestId, units: BlockRange },
+}
+
+/// How the bytes reach a read that waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// They are stored first.
+    ThroughStore,
+    /// This fetch brings them for it alone.
+    PastStore(FetchId),
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -54,14 +63,17 @@ impl Filling {
             self.actions.push_back(FillingAction::Refuse { request, why: Refusal::Unreadable });
         } else {
             let ahead = self.follow(units);
-            self.waiting.push_back(Waiting::Read { request, units, since: now });
+            self.waiting.push_back(Waiting::Read { request, units, since: now, way: Way::ThroughStore });
             self.pull(units, ahead);
         }
     }
 
-    /// Returns whether a read must wait: for missing units, and for a write to them that has not completed. Until then the
-    /// store has neither the old bytes nor the new ones.
+    /// Returns whether a read must wait: for missing units, and for a write to them that has not completed, or is not noted. Until
+    /// then the store has neither the old bytes nor the new ones, or a kill would take the new ones back.
     fn is_read_held(&self, units: BlockRange) -> bool {
+        if self.noting.is_pending(units) {
+            return true;
+        }
         if !self.missing.contains_any(units) {
             return false;
         }
@@ -84,7 +96,8 @@ impl Filling {
 
     /// Fetches the units that a guest waits for, and `ahead` units behind them.
     fn pull(&mut self, units: BlockRange, ahead: u64) {
-        if self.background.is_pausing() {
+        // A store that takes nothing is tried by background fetches alone.
+        if self.background.is_pausing() || self.background.store_is_failing() {
             return;
         }
         let end = units.end.0.saturating_add(ahead);
@@ -182,7 +195,7 @@ impl Filling {
 
     pub(super) fn withdrawn(&mut self, request: RequestId) {
         self.waiting.retain(|waiting| waiting.request() != request);
-        self.noting.withdrawn(request);
+        // A write that was made is noted nevertheless: others may wait to read it.
         self.recording.withdrawn(request);
     }
 
@@ -197,6 +210,7 @@ impl Filling {
                     self.actions.push_back(FillingAction::Admit { request });
                 }
                 Waiting::Read { units, .. } => {
+                    let waiting = self.pass_by(waiting);
                     self.waiting.push_back(waiting);
                     self.pull(units, 0);
                 }
@@ -274,7 +288,11 @@ impl Filling {
                 self.background.store_takes();
                 self.recording.note(now);
             }
-            Err(StoreFault) => self.background.store_fails(now),
+            Err(StoreFault) => {
+                self.background.store_fails(now);
+                // From now on the reads that waited for the store wait for the reservoir.
+                self.lateness.reservoir_answers(now);
+            }
         }
         self.want(units);
     }

@@ -17,7 +17,7 @@ use chronicle::{BlockRange, Epoch, Kept, ReplicaOf};
 use futures_channel::oneshot;
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::StayKey;
-use migration::filling::{self, LogEntry, LogFault, UnitMap};
+use migration::filling::{self, LogEntry, LogFault, PresenceFile, PresenceWrite, UnitMap};
 use migration::stay::opening::{self, Found, OpeningStep};
 use migration::stay::{ImageRecord, Look, OpenMarks, vouches};
 
@@ -28,6 +28,8 @@ const LATENCY_MIN: Duration = Duration::from_micros(20);
 /// The longest time of a write: one of these for each host.
 const LATENCIES_MAX: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(80)];
+/// The percentage of writes to a presence file that fail.
+const PRESENCE_FAULTS: u64 = 3;
 
 pub(crate) struct SimChronicles {
     me: Weak<Self>,
@@ -37,6 +39,8 @@ pub(crate) struct SimChronicles {
     files: RefCell<BTreeMap<StayKey, Files>>,
     /// The daemon's open files of marks, which end with it.
     open: RefCell<OpenMarks<BTreeSet<u64>>>,
+    /// The daemon's presence files, which end with it.
+    presence: RefCell<BTreeMap<StayKey, PresenceFile>>,
     boot: Cell<u8>,
     under_way: RefCell<BTreeMap<u64, Work>>,
     next: Cell<u64>,
@@ -87,6 +91,7 @@ impl SimChronicles {
             random: RefCell::new(random),
             files: RefCell::default(),
             open: RefCell::default(),
+            presence: RefCell::default(),
             boot: Cell::default(),
             under_way: RefCell::default(),
             next: Cell::default(),
@@ -198,6 +203,7 @@ impl SimChronicles {
             self.files.borrow_mut().values_mut().for_each(|files| self.lose_what_was_noted(files));
         }
         self.open.take();
+        self.presence.take();
         self.busy_until.set(Duration::ZERO);
     }
 
@@ -239,7 +245,12 @@ impl SimChronicles {
         if let Work::Mark(key, ..) = &work {
             self.excuse_once(*key);
         }
-        if self.is_full() && !matches!(work, Work::Forget(..) | Work::Doubt(_) | Work::ForgetPresence(_)) {
+        // The space of a presence file is reserved when it is begun.
+        let is_reserved = matches!(
+            work,
+            Work::Forget(..) | Work::Doubt(_) | Work::ForgetPresence(_) | Work::Presence(_, None, _)
+        );
+        if self.is_full() && !is_reserved {
             return Err(NotDurable { detail: "no space".to_owned() });
         }
         match work {
@@ -256,6 +267,7 @@ impl SimChronicles {
             Work::Presence(key, size_bytes, entry) => self.add_to_presence(key, size_bytes, &entry)?,
             Work::ForgetPresence(key) => {
                 self.files.borrow_mut().entry(key).or_default().presence = None;
+                self.presence.borrow_mut().remove(&key);
             }
             Work::Doubt(key) => {
                 let mut files = self.files.borrow_mut();
@@ -296,25 +308,54 @@ impl SimChronicles {
         size_bytes: Option<u64>,
         entry: &LogEntry,
     ) -> Result<(), NotDurable> {
+        let write = self.presence_write(key, size_bytes, entry)?;
+        let fails = size_bytes.is_none() && self.random.borrow_mut().percent(PRESENCE_FAULTS);
         let mut files = self.files.borrow_mut();
         let files = files.entry(key).or_default();
-        if let Some(size_bytes) = size_bytes {
-            let mut bytes = filling::header(size_bytes, key.bytes());
-            filling::encode_entry(0, entry, &mut bytes);
-            files.presence_synced = bytes.len();
-            files.presence = Some(bytes);
-            return Ok(());
+        if fails {
+            self.presence.borrow_mut().get_mut(&key).into_iter().for_each(PresenceFile::failed);
+            // Unsynced pages of a file whose sync fails may be dropped.
+            self.lose_what_was_noted(files);
+            return Err(NotDurable { detail: "a disk's fault".to_owned() });
         }
-        let gone = || NotDurable { detail: "nothing was begun".to_owned() };
-        let bytes = files.presence.as_mut().ok_or_else(gone)?;
-        let (_, position, sequence) =
-            replay(bytes, key, self.boot()).map_err(|error| NotDurable { detail: error.to_string() })?;
-        bytes.truncate(position);
-        filling::encode_entry(sequence, entry, bytes);
-        if !matches!(entry, LogEntry::Noted { .. }) {
+        let bytes = files.presence.get_or_insert_default();
+        let is_synced = matches!(write, PresenceWrite::Anew(_)) || !matches!(entry, LogEntry::Noted { .. });
+        match write {
+            PresenceWrite::Anew(content) => *bytes = content,
+            PresenceWrite::Append { at, bytes: added } => {
+                bytes.truncate(at as usize);
+                bytes.extend(added);
+            }
+        }
+        let limit = self.presence.borrow().get(&key).map_or(0, PresenceFile::limit);
+        if bytes.len() as u64 > limit {
+            self.world.violated("presence", || format!("{} bytes, and {limit} are reserved", bytes.len()));
+        }
+        if is_synced {
             files.presence_synced = bytes.len();
         }
         Ok(())
+    }
+
+    fn presence_write(
+        &self,
+        key: StayKey,
+        size_bytes: Option<u64>,
+        entry: &LogEntry,
+    ) -> Result<PresenceWrite, NotDurable> {
+        let mut open = self.presence.borrow_mut();
+        let small = |file: PresenceFile| file.limited_to(0);
+        if let Some(size_bytes) = size_bytes {
+            open.insert(key, small(PresenceFile::begin(size_bytes, key.bytes(), self.boot())));
+        } else if !open.contains_key(&key) {
+            let files = self.files.borrow();
+            let bytes = files.get(&key).and_then(|files| files.presence.as_ref());
+            let bytes = bytes.ok_or_else(|| NotDurable { detail: "nothing was begun".to_owned() })?;
+            let found = PresenceFile::found(bytes, size_of(bytes), key.bytes(), self.boot());
+            open.insert(key, small(found.map_err(|error| NotDurable { detail: error.to_string() })?));
+        }
+        let file = open.get_mut(&key).ok_or_else(|| NotDurable { detail: "no file".to_owned() })?;
+        file.add(entry.clone()).map_err(|error| NotDurable { detail: error.to_string() })
     }
 
     /// Loses unsynced data, in part.
@@ -326,14 +367,14 @@ impl SimChronicles {
     }
 
     fn tear_presence(&self, key: StayKey, entry: &LogEntry) {
+        let Ok(PresenceWrite::Append { at, mut bytes }) = self.presence_write(key, None, entry) else {
+            return;
+        };
         let mut files = self.files.borrow_mut();
-        let Some(bytes) = &mut files.entry(key).or_default().presence else { return };
-        let Ok((_, position, sequence)) = replay(bytes, key, self.boot()) else { return };
-        let mut torn = Vec::new();
-        filling::encode_entry(sequence, entry, &mut torn);
-        torn.truncate(self.random.borrow_mut().below(torn.len() as u64) as usize);
-        bytes.truncate(position);
-        bytes.extend_from_slice(&torn);
+        let Some(file) = &mut files.entry(key).or_default().presence else { return };
+        bytes.truncate(self.random.borrow_mut().below(bytes.len() as u64) as usize);
+        file.truncate(at as usize);
+        file.extend(bytes);
     }
 
     /// Returns the missing blocks as a start finds them; `None`: unknown.
@@ -418,7 +459,10 @@ impl Keeper for SimChronicles {
     }
 }
 
+fn size_of(presence: &[u8]) -> u64 {
+    presence.get(8..16).and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?))).unwrap_or(0)
+}
+
 fn replay(bytes: &[u8], key: StayKey, boot: [u8; 16]) -> Result<(UnitMap, usize, u64), LogFault> {
-    let size = bytes.get(8..16).and_then(|size| Some(u64::from_le_bytes(size.try_into().ok()?)));
-    filling::replay(bytes, size.unwrap_or(0), key.bytes(), boot)
+    filling::replay(bytes, size_of(bytes), key.bytes(), boot)
 }

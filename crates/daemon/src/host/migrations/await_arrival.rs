@@ -13,7 +13,7 @@ use lane::{
     ArrivingStore, IncomingChannels, IncomingGroup, IncomingOrder, IncomingRole, LaneHandle, LaneStore,
     Opening,
 };
-use migration::filling::UnitMap;
+use migration::filling::{PresenceFile, UnitMap};
 use migration::journal::{MigrationState, Outcome, Side, VolumeRecord};
 use migration::source::Moves;
 use migration::wire::LeftBehind;
@@ -95,6 +95,8 @@ impl Host {
         arrival: &Arrival,
         awaited: &mut [Awaited],
     ) -> Result<(), RequestError> {
+        let records = awaited.iter().map(|volume| volume.record.clone()).collect();
+        self.reserve_records(arrival, records).await?;
         let mut together = IncomingGroup::default();
         let mut roles = Vec::new();
         for volume in awaited.iter().skip(1) {
@@ -139,6 +141,30 @@ impl Host {
             let (lane, migration) = (volume.lane.clone(), arrival.migration);
             volume.attempt = volume.claim.arriving(volume.record.volume, lane, migration);
             tracing::info!(volume = %volume.record.name, %migration, "a volume arrives");
+        }
+        Ok(())
+    }
+
+    /// Reserves the space for the records of missing blocks. **N.B.** before the volumes come: later a guest's write would wait for
+    /// room in the data folder.
+    async fn reserve_records(
+        &self,
+        arrival: &Arrival,
+        volumes: Vec<VolumeRecord>,
+    ) -> Result<(), RequestError> {
+        if !arrival.may_lack || arrival.recorded.is_some() {
+            return Ok(());
+        }
+        for record in volumes {
+            let key = StayKey { volume: record.volume, stay: StayId::Arrived(arrival.migration.0) };
+            let (chronicles, size_bytes) = (self.chronicles.clone(), record.size_bytes);
+            let reserve = move || chronicles.reserve_presence(key, size_bytes);
+            let reserved = tokio::task::spawn_blocking(reserve).await.map_err(std::io::Error::other);
+            reserved.flatten().map_err(|error| RequestError::NoRoomForRecords {
+                volume: record.name.clone(),
+                needed: 2 * PresenceFile::reserved(size_bytes),
+                reason: error.to_string(),
+            })?;
         }
         Ok(())
     }

@@ -1,6 +1,13 @@
 //! The missing units of volumes here: a file for each residency that began with some, and the thread that writes it.
-//! [`migration::filling`] decides the format, and what of it can be trusted. Entries that a guest's flush waits for are synced;
-//! others only have to outlast the daemon.
+//! [`migration::filling`] decides the format, what of it can be trusted, and when it is written anew. Entries that a guest's flush
+//! waits for are synced; others only have to outlast the daemon.
+//!
+//! ```text
+//!   KEY.presence          the file; its whole space is reserved
+//!   KEY.presence.spare    as long: the next content is written here, and the names are exchanged
+//!   KEY.presence.second   reserved by an offer, until the file is begun: its spare
+//! ```
+//! N.B. a guest's write waits for its entry, so no entry may need space that others could have taken.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -12,8 +19,10 @@ use std::sync::mpsc;
 use chronicle::BlockRange;
 use lane::NotDurable;
 use migration::StayKey;
-use migration::filling::{LogEntry, LogFault, NO_START, UnitMap, encode_entry, header, replay};
+use migration::filling::{LogEntry, LogFault, NO_START, PresenceFile, PresenceWrite, UnitMap, replay};
 use migration::journal::Place;
+use rustix::fs::{CWD, FallocateFlags, RenameFlags};
+use rustix::io::Errno;
 
 use super::files::Files;
 use super::{Reply, answer, not_durable};
@@ -23,6 +32,8 @@ use crate::images::far;
 
 /// The longest file that is read: longer than a list of single units of the largest volume.
 const FILE_BYTES_MAX: u64 = 4 << 30;
+/// The zeroes of one write.
+const ZEROES_BYTES: usize = 1 << 20;
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A task of the writing thread.
@@ -82,10 +93,9 @@ pub(super) struct PresenceWriter {
 }
 
 struct OpenFile {
-    file: File,
-    /// The offset and the number of the next frame.
-    position: u64,
-    sequence: u64,
+    /// `None`: it is to be opened, or does not exist.
+    file: Option<File>,
+    log: PresenceFile,
 }
 
 /// Reads the missing set of a residency whose image is at `place`.
@@ -132,52 +142,61 @@ impl PresenceWriter {
         while let Ok(work) = queue.recv() {
             let (key, result, reply) = match work {
                 PresenceWork::Begin { key, size_bytes, entry, reply } => {
-                    (key, self.begin(key, size_bytes, &entry), reply)
+                    (key, self.begin(key, size_bytes, entry), reply)
                 }
                 PresenceWork::Add { key, size_bytes, entry, reply } => {
-                    (key, self.add(key, size_bytes, &entry).and_then(File::sync_data), reply)
+                    (key, self.add(key, size_bytes, entry, Sync::Durably), reply)
                 }
                 PresenceWork::Note { key, size_bytes, units, reply } => {
                     (key, self.note(key, size_bytes, units), reply)
                 }
                 PresenceWork::Forget { key, reply } => (key, self.forget(key), reply),
             };
-            if result.is_err() {
-                // The content of the file is unknown now, so it is read again.
-                self.open.remove(&key);
+            if let (Err(_), Some(open)) = (&result, self.open.get_mut(&key)) {
+                // N.B. its content is unknown now, and is not read again: pages of a failed sync may be in memory only, or gone.
+                open.log.failed();
             }
             answer(reply, result.map_err(|error: io::Error| -> NotDurable { not_durable(&error) }));
         }
     }
 
-    fn begin(&mut self, key: StayKey, size_bytes: u64, entry: &LogEntry) -> io::Result<()> {
-        let path = self.files.presence_path(key);
-        let mut bytes = header(size_bytes, key.bytes());
-        encode(0, entry, &mut bytes)?;
-        self.open.remove(&key);
-        whole_file::replace(&path, &bytes)?;
-        let open = OpenFile { file: open(&path)?, position: bytes.len() as u64, sequence: 1 };
-        self.open.insert(key, open);
-        Ok(())
+    fn names(&self, key: StayKey) -> Names {
+        Names::of(&self.files, key)
     }
 
-    fn add(&mut self, key: StayKey, size_bytes: u64, entry: &LogEntry) -> io::Result<&File> {
+    fn begin(&mut self, key: StayKey, size_bytes: u64, entry: LogEntry) -> io::Result<()> {
+        reserve_files(&self.names(key), size_bytes)?;
+        let log = PresenceFile::begin(size_bytes, key.bytes(), self.boot()?);
+        self.open.insert(key, OpenFile { file: None, log });
+        self.add(key, size_bytes, entry, Sync::Durably)
+    }
+
+    fn add(&mut self, key: StayKey, size_bytes: u64, entry: LogEntry, sync: Sync) -> io::Result<()> {
         if !self.open.contains_key(&key) {
-            let known = self.reopen(key, size_bytes)?;
-            self.open.insert(key, known);
+            let found = self.find(key, size_bytes)?;
+            self.open.insert(key, found);
         }
-        let Some(known) = self.open.get_mut(&key) else { return Err(io::ErrorKind::NotFound.into()) };
-        let mut bytes = Vec::new();
-        encode(known.sequence, entry, &mut bytes)?;
-        known.file.write_all_at(&bytes, known.position)?;
-        known.position += bytes.len() as u64;
-        known.sequence += 1;
-        Ok(&known.file)
+        let names = self.names(key);
+        let Some(open) = self.open.get_mut(&key) else { return Err(io::ErrorKind::NotFound.into()) };
+        match open.log.add(entry).map_err(io::Error::other)? {
+            PresenceWrite::Anew(bytes) => {
+                open.file = Some(write_anew(&names, &bytes, PresenceFile::reserved(size_bytes))?);
+                Ok(())
+            }
+            PresenceWrite::Append { at, bytes } => {
+                let Some(file) = &open.file else { return Err(io::ErrorKind::NotFound.into()) };
+                file.write_all_at(&bytes, at)?;
+                match sync {
+                    Sync::Durably => file.sync_data(),
+                    Sync::InMemory => Ok(()),
+                }
+            }
+        }
     }
 
     fn note(&mut self, key: StayKey, size_bytes: u64, runs: Vec<BlockRange>) -> io::Result<()> {
         let boot = self.boot()?;
-        self.add(key, size_bytes, &LogEntry::Noted { boot, runs }).map(drop)
+        self.add(key, size_bytes, LogEntry::Noted { boot, runs }, Sync::InMemory)
     }
 
     fn boot(&mut self) -> io::Result<[u8; 16]> {
@@ -187,35 +206,127 @@ impl PresenceWriter {
         }
     }
 
-    fn reopen(&mut self, key: StayKey, size_bytes: u64) -> io::Result<OpenFile> {
+    /// Reads the file of a former process; the first entry writes it anew.
+    fn find(&mut self, key: StayKey, size_bytes: u64) -> io::Result<OpenFile> {
         let boot = self.boot()?;
-        let path = self.files.presence_path(key);
-        let bytes = whole_file::read(&path, FILE_BYTES_MAX)?.ok_or(io::ErrorKind::NotFound)?;
-        let replayed = replay(&bytes, size_bytes, key.bytes(), boot).map_err(io::Error::other)?;
-        let (_, position, sequence) = replayed;
-        // N.B. written again, as another file: data after a failed sync may be in memory only, and reads as if it were on the
-        // disk. A torn tail is cut off too, so that later entries cannot be mistaken for it.
-        whole_file::replace(&path, bytes.get(..position).unwrap_or(&bytes))?;
-        Ok(OpenFile { file: open(&path)?, position: position as u64, sequence })
+        let bytes =
+            whole_file::read(&self.names(key).file, FILE_BYTES_MAX)?.ok_or(io::ErrorKind::NotFound)?;
+        let log = PresenceFile::found(&bytes, size_bytes, key.bytes(), boot).map_err(io::Error::other)?;
+        Ok(OpenFile { file: None, log })
     }
 
     fn forget(&mut self, key: StayKey) -> io::Result<()> {
         self.open.remove(&key);
-        let path = self.files.presence_path(key);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
-            _ => sync_folder_of(&path),
+        let names = self.names(key);
+        for path in [&names.spare, &names.second, &names.file] {
+            match std::fs::remove_file(path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => {}
+            }
+        }
+        sync_folder_of(&names.file)
+    }
+}
+
+/// Whether an entry outlasts a loss of power.
+#[derive(Clone, Copy)]
+enum Sync {
+    Durably,
+    InMemory,
+}
+
+/// The files of one residency.
+struct Names {
+    file: PathBuf,
+    spare: PathBuf,
+    second: PathBuf,
+}
+
+impl Names {
+    fn of(files: &Files, key: StayKey) -> Self {
+        let file = files.presence_path(key);
+        let with = |end: &str| {
+            let mut name = file.as_os_str().to_owned();
+            name.push(end);
+            PathBuf::from(name)
+        };
+        Self { spare: with(".spare"), second: with(".second"), file }
+    }
+}
+
+/// Reserves the space that the missing units of a residency may take, durably. Leaves nothing if there is too little.
+pub(super) fn reserve(files: &Files, key: StayKey, size_bytes: u64) -> io::Result<()> {
+    let names = Names::of(files, key);
+    let reserved = reserve_files(&names, size_bytes);
+    if reserved.is_err() {
+        for path in [&names.spare, &names.second] {
+            // Left over, it only keeps its space until the next start.
+            let _ = std::fs::remove_file(path);
         }
     }
+    reserved
 }
 
-fn open(path: &Path) -> io::Result<File> {
-    File::options().write(true).mode(0o600).open(path)
-}
-
-fn encode(sequence: u64, entry: &LogEntry, bytes: &mut Vec<u8>) -> io::Result<()> {
-    if encode_entry(sequence, entry, bytes) {
-        return Ok(());
+/// Reserves the space of a spare, and of the file itself unless it exists.
+fn reserve_files(names: &Names, size_bytes: u64) -> io::Result<()> {
+    let reserved = PresenceFile::reserved(size_bytes);
+    with_space(&names.spare, reserved)?.sync_all()?;
+    if !names.file.try_exists()? {
+        with_space(&names.second, reserved)?.sync_all()?;
     }
-    Err(io::Error::other("an entry of missing blocks is too large"))
+    sync_folder_of(&names.file)
+}
+
+/// Opens a file, and makes sure that writes within `bytes` need no space.
+fn with_space(path: &Path, bytes: u64) -> io::Result<File> {
+    let file = File::options().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+    match rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, bytes) {
+        Ok(()) => Ok(file),
+        // The file system reserves nothing in advance, so the space is written.
+        Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+            let length = file.metadata()?.len();
+            zero(&file, length, bytes)?;
+            Ok(file)
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn zero(file: &File, mut from: u64, to: u64) -> io::Result<()> {
+    let zeroes = vec![0; ZEROES_BYTES];
+    while from < to {
+        let length = usize::try_from(to - from).unwrap_or(usize::MAX).min(ZEROES_BYTES);
+        file.write_all_at(&zeroes[..length], from)?;
+        from += length as u64;
+    }
+    Ok(())
+}
+
+/// Replaces the file durably: after a power cut there is the former content or this one. The former file becomes the spare.
+fn write_anew(names: &Names, bytes: &[u8], reserved: u64) -> io::Result<File> {
+    if !names.spare.try_exists()? {
+        move_if_there(&names.second, &names.spare)?;
+    }
+    let file = with_space(&names.spare, reserved)?;
+    file.write_all_at(bytes, 0)?;
+    // N.B. older entries behind it would be mistaken for its own.
+    zero(&file, bytes.len() as u64, reserved)?;
+    file.sync_all()?;
+    match rustix::fs::renameat_with(CWD, &names.spare, CWD, &names.file, RenameFlags::EXCHANGE) {
+        Ok(()) => {}
+        // There is no file yet, or names cannot be exchanged here: then the next spare needs space.
+        Err(Errno::NOENT | Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+            std::fs::rename(&names.spare, &names.file)?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    sync_folder_of(&names.file)?;
+    Ok(file)
+}
+
+fn move_if_there(from: &Path, to: &Path) -> io::Result<()> {
+    match std::fs::rename(from, to) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
 }

@@ -266,3 +266,37 @@ fn a_file_of_presence_that_is_found_is_written_anew_before_it_is_added_to() {
     wait(again.add_presence(KEY, SIZE, present(3))).unwrap();
     assert_eq!(again.missing(KEY, SIZE, &image.place).unwrap().missing.count(), 6);
 }
+
+#[test]
+fn records_of_missing_units_take_no_more_space_than_was_reserved() {
+    let (folder, chronicles, image) = scene();
+    chronicles.reserve_presence(KEY, SIZE).unwrap();
+    let space = || {
+        let entries = std::fs::read_dir(folder.path().join(FOLDER)).unwrap();
+        entries.map(|entry| entry.unwrap().metadata().unwrap().blocks()).sum::<u64>()
+    };
+    let reserved = space();
+    assert!(reserved > 0);
+    let runs = vec![BlockRange::new(0, 60_000)];
+    wait(chronicles.begin_presence(KEY, SIZE, LogEntry::Missing { telling: Telling::Everything, runs }))
+        .unwrap();
+    let which =
+        || std::fs::metadata(folder.path().join(FOLDER).join(format!("{KEY}.presence"))).unwrap().ino();
+    let (first, mut anew) = (which(), false);
+    for unit in 0..4000 {
+        wait(chronicles.note_presence(KEY, SIZE, vec![BlockRange::new(unit * 7, unit * 7 + 1)])).unwrap();
+        anew |= which() != first;
+    }
+    assert!(anew, "it was never written anew");
+    assert_eq!(space(), reserved);
+    assert_eq!(chronicles.missing(KEY, SIZE, &image.place).unwrap().missing.count(), 56_000);
+    wait(chronicles.forget_presence(KEY)).unwrap();
+    assert_eq!(files(folder.path()), [""; 0]);
+}
+
+#[test]
+fn what_cannot_be_reserved_leaves_nothing() {
+    let (folder, chronicles, _) = scene();
+    assert!(chronicles.reserve_presence(KEY, 1 << 62).is_err());
+    assert_eq!(files(folder.path()), [""; 0]);
+}
