@@ -43,12 +43,12 @@ mod take_over;
 mod vms;
 mod volumes;
 
+pub use self::host::reload::ReadConfig;
 pub use config::folders::Folders;
 pub use config::{Config, ConfigError, EngineSetting, StoreConfig};
 pub use config_check::{ConfigCheck, ConfigProblem};
 pub use files::lock::LockError;
 pub use files::sockets::SocketError;
-pub use host::reload::ReadConfig;
 pub use http::openapi_document;
 pub use journal::{
     HostToAsk, HostsSaid, JOURNAL_FILE, JournalError, JournalExamination, JournalMigration, JournalOwner,

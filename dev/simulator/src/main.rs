@@ -28,7 +28,6 @@ mod probe;
 mod random;
 mod restored;
 mod scenario;
-mod session;
 mod sides;
 mod simulation;
 mod small;

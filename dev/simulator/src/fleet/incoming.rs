@@ -4,6 +4,7 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ::host::Work;
 use block::BlockDevice;
 use block::filter::FlushDebt;
 use chronicle::{Generation, ReplicaOf, StayId};
@@ -12,12 +13,12 @@ use futures_util::future::{Either, select};
 use lane::peer::head::Address;
 use lane::stack::GateMode;
 use lane::{Control, Home, IncomingGroup, IncomingVolume, Learner, TargetContent, TargetDriver, TargetPlan};
-use migration::journal::{FailureCode, MigrationState, Record, Side, Stage, State};
-use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
+use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Stage, State};
+use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::Moves;
 use migration::target::SourcePatience;
 use migration::wire::Message;
-use migration::{Failure, MigrationId, StayKey};
+use migration::{CommitFault, Failure, MigrationId, StayKey};
 
 use super::control::HostControl;
 use super::host::SimHost;
@@ -25,10 +26,10 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::Resumed;
+use super::session::{Ends, PATIENCE, driver_ends};
 use super::taking_back::SetAside;
 use super::vm_note::VmNote;
 use crate::disk;
-use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 const FAILS_PERCENT: u64 = 3;
 /// The source's longest silence before anything is promised: as in the product.
@@ -76,49 +77,17 @@ struct IncomingMigration {
 }
 
 impl Work for IncomingMigration {
-    async fn carry_out(&mut self, action: Action) -> Option<Event> {
-        Some(match action {
-            Action::Do(Step::Record) => self.record().await,
-            Action::Do(step) => Event::Done(step, self.perform(step).await),
-            Action::Recall => Event::Recalled(self.host.stage_of(self.id?)),
-            Action::Abandon(outcome) => {
-                Event::Abandoned(self.host.commit_discarding(self.id?, outcome).await)
-            }
-            Action::Undo(undo) => {
-                if undo == Undo::Images {
-                    self.host.discard_images(self.id?);
-                }
-                Event::Undone { left_over: String::new() }
-            }
-            Action::End(outcome) => Event::Ended(self.host.commit_end(self.id?, outcome).await),
-            Action::Note(place) => Event::Noted(self.host.note_vm_at(place).await),
-            Action::PlaceVolumes(_) => {
-                self.host.see_arrival(self.id?);
-                return None;
-            }
-            Action::Conclude(_) => {
-                self.host.check_concluded(self.id?);
-                // N.B. the VM's memory may still be sent by a source that does not know yet.
-                self.host.vm_expected.set(None);
-                return None;
-            }
-            Action::LetGo | Action::KeepVm | Action::Cancel | Action::Answer(_) => return None,
-        })
+    fn migration(&self) -> Option<MigrationId> {
+        self.id
     }
 
-    async fn driver_ends(&mut self) -> Event {
-        driver_ends(&mut self.ends).await
-    }
-}
-
-impl IncomingMigration {
-    async fn record(&mut self) -> Event {
-        let Some((offered, there)) = &self.offered else { return Event::Done(Step::Record, Ok(())) };
+    async fn record(&mut self) -> Result<(), CommitFault> {
+        let Some((offered, there)) = &self.offered else { return Ok(()) };
         let (id, started) = self.host.arrives((self.from, self.remote), offered, there, self.takes_back);
         let committed = self.host.journal().commit(vec![started]).await;
         drop(self.set_aside.take());
         self.id = Some(id);
-        recorded(committed)
+        committed
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
@@ -151,6 +120,36 @@ impl IncomingMigration {
             }
             Step::MakeRoom | Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
         }
+    }
+
+    async fn undo(&mut self, undo: Undo) -> String {
+        if let (Undo::Images, Some(id)) = (undo, self.id) {
+            self.host.discard_images(id);
+        }
+        String::new()
+    }
+
+    async fn driver_ends(&mut self) -> Option<Outcome> {
+        driver_ends(&mut self.ends).await
+    }
+
+    async fn cancel(&mut self) {}
+
+    async fn place_volumes(&mut self, _: Outcome) {
+        if let Some(id) = self.id {
+            self.host.see_arrival(id);
+        }
+    }
+
+    async fn note(&mut self, place: VmPlace) -> Result<(), String> {
+        self.host.note_vm_at(place).await
+    }
+
+    async fn conclude(&mut self, _: Outcome) {
+        let Some(id) = self.id else { return };
+        self.host.check_concluded(id);
+        // N.B. the VM's memory may still be sent by a source that does not know yet.
+        self.host.vm_expected.set(None);
     }
 }
 

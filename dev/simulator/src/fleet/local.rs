@@ -14,20 +14,21 @@ mod lane;
 use std::rc::Rc;
 use std::time::Duration;
 
+use ::host::Work;
 use ::lane::Control as _;
 use futures_channel::oneshot;
 use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Record, Side};
-use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
-use migration::{Failure, MigrationId, Phase};
+use migration::session::{MigrationSession, Role, Step, Undo};
+use migration::{CommitFault, Failure, MigrationId, Phase};
 
 pub(super) use self::control::LocalControl;
 pub(super) use self::images::LocalImages;
 pub(super) use self::lane::LocalHalves;
 use super::host::SimHost;
+use super::session::{Ends, PATIENCE, driver_ends};
 use super::tally::Event as Tallied;
 use crate::disk;
 use crate::scenario::MigrationPlan;
-use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 use crate::world::Stop;
 
 const FAILS_PERCENT: u64 = 3;
@@ -90,51 +91,15 @@ impl SimHost {
 }
 
 impl Work for LocalMigration {
-    async fn carry_out(&mut self, action: Action) -> Option<Event> {
-        match action {
-            Action::Do(Step::Record) => Some(self.record().await),
-            Action::Do(step) => Some(Event::Done(step, self.perform(step).await)),
-            Action::Recall => Some(Event::Recalled(self.host.stage_of(self.id))),
-            Action::Abandon(outcome) => {
-                Some(Event::Abandoned(self.host.commit_discarding(self.id, outcome).await))
-            }
-            Action::Undo(undo) => Some(Event::Undone { left_over: self.undo(undo).await }),
-            Action::End(outcome) => Some(Event::Ended(self.host.commit_end(self.id, outcome).await)),
-            Action::Cancel => {
-                self.host.cancel_driver();
-                None
-            }
-            Action::Conclude(outcome) => {
-                self.host.world.say(|| format!("{}: {} within ended: {outcome:?}", self.host.place, self.id));
-                self.host.world.note("migration ended", self.id.0, 0);
-                self.host.check_cancelled(self.id);
-                if matches!(outcome, Outcome::Moved { .. }) {
-                    self.host.local.has_moved.set(true);
-                    self.host.tally(Tallied::Within);
-                }
-                self.host.local_ended();
-                None
-            }
-            // The volume stays where it is served, and there is no VM.
-            Action::PlaceVolumes(_)
-            | Action::Answer(_)
-            | Action::LetGo
-            | Action::KeepVm
-            | Action::Note(_) => None,
-        }
+    fn migration(&self) -> Option<MigrationId> {
+        Some(self.id)
     }
 
-    async fn driver_ends(&mut self) -> Event {
-        driver_ends(&mut self.ends).await
-    }
-}
-
-impl LocalMigration {
-    async fn record(&mut self) -> Event {
+    async fn record(&mut self) -> Result<(), CommitFault> {
         let (volumes, keep_source) = (self.moving.clone(), self.plan.keep_source);
         let started =
             Record::MigrationStarted { migration: self.id, volumes, keep_source, side: Side::OneHost };
-        recorded(self.host.journal().commit(vec![started]).await)
+        self.host.journal().commit(vec![started]).await
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
@@ -170,6 +135,40 @@ impl LocalMigration {
         }
     }
 
+    async fn undo(&mut self, undo: Undo) -> String {
+        let mut left_over = Vec::new();
+        let control = LocalControl::new(&self.host);
+        for target in self.moving.iter().map(|moving| &moving.target) {
+            let was_empty = self.host.local.give_back(target.place.name());
+            let discards = undo == Undo::Images && !was_empty;
+            if discards && control.discard(target.clone()).await.is_err() {
+                left_over.push(target.place.name());
+            }
+        }
+        left_over.join(", ")
+    }
+
+    async fn driver_ends(&mut self) -> Option<Outcome> {
+        driver_ends(&mut self.ends).await
+    }
+
+    async fn cancel(&mut self) {
+        self.host.cancel_driver();
+    }
+
+    async fn conclude(&mut self, outcome: Outcome) {
+        self.host.world.say(|| format!("{}: {} within ended: {outcome:?}", self.host.place, self.id));
+        self.host.world.note("migration ended", self.id.0, 0);
+        self.host.check_cancelled(self.id);
+        if matches!(outcome, Outcome::Moved { .. }) {
+            self.host.local.has_moved.set(true);
+            self.host.tally(Tallied::Within);
+        }
+        self.host.local_ended();
+    }
+}
+
+impl LocalMigration {
     fn begin(&mut self, recorded: Option<&MigrationState>) -> Result<(), Failure> {
         let host = Rc::clone(&self.host);
         let driver = host.drive_locally(self.id, &self.plan, &self.moving, recorded);
@@ -188,18 +187,5 @@ impl LocalMigration {
             let _ = ending.send(Some(outcome));
         });
         Ok(())
-    }
-
-    async fn undo(&self, undo: Undo) -> String {
-        let mut left_over = Vec::new();
-        let control = LocalControl::new(&self.host);
-        for target in self.moving.iter().map(|moving| &moving.target) {
-            let was_empty = self.host.local.give_back(target.place.name());
-            let discards = undo == Undo::Images && !was_empty;
-            if discards && control.discard(target.clone()).await.is_err() {
-                left_over.push(target.place.name());
-            }
-        }
-        left_over.join(", ")
     }
 }

@@ -3,6 +3,7 @@
 use std::rc::Rc;
 use std::time::Duration;
 
+use ::host::Work;
 use block::{BlockDevice, Geometry, ZeroMode};
 use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
@@ -19,10 +20,10 @@ use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
 };
 use migration::message::ToTarget;
-use migration::session::{Action, Event, MigrationSession, Role, Step};
+use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::{Moves, Peer};
 use migration::wire::Message;
-use migration::{Attempt, Carried, Failure, HostId, MigrationId, Phase};
+use migration::{Attempt, Carried, CommitFault, Failure, HostId, MigrationId, Phase};
 
 use super::control::HostControl;
 use super::host::{SimHost, volume_id};
@@ -31,10 +32,10 @@ use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use super::serving::{Channel, SourceHalf};
+use super::session::{Ends, PATIENCE, driver_ends};
 use super::taking_back::{GOES_BACK, SetAside, goes_back};
 use super::vm_note::VmNote;
 use crate::disk;
-use crate::session::{Ends, PATIENCE, Work, driver_ends, recorded};
 
 /// Pause before the other host is asked again to take a migration.
 const ASK_AGAIN: Duration = Duration::from_millis(30);
@@ -57,43 +58,15 @@ struct OutgoingMigration {
 }
 
 impl Work for OutgoingMigration {
-    async fn carry_out(&mut self, action: Action) -> Option<Event> {
-        Some(match action {
-            Action::Do(Step::Record) => self.record().await,
-            Action::Do(step) => Event::Done(step, self.perform(step).await),
-            Action::Recall => Event::Recalled(self.host.stage_of(self.id?)),
-            Action::Undo(_) => {
-                self.host.tell_to_discard(self.id?, self.target);
-                Event::Undone { left_over: String::new() }
-            }
-            Action::End(outcome) => Event::Ended(self.host.commit_end(self.id?, outcome).await),
-            Action::Note(place) => Event::Noted(self.host.note_vm_at(place).await),
-            Action::KeepVm | Action::Cancel => {
-                self.host.cancel_driver();
-                return None;
-            }
-            Action::Conclude(outcome) => {
-                if outcome == Outcome::TakenBack {
-                    self.host.tally(super::tally::Event::TakenBack);
-                }
-                self.host.check_concluded(self.id?);
-                return None;
-            }
-            Action::Abandon(_) | Action::LetGo | Action::PlaceVolumes(_) | Action::Answer(_) => return None,
-        })
+    fn migration(&self) -> Option<MigrationId> {
+        self.id
     }
 
-    async fn driver_ends(&mut self) -> Event {
-        driver_ends(&mut self.ends).await
-    }
-}
-
-impl OutgoingMigration {
-    async fn record(&mut self) -> Event {
+    async fn record(&mut self) -> Result<(), CommitFault> {
         let (id, started) = self.host.started(self.target);
         let committed = self.host.journal().commit(vec![started]).await;
         self.id = Some(id);
-        recorded(committed)
+        committed
     }
 
     async fn perform(&mut self, step: Step) -> Result<(), Failure> {
@@ -119,6 +92,38 @@ impl OutgoingMigration {
                 Ok(())
             }
             Step::MakeRoom | Step::MakeImages | Step::Record => Ok(()),
+        }
+    }
+
+    async fn undo(&mut self, _: Undo) -> String {
+        if let Some(id) = self.id {
+            self.host.tell_to_discard(id, self.target);
+        }
+        String::new()
+    }
+
+    async fn driver_ends(&mut self) -> Option<Outcome> {
+        driver_ends(&mut self.ends).await
+    }
+
+    async fn cancel(&mut self) {
+        self.host.cancel_driver();
+    }
+
+    async fn keep_vm(&mut self) {
+        self.host.cancel_driver();
+    }
+
+    async fn note(&mut self, place: VmPlace) -> Result<(), String> {
+        self.host.note_vm_at(place).await
+    }
+
+    async fn conclude(&mut self, outcome: Outcome) {
+        if outcome == Outcome::TakenBack {
+            self.host.tally(super::tally::Event::TakenBack);
+        }
+        if let Some(id) = self.id {
+            self.host.check_concluded(id);
         }
     }
 }

@@ -1,21 +1,66 @@
-//! The sessions of a host's migrations: orders to them, and their records.
+//! The ports of a host's sessions in virtual time; orders to them, and checks of their ends.
 
+use std::future::{Future, pending};
 use std::rc::Rc;
+use std::time::Duration;
 
-use futures_channel::mpsc;
-use migration::journal::{Outcome, Record, Side, Stage};
+use ::host::{Clock, Journal, Surroundings, Work};
+use block::Handle;
+use futures_channel::{mpsc, oneshot};
+use migration::journal::{FailureCode, Outcome, Record, Side, Stage};
 use migration::orders;
-use migration::session::{Event, MigrationSession};
+use migration::session::{Event, MigrationSession, Patience};
 use migration::{CommitFault, Failure, MigrationId};
 
 use super::host::SimHost;
-use crate::session::{Work, ended, perhaps_fails, run};
 use crate::world::Stop;
+
+/// The patience of hosts: what takes minutes in reality takes seconds here.
+pub(super) const PATIENCE: Patience = Patience {
+    offer_max: Duration::from_secs(6),
+    resume_interval: Duration::from_millis(30),
+    repeat_interval: Duration::from_millis(30),
+};
 
 /// The percentage of confirmed cancellations at which the daemon is killed at once.
 const KILLED_PERCENT: u64 = 10;
 /// The percentage of handovers that an administrator cancels at the last moment.
 const CANCELLED_FIRST_PERCENT: u64 = 3;
+
+/// The end of a driver; `None` if it was ended early.
+pub(super) type Ends = oneshot::Receiver<Option<Outcome>>;
+
+pub(super) async fn driver_ends(ends: &mut Option<Ends>) -> Option<Outcome> {
+    match ends {
+        Some(ends) => match ends.await {
+            Ok(outcome) => outcome,
+            Err(_) => pending().await,
+        },
+        None => None,
+    }
+}
+
+struct SimClock(Handle);
+
+impl Clock for SimClock {
+    fn now(&self) -> Duration {
+        self.0.now()
+    }
+
+    fn sleep_until(&self, at: Duration) -> impl Future<Output = ()> {
+        self.0.sleep_until(at)
+    }
+}
+
+impl Journal for SimHost {
+    fn stage(&self, id: MigrationId) -> Option<Stage> {
+        self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.stage.clone()))
+    }
+
+    async fn commit_end(&self, records: Vec<Record>) -> Result<(), CommitFault> {
+        self.journal().commit(records).await
+    }
+}
 
 impl SimHost {
     pub(super) fn run_session(self: &Rc<Self>, session: MigrationSession, work: impl Work + 'static) {
@@ -25,9 +70,12 @@ impl SimHost {
             serving.sessions.insert(serving.sessions_begun, wishes);
             serving.sessions_begun
         });
-        let (me, handle) = (Rc::clone(self), self.handle.clone());
+        let me = Rc::clone(self);
+        // N.B. a stop in order lets a session go on until the executor ends, as long as its requests may.
+        let (clock, stopping) = (SimClock(self.handle.clone()), pending());
+        let surroundings = Surroundings { journal: Rc::clone(self), clock, stopping };
         self.handle.spawn(async move {
-            run(&handle, session, work, heard).await;
+            ::host::run(surroundings, session, work, heard).await;
             if let Some(number) = number {
                 me.with_serving(|serving| serving.sessions.remove(&number));
             }
@@ -108,28 +156,8 @@ impl SimHost {
         }
     }
 
-    pub(super) fn stage_of(&self, id: MigrationId) -> Option<Stage> {
-        self.journal().look(|state, _| state.migrations.get(&id).map(|known| known.stage.clone()))
-    }
-
-    pub(super) async fn commit_end(
-        &self,
-        migration: MigrationId,
-        outcome: Outcome,
-    ) -> Result<(), CommitFault> {
-        self.journal().commit(ended(migration, outcome)).await
-    }
-
-    pub(super) async fn commit_discarding(
-        &self,
-        migration: MigrationId,
-        outcome: Outcome,
-    ) -> Result<(), CommitFault> {
-        self.journal().commit(vec![Record::Discarding { migration, outcome }]).await
-    }
-
     pub(super) fn check_concluded(&self, id: MigrationId) {
-        let stage = self.stage_of(id);
+        let stage = self.stage(id);
         self.check_cancelled(id);
         if !matches!(stage, Some(Stage::Ended(_))) {
             let detail = || format!("{}: nobody sees to {id} any more, and it is {stage:?}", self.place);
@@ -138,7 +166,7 @@ impl SimHost {
     }
 
     pub(super) fn check_cancelled(&self, id: MigrationId) {
-        let has_moved = matches!(self.stage_of(id), Some(Stage::Ended(Outcome::Moved { .. })));
+        let has_moved = matches!(self.stage(id), Some(Stage::Ended(Outcome::Moved { .. })));
         if has_moved && self.cancelled.borrow().contains_key(&id) {
             let detail =
                 || format!("{}: it was answered that {id} is cancelled, and it has moved", self.place);
@@ -158,6 +186,9 @@ impl SimHost {
     }
 
     pub(super) fn perhaps_fails(&self, percent: u64, what: &str) -> Result<(), Failure> {
-        perhaps_fails(&mut self.random.borrow_mut(), percent, what)
+        match self.random.borrow_mut().percent(percent) {
+            true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),
+            false => Ok(()),
+        }
     }
 }

@@ -9,15 +9,16 @@
 
 use std::sync::Arc;
 
+use ::host::Work;
 use chronicle::StayId;
+use futures_channel::mpsc::UnboundedReceiver;
 use migration::custody::Owner;
 use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Side};
-use migration::session::{Action, Answer, Event, MigrationSession, Role, Step, Undo};
+use migration::session::{Answer, Event, MigrationSession, Role, Step, Undo, VmPlace};
 use migration::shares::{Amount, brought};
 use migration::source::Moves;
 use migration::wire::{AcceptedVolume, Offer, OfferedStrategy};
-use migration::{HostId, MigrationId};
-use tokio::sync::mpsc::UnboundedReceiver;
+use migration::{CommitFault, Failure, HostId, MigrationId};
 use tokio::sync::oneshot;
 
 use crate::custody::Custody;
@@ -25,7 +26,7 @@ use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
 use crate::host::migrations::await_arrival::{Arrival, Awaited};
-use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::migrations::taking_back::SetAside;
 use crate::migrations::shares::Part;
 use crate::peers::host_id;
@@ -65,7 +66,7 @@ impl Host {
         let (mut work, wishes) = IncomingMigration::new(self, host_id(session.peer()), remote, vm);
         work.offered = Some((session.clone(), offer));
         work.answer = Some(answer);
-        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        tokio::spawn(self.run_session(machine, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
@@ -81,62 +82,102 @@ impl Host {
         let (mut work, wishes) = IncomingMigration::new(self, peer, remote, vm);
         let is_tried = work.task.resumes(migration);
         work.part = Some(self.shares.resume(peer, amount_of(recorded)));
-        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        tokio::spawn(self.run_session(machine, work, wishes));
         // A dropped sender means the same.
         let _ = is_tried.await;
     }
 }
 
 impl Work for IncomingMigration {
-    async fn carry_out(&mut self, action: Action) -> Option<Event> {
-        Some(match action {
-            Action::Do(Step::Record) => self.record().await,
-            Action::Do(step) => {
-                let done = self.perform(step).await;
-                self.task.done(step, done, FailureCode::TargetFaulty)
-            }
-            Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
-            Action::Abandon(outcome) => {
-                Event::Abandoned(self.task.host.commit_discarding(self.task.migration?, &outcome).await)
-            }
-            Action::Undo(undo) => Event::Undone { left_over: self.undo(undo).await },
-            Action::End(outcome) => {
-                Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
-            }
-            Action::Note(place) => self.task.note(Standing::Arriving, place).await,
-            Action::LetGo => {
-                let awaited = std::mem::take(&mut self.awaited);
-                self.task.host.let_go_of(awaited).await;
-                return None;
-            }
-            Action::PlaceVolumes(outcome) => {
-                self.place_volumes(&outcome).await;
-                return None;
-            }
-            Action::Answer(answer) => {
-                self.answer(answer);
-                return None;
-            }
-            Action::Conclude(outcome) => {
-                self.task.conclude(&outcome);
-                return None;
-            }
-            Action::Cancel => {
-                // If it is too late, the requester learns that from the lane.
-                let _ = self.awaited.first()?.lane.cancel(self.task.migration?).await;
-                return None;
-            }
-            // The source does this.
-            Action::KeepVm => return None,
-        })
+    fn migration(&self) -> Option<MigrationId> {
+        self.task.migration
     }
 
-    async fn driver_ends(&mut self) -> Event {
-        let lanes = self.awaited.iter().map(|volume| volume.lane.clone()).collect();
-        match self.task.migration {
-            Some(migration) => self.task.host.driver_ends(migration, lanes).await,
-            None => std::future::pending().await,
+    async fn record(&mut self) -> Result<(), CommitFault> {
+        let recorded = self.task.host.record_arrival(self.peer, self.remote, &self.expected).await;
+        drop(self.set_aside.take());
+        let volumes = self.expected.iter().map(|volume| volume.record.volume).collect();
+        self.task.recorded(recorded, volumes)
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), Failure> {
+        let done = match step {
+            Step::MakeRoom => self.make_room().await,
+            Step::MakeImages => self.make_images().await,
+            Step::Begin => self.begin().await,
+            Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
+        };
+        self.task.done(done, FailureCode::TargetFaulty)
+    }
+
+    /// Releases what was reserved for volumes that do not come. Returns a message about files that could not be deleted.
+    async fn undo(&mut self, undo: Undo) -> String {
+        self.arriving.clear();
+        match undo {
+            Undo::Room => {
+                forget_room(&self.task.host.custody, &self.expected);
+                String::new()
+            }
+            Undo::Images => {
+                let Some(migration) = self.task.migration else { return String::new() };
+                let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
+                let journal = &self.task.host.journal;
+                let targets =
+                    recorded.into_iter().flat_map(|known| known.volumes).map(|moving| moving.target);
+                let is_read =
+                    |target: &ImageLocation| journal.read(|state| state.is_reservoir(target.place.name()));
+                let targets = targets.filter(|target| !is_read(target)).collect();
+                discard(&self.task.host.custody, migration, targets).await
+            }
+            Undo::Offer => String::new(),
         }
+    }
+
+    async fn driver_ends(&mut self) -> Option<Outcome> {
+        self.task.driver_ends(self.awaited.iter().map(|volume| volume.lane.clone()).collect()).await
+    }
+
+    async fn cancel(&mut self) {
+        if let (Some(awaited), Some(migration)) = (self.awaited.first(), self.task.migration) {
+            // If it is too late, the requester learns that from the lane.
+            let _ = awaited.lane.cancel(migration).await;
+        }
+    }
+
+    async fn let_go(&mut self) {
+        let awaited = std::mem::take(&mut self.awaited);
+        self.task.host.let_go_of(awaited).await;
+    }
+
+    async fn place_volumes(&mut self, outcome: Outcome) {
+        let Some(migration) = self.task.migration else { return };
+        for awaited in std::mem::take(&mut self.awaited) {
+            self.task.host.place_arrival(migration, awaited, &outcome).await;
+        }
+        self.expected.clear();
+        if let Some(left_by) = self.takes_back {
+            self.task.host.look_again(left_by);
+        }
+    }
+
+    async fn note(&mut self, place: VmPlace) -> Result<(), String> {
+        self.task.note(Standing::Arriving, place).await
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        let Some(waiting) = self.answer.take() else { return };
+        let answer = match (answer, self.task.error.take()) {
+            (Answer::Refused, error) => {
+                Err(error.unwrap_or_else(|| RequestError::Internal("it failed".to_owned())))
+            }
+            (Answer::Begun, _) => Ok(std::mem::take(&mut self.accepted)),
+        };
+        // The remote host that offered may be gone.
+        let _ = waiting.send(answer);
+    }
+
+    async fn conclude(&mut self, outcome: Outcome) {
+        self.task.conclude(&outcome);
     }
 }
 
@@ -165,15 +206,6 @@ impl IncomingMigration {
         (work, wishes)
     }
 
-    async fn perform(&mut self, step: Step) -> Result<(), RequestError> {
-        match step {
-            Step::MakeRoom => self.make_room().await,
-            Step::MakeImages => self.make_images().await,
-            Step::Begin => self.begin().await,
-            Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
-        }
-    }
-
     async fn make_room(&mut self) -> Result<(), RequestError> {
         if let Some((_, offer)) = &self.offered {
             // N.B. before any check: from here on the room that is found free is reserved for this offer.
@@ -181,14 +213,6 @@ impl IncomingMigration {
             (self.expected, self.set_aside) = self.task.host.make_room_for(self.peer, offer).await?;
         }
         Ok(())
-    }
-
-    /// Makes the start of the migration durable.
-    async fn record(&mut self) -> Event {
-        let recorded = self.task.host.record_arrival(self.peer, self.remote, &self.expected).await;
-        drop(self.set_aside.take());
-        let volumes = self.expected.iter().map(|volume| volume.record.volume).collect();
-        self.task.recorded(recorded, volumes)
     }
 
     async fn make_images(&mut self) -> Result<(), RequestError> {
@@ -253,52 +277,6 @@ impl IncomingMigration {
         }
         self.awaited = awaited;
         Ok(())
-    }
-
-    /// Releases what was reserved for volumes that do not come. Returns a message about files that could not be deleted.
-    async fn undo(&mut self, undo: Undo) -> String {
-        self.arriving.clear();
-        match undo {
-            Undo::Room => {
-                forget_room(&self.task.host.custody, &self.expected);
-                String::new()
-            }
-            Undo::Images => {
-                let Some(migration) = self.task.migration else { return String::new() };
-                let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
-                let journal = &self.task.host.journal;
-                let targets =
-                    recorded.into_iter().flat_map(|known| known.volumes).map(|moving| moving.target);
-                let is_read =
-                    |target: &ImageLocation| journal.read(|state| state.is_reservoir(target.place.name()));
-                let targets = targets.filter(|target| !is_read(target)).collect();
-                discard(&self.task.host.custody, migration, targets).await
-            }
-            Undo::Offer => String::new(),
-        }
-    }
-
-    async fn place_volumes(&mut self, outcome: &Outcome) {
-        let Some(migration) = self.task.migration else { return };
-        for awaited in std::mem::take(&mut self.awaited) {
-            self.task.host.place_arrival(migration, awaited, outcome).await;
-        }
-        self.expected.clear();
-        if let Some(left_by) = self.takes_back {
-            self.task.host.look_again(left_by);
-        }
-    }
-
-    fn answer(&mut self, answer: Answer) {
-        let Some(waiting) = self.answer.take() else { return };
-        let answer = match (answer, self.task.error.take()) {
-            (Answer::Refused, error) => {
-                Err(error.unwrap_or_else(|| RequestError::Internal("it failed".to_owned())))
-            }
-            (Answer::Begun, _) => Ok(std::mem::take(&mut self.accepted)),
-        };
-        // The remote host that offered may be gone.
-        let _ = waiting.send(answer);
     }
 }
 

@@ -14,18 +14,19 @@ mod again;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use ::host::Work;
 use api::{MigrateVolume, Migration};
 use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
 use migration::custody::Owner;
 use migration::journal::{FailureCode, ImageLocation, MigratingVolume, Outcome, Record, Side, VolumeRecord};
-use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
+use migration::session::{Answer, MigrationSession, Role, Step, Undo};
 use migration::source::Moves;
-use migration::{CommitFault, MigrationId};
+use migration::{CommitFault, Failure, MigrationId};
 use tokio::sync::oneshot;
 
 use crate::error::RequestError;
 use crate::host::migrations::migrate::allocated_bytes;
-use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::migrations::strategies::{choice, held_max};
 use crate::host::volumes::reserve::Reserved;
 use crate::host::{Host, blocking};
@@ -62,7 +63,7 @@ impl Host {
         let (resumed, reserved, target) = (None, None, None);
         let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
         let session = MigrationSession::new(Role::Local, false, PATIENCE);
-        tokio::spawn(run(Arc::clone(self), session, work, wishes));
+        tokio::spawn(self.run_session(session, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
@@ -89,71 +90,11 @@ impl Host {
 }
 
 impl Work for LocalMigration {
-    async fn carry_out(&mut self, action: Action) -> Option<Event> {
-        Some(match action {
-            Action::Do(Step::Record) => self.record().await,
-            Action::Do(Step::Begin) if self.resumed.is_some() => self.begin_again().await,
-            Action::Do(step) => {
-                let done = self.perform(step).await;
-                let code = done.as_ref().err().map_or(FailureCode::Internal, cause);
-                self.task.done(step, done, code)
-            }
-            Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
-            Action::Abandon(outcome) => {
-                Event::Abandoned(self.task.host.commit_discarding(self.task.migration?, &outcome).await)
-            }
-            Action::Undo(undo) => Event::Undone { left_over: self.undo(undo).await },
-            Action::End(outcome) => {
-                Event::Ended(self.task.host.commit_end(self.task.migration?, &outcome).await)
-            }
-            Action::Cancel => {
-                // If it is too late, the requester learns that from the lane.
-                let _ = self.lane.as_ref()?.cancel(self.task.migration?).await;
-                return None;
-            }
-            Action::Answer(answer) => {
-                // The requester may be gone.
-                let _ = self.answer.take()?.send(self.task.answer(answer));
-                return None;
-            }
-            Action::Conclude(outcome) => {
-                self.task.conclude(&outcome);
-                if matches!(outcome, Outcome::Failed { code: FailureCode::DaemonStopped, .. }) {
-                    self.task.host.begin_anew_if_interrupted(self.task.migration?).await;
-                }
-                return None;
-            }
-            // The volume is served already, and no VM moves along.
-            Action::PlaceVolumes(_) | Action::LetGo | Action::KeepVm | Action::Note(_) => return None,
-        })
+    fn migration(&self) -> Option<MigrationId> {
+        self.task.migration
     }
 
-    async fn driver_ends(&mut self) -> Event {
-        match self.task.migration {
-            Some(migration) => {
-                self.task.host.driver_ends(migration, self.lane.iter().cloned().collect()).await
-            }
-            None => std::future::pending().await,
-        }
-    }
-}
-
-impl LocalMigration {
-    async fn perform(&mut self, step: Step) -> Result<(), RequestError> {
-        match step {
-            Step::MakeRoom => {
-                let host = Arc::clone(&self.task.host);
-                self.reserved = Some(host.reserve_target(&self.record, &self.order).await?);
-                Ok(())
-            }
-            Step::MakeImages => self.make_image().await,
-            Step::Begin => self.begin().await,
-            Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
-        }
-    }
-
-    /// Makes the start of the migration durable.
-    async fn record(&mut self) -> Event {
+    async fn record(&mut self) -> Result<(), CommitFault> {
         let recorded = match &self.reserved {
             Some(reserved) => self.task.host.record_local(&self.record, reserved, &self.order).await,
             None => Err(CommitFault::NotWritten),
@@ -162,6 +103,76 @@ impl LocalMigration {
             self.task.host.begin_history(migration, self.record.size_bytes, &self.order);
         }
         self.task.recorded(recorded, vec![self.record.volume])
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), Failure> {
+        let done = match step {
+            Step::Begin if self.resumed.is_some() => return self.begin_again().await,
+            Step::MakeRoom => self.make_room().await,
+            Step::MakeImages => self.make_image().await,
+            Step::Begin => self.begin().await,
+            Step::Record | Step::Offer | Step::LetVmLeave | Step::ExamineVm => Ok(()),
+        };
+        let code = done.as_ref().err().map_or(FailureCode::Internal, cause);
+        self.task.done(done, code)
+    }
+
+    /// Releases the target's place. Returns a message about a file that could not be deleted.
+    async fn undo(&mut self, undo: Undo) -> String {
+        self.target = None;
+        let (file, target) = match self.reserved.take() {
+            Some(reserved) => (reserved.file, Some(reserved.location)),
+            None => (None, self.resumed.clone()),
+        };
+        match (undo, file, target) {
+            (Undo::Room, Some((path, made)), _) => {
+                // It is empty, and in no journal.
+                self.task.host.custody.unreserve(&path, &made);
+                String::new()
+            }
+            (Undo::Images, _, Some(target)) => {
+                let Some(migration) = self.task.migration else { return String::new() };
+                self.task.host.histories.forget(migration);
+                let (custody, owner) = (self.task.host.custody.clone(), Owner::Migration(migration));
+                let discarded = tokio::task::spawn_blocking(move || custody.discard(&target, &owner)).await;
+                discarded.ok().and_then(Result::err).map(|fault| fault.to_string()).unwrap_or_default()
+            }
+            _ => String::new(),
+        }
+    }
+
+    async fn driver_ends(&mut self) -> Option<Outcome> {
+        self.task.driver_ends(self.lane.iter().cloned().collect()).await
+    }
+
+    async fn cancel(&mut self) {
+        if let (Some(lane), Some(migration)) = (&self.lane, self.task.migration) {
+            // If it is too late, the requester learns that from the lane.
+            let _ = lane.cancel(migration).await;
+        }
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        if let Some(waiting) = self.answer.take() {
+            // The requester may be gone.
+            let _ = waiting.send(self.task.answer(answer));
+        }
+    }
+
+    async fn conclude(&mut self, outcome: Outcome) {
+        self.task.conclude(&outcome);
+        let is_interrupted = matches!(outcome, Outcome::Failed { code: FailureCode::DaemonStopped, .. });
+        if let (true, Some(migration)) = (is_interrupted, self.task.migration) {
+            self.task.host.begin_anew_if_interrupted(migration).await;
+        }
+    }
+}
+
+impl LocalMigration {
+    async fn make_room(&mut self) -> Result<(), RequestError> {
+        let host = Arc::clone(&self.task.host);
+        self.reserved = Some(host.reserve_target(&self.record, &self.order).await?);
+        Ok(())
     }
 
     async fn make_image(&mut self) -> Result<(), RequestError> {
@@ -218,30 +229,6 @@ impl LocalMigration {
         // From here on the journal holds the target's place. A restart resumes with the existing file.
         self.resumed = self.reserved.take().map(|reserved| reserved.location);
         Ok(())
-    }
-
-    /// Releases the target's place. Returns a message about a file that could not be deleted.
-    async fn undo(&mut self, undo: Undo) -> String {
-        self.target = None;
-        let (file, target) = match self.reserved.take() {
-            Some(reserved) => (reserved.file, Some(reserved.location)),
-            None => (None, self.resumed.clone()),
-        };
-        match (undo, file, target) {
-            (Undo::Room, Some((path, made)), _) => {
-                // It is empty, and in no journal.
-                self.task.host.custody.unreserve(&path, &made);
-                String::new()
-            }
-            (Undo::Images, _, Some(target)) => {
-                let Some(migration) = self.task.migration else { return String::new() };
-                self.task.host.histories.forget(migration);
-                let (custody, owner) = (self.task.host.custody.clone(), Owner::Migration(migration));
-                let discarded = tokio::task::spawn_blocking(move || custody.discard(&target, &owner)).await;
-                discarded.ok().and_then(Result::err).map(|fault| fault.to_string()).unwrap_or_default()
-            }
-            _ => String::new(),
-        }
     }
 }
 

@@ -12,16 +12,17 @@ mod begin;
 
 use std::sync::Arc;
 
+use ::host::Work;
 use api::{MigrateVolume, Migration};
+use futures_channel::mpsc::UnboundedReceiver;
 use hypervisor::Hypervisor;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, MigrationState, Outcome, Stage};
 use migration::message::ToTarget;
-use migration::session::{Action, Event, MigrationSession, Role, Step, Undo};
+use migration::session::{Answer, Event, MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::Moves;
 use migration::wire::{Acceptance, OfferedVm};
-use migration::{CommitFault, MigrationId, VolumeId};
-use tokio::sync::mpsc::UnboundedReceiver;
+use migration::{CommitFault, Failure, MigrationId, VolumeId};
 use tokio::sync::oneshot;
 
 use self::begin::held;
@@ -29,7 +30,7 @@ use crate::error::RequestError;
 use crate::hooks::HookSide;
 use crate::host::Host;
 use crate::host::migrations::leave::{Departing, Elsewhere, offer};
-use crate::host::migrations::session::{PATIENCE, Task, Work, run};
+use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::vms::move_vm::{Company, memory_lost};
 use crate::peers::host_id;
 use crate::vms::Standing;
@@ -97,7 +98,7 @@ impl Host {
         };
         let (mut work, wishes) = OutgoingMigration::new(self, Some(ordered), vm);
         work.answer = Some(answer);
-        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        tokio::spawn(self.run_session(machine, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
@@ -113,61 +114,121 @@ impl Host {
         let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE).with_orders(recorded);
         let (mut work, wishes) = OutgoingMigration::new(self, None, vm);
         let is_tried = work.task.resumes(migration);
-        tokio::spawn(run(Arc::clone(self), machine, work, wishes));
+        tokio::spawn(self.run_session(machine, work, wishes));
         // A dropped sender means the same.
         let _ = is_tried.await;
     }
 }
 
 impl Work for OutgoingMigration {
-    async fn carry_out(&mut self, action: Action) -> Option<Event> {
-        Some(match action {
-            Action::Do(Step::Record) => self.record().await,
-            Action::Do(step) => {
-                let done = self.perform(step).await;
-                self.task.done(step, done, FailureCode::HostRefused)
-            }
-            Action::Recall => Event::Recalled(self.task.host.stage_of(self.task.migration?)),
-            Action::Undo(undo) => {
-                self.undo(undo);
-                Event::Undone { left_over: String::new() }
-            }
-            Action::End(outcome) => Event::Ended(self.end(&outcome).await),
-            // The source has made no images.
-            Action::Abandon(_) | Action::LetGo => return None,
-            Action::PlaceVolumes(outcome) => {
-                self.place_volumes(&outcome);
-                return None;
-            }
-            Action::Note(place) => self.task.note(Standing::Leaving, place).await,
-            Action::KeepVm => {
-                self.keep_vm().await;
-                return None;
-            }
-            Action::Cancel => {
-                // If it is too late, the requester learns that from the lane.
-                let (_, _, lane) = self.lanes.first()?;
-                let _ = lane.cancel(self.task.migration?).await;
-                return None;
-            }
-            Action::Answer(answer) => {
-                // The requester may be gone.
-                let _ = self.answer.take()?.send(self.task.answer(answer));
-                return None;
-            }
-            Action::Conclude(outcome) => {
-                self.conclude(&outcome).await;
-                return None;
-            }
-        })
+    fn migration(&self) -> Option<MigrationId> {
+        self.task.migration
     }
 
-    async fn driver_ends(&mut self) -> Event {
-        let lanes = self.lanes.iter().map(|(_, _, lane)| lane.clone()).collect();
-        match self.task.migration {
-            Some(migration) => self.task.host.driver_ends(migration, lanes).await,
-            None => std::future::pending().await,
+    async fn record(&mut self) -> Result<(), CommitFault> {
+        let Some(ordered) = &self.order else { return Ok(()) };
+        let host = Arc::clone(&self.task.host);
+        let recorded = host.record_leaving(&ordered.volumes, &ordered.elsewhere, &ordered.order).await;
+        let records = ordered.volumes.iter().map(|volume| &volume.record);
+        if let Ok(migration) = recorded {
+            let bytes = records.clone().map(|record| record.size_bytes).sum();
+            host.begin_history(migration, bytes, &ordered.order);
         }
+        self.task.recorded(recorded, records.map(|record| record.volume).collect())
+    }
+
+    async fn perform(&mut self, step: Step) -> Result<(), Failure> {
+        let done = match step {
+            Step::Offer => self.offer().await,
+            Step::LetVmLeave => self.let_vm_leave().await,
+            Step::ExamineVm => self.examine_vm().await,
+            Step::Begin => self.begin().await,
+            Step::MakeRoom | Step::MakeImages | Step::Record => Ok(()),
+        };
+        self.task.done(done, FailureCode::HostRefused)
+    }
+
+    async fn undo(&mut self, undo: Undo) -> String {
+        if let (Undo::Offer, Some(ordered), Some(migration)) = (undo, &self.order, self.task.migration) {
+            self.task.host.peers.give_up_offer(host_id(ordered.session.peer()), migration);
+            // What the target has reserved is of no use. If this message is lost, the target asks and is answered.
+            self.task.host.peers.tell_target(&ordered.session, migration, ToTarget::Discard);
+        }
+        String::new()
+    }
+
+    async fn driver_ends(&mut self) -> Option<Outcome> {
+        self.task.driver_ends(self.lanes.iter().map(|(_, _, lane)| lane.clone()).collect()).await
+    }
+
+    async fn cancel(&mut self) {
+        if let (Some((_, _, lane)), Some(migration)) = (self.lanes.first(), self.task.migration) {
+            // If it is too late, the requester learns that from the lane.
+            let _ = lane.cancel(migration).await;
+        }
+    }
+
+    /// Has the driver end the migration: the memory that the target had is lost with the daemon that received it.
+    async fn keep_vm(&mut self) {
+        let (Some(migration), Some(vm), Some((_, _, lane))) =
+            (self.task.migration, &self.task.vm, self.lanes.first())
+        else {
+            return;
+        };
+        let reason = self.stays.clone();
+        tracing::warn!(%migration, vm = %vm, reason, "a VM was moving when this daemon stopped; it stays here");
+        // If it is too late, nothing is lost.
+        let _ = lane.fail(migration, FailureCode::VmStayed, reason).await;
+    }
+
+    fn ends_without_driver(&mut self, outcome: &Outcome) {
+        let Some(migration) = self.task.migration else { return };
+        if self.task.error.is_none() {
+            self.task.error = self.order.as_ref().map(|ordered| match outcome {
+                Outcome::Failed { detail, .. } => RequestError::HostUnreachable {
+                    host: ordered.elsewhere.peer.name.clone(),
+                    reason: detail.clone(),
+                },
+                _ => RequestError::CancelledBeforehand(migration),
+            });
+        }
+    }
+
+    /// Forwards clients of volumes that have left, until the last of them has gone.
+    async fn place_volumes(&mut self, outcome: Outcome) {
+        if matches!(outcome, Outcome::Moved { .. }) {
+            for (name, volume, lane) in self.lanes.iter().cloned() {
+                tokio::spawn(Arc::clone(&self.task.host).see_departure(name, volume, lane));
+            }
+        }
+    }
+
+    async fn note(&mut self, place: VmPlace) -> Result<(), String> {
+        self.task.note(Standing::Leaving, place).await
+    }
+
+    fn answer(&mut self, answer: Answer) {
+        if let Some(waiting) = self.answer.take() {
+            // The requester may be gone.
+            let _ = waiting.send(self.task.answer(answer));
+        }
+    }
+
+    async fn conclude(&mut self, outcome: Outcome) {
+        let Some(migration) = self.task.migration else { return };
+        let host = &self.task.host;
+        let has_moved = matches!(outcome, Outcome::Moved { .. } | Outcome::TakenBack);
+        if let (Some(vm), Some(leaving)) = (&self.task.vm, &self.leaving) {
+            tracing::info!(vm = %vm, %migration, ?outcome, "the VM's migration has ended");
+            if let (false, Some(reason)) = (has_moved, leaving.memory_lost()) {
+                host.vms.lose(vm, Some(leaving.vm()), memory_lost(vm, &reason)).await;
+            }
+        }
+        if self.order.is_some() && self.lanes.is_empty() {
+            // Nothing was copied.
+            host.histories.forget(migration);
+        }
+        self.task.conclude(&outcome);
     }
 }
 
@@ -185,29 +246,6 @@ impl OutgoingMigration {
             (None, Some(Hooks::None)) => Moves::Volumes,
             (None, Some(Hooks::Some) | None) => Moves::VolumesAfterHooks,
         }
-    }
-
-    async fn perform(&mut self, step: Step) -> Result<(), RequestError> {
-        match step {
-            Step::Offer => self.offer().await,
-            Step::LetVmLeave => self.let_vm_leave().await,
-            Step::ExamineVm => self.examine_vm().await,
-            Step::Begin => self.begin().await,
-            Step::MakeRoom | Step::MakeImages | Step::Record => Ok(()),
-        }
-    }
-
-    /// Makes the start of the migration durable.
-    async fn record(&mut self) -> Event {
-        let Some(ordered) = &self.order else { return Event::Done(Step::Record, Ok(())) };
-        let host = Arc::clone(&self.task.host);
-        let recorded = host.record_leaving(&ordered.volumes, &ordered.elsewhere, &ordered.order).await;
-        let records = ordered.volumes.iter().map(|volume| &volume.record);
-        if let Ok(migration) = recorded {
-            let bytes = records.clone().map(|record| record.size_bytes).sum();
-            host.begin_history(migration, bytes, &ordered.order);
-        }
-        self.task.recorded(recorded, records.map(|record| record.volume).collect())
     }
 
     /// Offers the volumes to the target host.
@@ -272,66 +310,5 @@ impl OutgoingMigration {
             true => self.begin_anew(migration).await,
             false => self.begin_again(migration).await,
         }
-    }
-
-    fn undo(&self, undo: Undo) {
-        if let (Undo::Offer, Some(ordered), Some(migration)) = (undo, &self.order, self.task.migration) {
-            self.task.host.peers.give_up_offer(host_id(ordered.session.peer()), migration);
-            // What the target has reserved is of no use. If this message is lost, the target asks and is answered.
-            self.task.host.peers.tell_target(&ordered.session, migration, ToTarget::Discard);
-        }
-    }
-
-    async fn end(&mut self, outcome: &Outcome) -> Result<(), CommitFault> {
-        let Some(migration) = self.task.migration else { return Ok(()) };
-        if self.task.error.is_none() {
-            self.task.error = self.order.as_ref().map(|ordered| match outcome {
-                Outcome::Failed { detail, .. } => RequestError::HostUnreachable {
-                    host: ordered.elsewhere.peer.name.clone(),
-                    reason: detail.clone(),
-                },
-                _ => RequestError::CancelledBeforehand(migration),
-            });
-        }
-        self.task.host.commit_end(migration, outcome).await
-    }
-
-    /// Forwards clients of volumes that have left, until the last of them has gone.
-    fn place_volumes(&self, outcome: &Outcome) {
-        if matches!(outcome, Outcome::Moved { .. }) {
-            for (name, volume, lane) in self.lanes.iter().cloned() {
-                tokio::spawn(Arc::clone(&self.task.host).see_departure(name, volume, lane));
-            }
-        }
-    }
-
-    /// Has the driver end the migration: the memory that the target had is lost with the daemon that received it.
-    async fn keep_vm(&self) {
-        let (Some(migration), Some(vm), Some((_, _, lane))) =
-            (self.task.migration, &self.task.vm, self.lanes.first())
-        else {
-            return;
-        };
-        let reason = self.stays.clone();
-        tracing::warn!(%migration, vm = %vm, reason, "a VM was moving when this daemon stopped; it stays here");
-        // If it is too late, nothing is lost.
-        let _ = lane.fail(migration, FailureCode::VmStayed, reason).await;
-    }
-
-    async fn conclude(&mut self, outcome: &Outcome) {
-        let Some(migration) = self.task.migration else { return };
-        let host = &self.task.host;
-        let has_moved = matches!(outcome, Outcome::Moved { .. } | Outcome::TakenBack);
-        if let (Some(vm), Some(leaving)) = (&self.task.vm, &self.leaving) {
-            tracing::info!(vm = %vm, %migration, ?outcome, "the VM's migration has ended");
-            if let (false, Some(reason)) = (has_moved, leaving.memory_lost()) {
-                host.vms.lose(vm, Some(leaving.vm()), memory_lost(vm, &reason)).await;
-            }
-        }
-        if self.order.is_some() && self.lanes.is_empty() {
-            // Nothing was copied.
-            host.histories.forget(migration);
-        }
-        self.task.conclude(outcome);
     }
 }

@@ -1,4 +1,4 @@
-//! Runs sessions: one task for each migration carries out the decisions of [`MigrationSession`], one at a time.
+//! The ports of sessions, and what all of them share. One task for each migration [runs](::host::run) its session.
 //!
 //! ```text
 //!   MigrationSession ── Action ──► Work (outgoing.rs, incoming.rs, local.rs) ── Event ──► MigrationSession
@@ -8,17 +8,17 @@
 
 use std::collections::BTreeMap;
 use std::future::pending;
-use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use ::host::{Clock, Journal, Surroundings, Work};
 use api::Migration;
+use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::future::select_all;
 use lane::LaneHandle;
-use migration::journal::{FailureCode, Outcome, Record, Stage, Summary};
-use migration::session::{Action, Answer, Event, MigrationSession, Patience, Step, VmPlace};
+use migration::journal::{FailureCode, Outcome, Record, Stage};
+use migration::session::{Answer, Event, MigrationSession, Patience, VmPlace};
 use migration::{CommitFault, Failure, MigrationId, VolumeId};
-use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -34,15 +34,6 @@ pub(in crate::host) const PATIENCE: Patience = Patience {
     resume_interval: Duration::from_secs(5),
     repeat_interval: Duration::from_secs(1),
 };
-
-/// Carries out the actions of a session.
-pub(in crate::host) trait Work: Send {
-    /// Carries out an action, and returns the resulting event.
-    fn carry_out(&mut self, action: Action) -> impl Future<Output = Option<Event>> + Send;
-
-    /// Resolves when the migration's driver has ended it, or is gone.
-    fn driver_ends(&mut self) -> impl Future<Output = Event> + Send;
-}
 
 /// The channels by which orders for a migration reach its session.
 #[derive(Debug, Default)]
@@ -68,7 +59,7 @@ pub(in crate::host) struct Task {
 impl Sessions {
     /// Sends an event to the session of a migration; returns whether there is a session.
     pub(in crate::host) fn tell(&self, migration: MigrationId, wish: Event) -> bool {
-        self.lock().get(&migration).is_some_and(|session| session.send(wish).is_ok())
+        self.lock().get(&migration).is_some_and(|session| session.unbounded_send(wish).is_ok())
     }
 
     pub(in crate::host) fn has(&self, migration: MigrationId) -> bool {
@@ -83,7 +74,7 @@ impl Sessions {
 impl Task {
     /// Returns a task without a number, and the receiver of its session's events.
     pub(in crate::host) fn new(host: &Arc<Host>, vm: Option<String>) -> (Self, UnboundedReceiver<Event>) {
-        let (wishes, heard) = unbounded_channel();
+        let (wishes, heard) = unbounded();
         let task = Self {
             host: Arc::clone(host),
             migration: None,
@@ -111,31 +102,28 @@ impl Task {
         &mut self,
         recorded: Result<MigrationId, CommitFault>,
         volumes: Vec<VolumeId>,
-    ) -> Event {
+    ) -> Result<(), CommitFault> {
         match recorded {
             Ok(migration) => {
                 self.publish(migration);
                 self.host.migrations.track(migration, volumes);
-                Event::Done(Step::Record, Ok(()))
+                Ok(())
             }
             Err(fault) => {
-                let failure = self.failed(FailureCode::Internal, fault.into());
-                match fault {
-                    CommitFault::Unknown => Event::Undecided,
-                    CommitFault::NotWritten => Event::Done(Step::Record, Err(failure)),
-                }
+                self.error = Some(fault.into());
+                Err(fault)
             }
         }
     }
 
+    /// Notes the result of a step; the code is that of its failure.
     pub(in crate::host) fn done(
         &mut self,
-        step: Step,
         done: Result<(), RequestError>,
         code: FailureCode,
-    ) -> Event {
+    ) -> Result<(), Failure> {
         self.tried = None;
-        Event::Done(step, done.map_err(|error| self.failed(code, error)))
+        done.map_err(|error| self.failed(code, error))
     }
 
     fn failed(&mut self, code: FailureCode, error: RequestError) -> Failure {
@@ -162,10 +150,8 @@ impl Task {
     }
 
     /// Records where the VM is, after its move has ended; until then the VM has `standing`.
-    pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Event {
-        let (Some(migration), Some(vm)) = (self.migration, &self.vm) else {
-            return Event::Noted(Ok(()));
-        };
+    pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Result<(), String> {
+        let (Some(migration), Some(vm)) = (self.migration, &self.vm) else { return Ok(()) };
         if let Some(hooks) = self.host.moving.forget(migration, place).await {
             self.hooks_after = Some(hooks);
         }
@@ -174,7 +160,7 @@ impl Task {
             // Recording it may take long, and the VM's place is known.
             drop(self.settling.take());
         }
-        Event::Noted(noted.map_err(|error| error.to_string()))
+        noted.map_err(|error| error.to_string())
     }
 
     /// Ends the migration: reports the outcome and runs the hooks that follow it.
@@ -198,6 +184,20 @@ impl Task {
         }
     }
 
+    /// Resolves when the migration's driver has ended it, or with `None` when the first of its lanes ends.
+    pub(in crate::host) async fn driver_ends(&self, lanes: Vec<LaneHandle>) -> Option<Outcome> {
+        let Some(migration) = self.migration else { return pending().await };
+        if lanes.is_empty() {
+            return None;
+        }
+        let ended = lanes.iter().map(|lane| Box::pin(lane.ended()));
+        tokio::select! {
+            biased;
+            Some(outcome) = self.host.migrations.outcome(migration) => Some(outcome),
+            _ = select_all(ended) => None,
+        }
+    }
+
     /// Makes the migration visible to others.
     fn publish(&mut self, migration: MigrationId) {
         self.migration = Some(migration);
@@ -213,101 +213,46 @@ impl Drop for Task {
     }
 }
 
-impl Host {
-    pub(in crate::host) fn stage_of(&self, migration: MigrationId) -> Option<Stage> {
+impl Journal for Host {
+    fn stage(&self, migration: MigrationId) -> Option<Stage> {
         self.journal.read(|state| state.migrations.get(&migration).map(|known| known.stage.clone()))
     }
 
-    /// Makes the end of a migration that has no driver durable.
-    pub(in crate::host) async fn commit_end(
-        &self,
-        migration: MigrationId,
-        outcome: &Outcome,
-    ) -> Result<(), CommitFault> {
-        let (outcome, summary) = (outcome.clone(), Summary::default());
-        let ended = self.journal.commit(vec![Record::MigrationEnded { migration, outcome, summary }]).await;
+    async fn commit_end(&self, records: Vec<Record>) -> Result<(), CommitFault> {
+        let ended = self.journal.commit(records).await;
         ended.inspect_err(|fault| {
-            tracing::warn!(%migration, %fault, "cannot record the end of the migration yet; trying again");
+            tracing::warn!(%fault, "cannot record the end of a migration yet; trying again");
         })
     }
+}
 
-    /// Makes durable that a migration's images are deleted here, for which *prepared* was not sent.
-    pub(in crate::host) async fn commit_discarding(
-        &self,
-        migration: MigrationId,
-        outcome: &Outcome,
-    ) -> Result<(), CommitFault> {
-        let outcome = outcome.clone();
-        self.journal.commit(vec![Record::Discarding { migration, outcome }]).await
+/// The clock of a session, which begins with it.
+struct SessionClock(Instant);
+
+impl Clock for SessionClock {
+    fn now(&self) -> Duration {
+        self.0.elapsed()
     }
 
-    /// Resolves when a migration's driver has ended it, or when the first of its lanes ends.
-    pub(in crate::host) async fn driver_ends(&self, migration: MigrationId, lanes: Vec<LaneHandle>) -> Event {
-        if lanes.is_empty() {
-            return Event::DriverLost;
-        }
-        let ended = lanes.iter().map(|lane| Box::pin(lane.ended()));
-        tokio::select! {
-            biased;
-            Some(outcome) = self.migrations.outcome(migration) => Event::DriverEnded(outcome),
-            _ = select_all(ended) => Event::DriverLost,
-        }
+    fn sleep_until(&self, at: Duration) -> impl Future<Output = ()> {
+        tokio::time::sleep_until(self.0 + at)
     }
 }
 
-/// Runs a session to its end, or until the daemon stops. The next daemon finds its progress in the journal.
-pub(in crate::host) async fn run(
-    host: Arc<Host>,
-    mut session: MigrationSession,
-    mut work: impl Work,
-    mut wishes: UnboundedReceiver<Event>,
-) {
-    let origin = Instant::now();
-    let mut stopping = pin!(host.stopping());
-    loop {
-        let event = if let Some(action) = session.poll_action() {
-            let step = match &action {
-                Action::Do(step) => Some(*step),
-                _ => None,
-            };
-            let mut done = pin!(work.carry_out(action));
-            loop {
-                tokio::select! {
-                    biased;
-                    event = &mut done => break event,
-                    Some(wish) = wishes.recv() => session.handle_event(origin.elapsed(), wish),
-                    () = due(origin, &session) => session.handle_timeout(origin.elapsed()),
-                    () = &mut stopping, if step == Some(Step::Offer) => return,
-                }
-                if step.is_some() && session.doing() != step {
-                    break None;
-                }
-            }
-        } else if session.is_over() {
-            return;
-        } else {
-            let is_under_way = session.is_under_way();
-            tokio::select! {
-                biased;
-                event = work.driver_ends(), if is_under_way => Some(event),
-                () = &mut stopping => return,
-                Some(wish) = wishes.recv() => Some(wish),
-                () = due(origin, &session) => {
-                    session.handle_timeout(origin.elapsed());
-                    None
-                }
-            }
-        };
-        if let Some(event) = event {
-            session.handle_event(origin.elapsed(), event);
-        }
-    }
-}
-
-/// Resolves at the session's next deadline.
-async fn due(origin: Instant, session: &MigrationSession) {
-    match session.poll_timeout() {
-        Some((at, _)) => tokio::time::sleep_until(origin + at).await,
-        None => pending().await,
+impl Host {
+    /// Runs a session in a task of its own, to its end or until the daemon stops.
+    pub(in crate::host) fn run_session<W>(
+        self: &Arc<Self>,
+        session: MigrationSession,
+        work: W,
+        wishes: UnboundedReceiver<Event>,
+    ) -> impl Future<Output = ()> + use<W>
+    where
+        W: Work,
+    {
+        let (journal, clock) = (Arc::clone(self), SessionClock(Instant::now()));
+        let host = Arc::clone(self);
+        let stopping = async move { host.stopping().await };
+        ::host::run(Surroundings { journal, clock, stopping }, session, work, wishes)
     }
 }

@@ -19,9 +19,9 @@ use super::LocalMigration;
 use crate::disk::SECTOR_BYTES;
 use crate::fleet::Fleet;
 use crate::fleet::host::SimHost;
+use crate::fleet::session::PATIENCE;
 use crate::fleet::tally::Event as Tallied;
 use crate::random::Random;
-use crate::session::PATIENCE;
 use crate::world::Stop;
 
 /// The percentage of migrations whose daemon is stopped in order while they copy …

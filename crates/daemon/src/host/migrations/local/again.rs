@@ -12,14 +12,14 @@ use std::time::Duration;
 
 use lane::{MigrationOrder, Refused, Rest, ResumedMigration};
 use migration::journal::{FailureCode, ImageLocation, MigrationState, VolumeRecord};
-use migration::session::{Event, MigrationSession, Role, Step};
+use migration::session::{MigrationSession, Role};
 use migration::source::Moves;
 use migration::stay::copy;
 use migration::{Failure, MigrationId};
 
 use super::{LocalMigration, cause};
 use crate::error::RequestError;
-use crate::host::migrations::session::{PATIENCE, Task, run};
+use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::migrations::strategies::{choice_again, held_max};
 use crate::host::{Host, blocking};
 use crate::images::opening;
@@ -66,7 +66,7 @@ impl Host {
         let (lane, reserved, target, answer) = (None, None, None, None);
         let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
         let session = MigrationSession::resume(Role::Local, false, PATIENCE).with_orders(recorded);
-        tokio::spawn(run(Arc::clone(self), session, work, wishes));
+        tokio::spawn(self.run_session(session, work, wishes));
         // A dropped sender means the same.
         let _ = is_tried.await;
     }
@@ -83,13 +83,13 @@ impl Host {
 
 impl LocalMigration {
     /// Resumes the migration if its copy can be trusted.
-    pub(super) async fn begin_again(&mut self) -> Event {
+    pub(super) async fn begin_again(&mut self) -> Result<(), Failure> {
         match self.try_to_begin_again().await {
-            Ok(()) => self.task.done(Step::Begin, Ok(()), FailureCode::Internal),
+            Ok(()) => self.task.done(Ok(()), FailureCode::Internal),
             Err(Obstacle::Unavailable(error)) => {
                 self.task.say(&error);
                 let code = cause(&error);
-                self.task.done(Step::Begin, Err(error), code)
+                self.task.done(Err(error), code)
             }
             Err(Obstacle::Unbelieved(why)) => {
                 let migration = self.task.migration.map(|migration| migration.to_string());
@@ -99,7 +99,7 @@ impl LocalMigration {
                      {why}"
                 );
                 // N.B. a start waits for this.
-                Event::Done(Step::Begin, Err(Failure { code: FailureCode::DaemonStopped, detail }))
+                Err(Failure { code: FailureCode::DaemonStopped, detail })
             }
         }
     }
