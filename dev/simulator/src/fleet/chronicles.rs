@@ -347,12 +347,13 @@ impl SimChronicles {
         let small = |file: PresenceFile| file.limited_to(0);
         if let Some(size_bytes) = size_bytes {
             open.insert(key, small(PresenceFile::begin(size_bytes, key.bytes(), self.boot())));
-        } else if !open.contains_key(&key) {
+        }
+        if let Entry::Vacant(unread) = open.entry(key) {
             let files = self.files.borrow();
             let bytes = files.get(&key).and_then(|files| files.presence.as_ref());
             let bytes = bytes.ok_or_else(|| NotDurable { detail: "nothing was begun".to_owned() })?;
             let found = PresenceFile::found(bytes, size_of(bytes), key.bytes(), self.boot());
-            open.insert(key, small(found.map_err(|error| NotDurable { detail: error.to_string() })?));
+            unread.insert(small(found.map_err(|error| NotDurable { detail: error.to_string() })?));
         }
         let file = open.get_mut(&key).ok_or_else(|| NotDurable { detail: "no file".to_owned() })?;
         file.add(entry.clone()).map_err(|error| NotDurable { detail: error.to_string() })
