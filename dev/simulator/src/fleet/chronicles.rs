@@ -8,6 +8,7 @@
 //! is known to hold.
 
 use std::cell::{Cell, RefCell};
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::convert::Infallible;
 use std::rc::{Rc, Weak};
