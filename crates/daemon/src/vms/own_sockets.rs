@@ -55,9 +55,9 @@ mod tests {
             \"unix:{path:serial},server=on,wait=off\", \"-chardev\", \"file,id=l,path={path:log}\", \"-D\", \"{path:trace}\"";
         let definition = definition(words);
         let short = (Path::new("/m"), Path::new("/t"));
-        let fits = "/".repeat(BYTES_MAX - "/own/serial".len());
+        let fits = "x".repeat(BYTES_MAX - "/own/serial".len());
         assert_eq!(faults(&definition, Path::new(&fits), short), [""; 0]);
-        let long = "/".repeat(BYTES_MAX - "/own/agent".len());
+        let long = "x".repeat(BYTES_MAX - "/own/agent".len());
         let named = faults(&definition, Path::new(&long), short);
         assert!(
             matches!(&named[..], [one] if one.contains("{path:serial}") && one.contains("108 bytes")),
