@@ -29,7 +29,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use block::held::Held;
 use migration::MigrationId;
-use migration::custody::Purpose;
 use migration::journal::{Place, State};
 use rustix::fs::{OFlags, SeekFrom};
 use rustix::io::Errno;
@@ -74,7 +73,7 @@ pub(crate) fn fenced_paths(path: &Path, migration: MigrationId) -> impl Iterator
 pub(crate) fn kept_path(state: &State, path: &Path, migration: MigrationId) -> PathBuf {
     let is_kept = |kept: &PathBuf| {
         let known = kept.to_str().and_then(|kept| state.images.get(&Place::File(kept.to_owned())));
-        known.is_some_and(|known| known.purpose == Purpose::Kept(migration))
+        known.is_some_and(|known| known.purpose.kept_by() == Some(migration))
     };
     fenced_paths(path, migration).find(is_kept).unwrap_or_else(|| fenced_path(path, migration))
 }

@@ -31,7 +31,9 @@ pub use advice::{Remedy, remedy_for_size};
 pub use book::{Book, Found, Identity, Object, Permit, Refused};
 pub use claim::{Claim, Kind};
 pub use handling::{Ending, Event, Handling, Todo};
-pub use lasting::{DeviceName, KnownImage, Lasting, Opening, Purpose, Verdict, judge, may_promise, opening};
+pub use lasting::{
+    DeviceName, KnownImage, Lasting, Opening, Purpose, Verdict, is_gone, judge, may_promise, opening,
+};
 pub use marks::{completed_by, completes, is_complete};
 pub use stack::Stack;
 pub use step::{Advice, Owner, Step, Word};

@@ -17,6 +17,7 @@
 pub mod copy;
 mod elsewhere;
 pub mod image;
+pub mod life;
 mod machine;
 mod marks;
 pub mod opening;
@@ -27,6 +28,7 @@ use chronicle::StayId;
 
 pub use elsewhere::{COPIES_MAX, CopyElsewhere, Departed};
 pub use image::{ImageRecord, Look, vouches};
+pub use life::{Lives, Run};
 pub use machine::{Beginning, Doubt, Forgetting, GivenUp, Premarks, Referral, Stay, ToDo};
 pub use marks::OpenMarks;
 

@@ -122,7 +122,7 @@ impl SimDisk {
         let mut hasher = std::hash::DefaultHasher::new();
         self.medium.borrow().current().hash(&mut hasher);
         let (which, state) = (self.number.to_le_bytes().to_vec(), hasher.finish().to_le_bytes().to_vec());
-        Look { which, state, changed_at: 0 }
+        Look { which, state, changed_at: 0, touched_at: Some(0) }
     }
 
     pub(crate) fn lost_at(&self) -> Option<Duration> {

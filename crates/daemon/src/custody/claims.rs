@@ -31,6 +31,7 @@ impl Custody {
         book.identify(look);
         if let Some(path) = object.place.file().map(Path::new) {
             add_kept(&mut book, path, object);
+            add_link(&mut book, path, object);
         }
         let mut chains = Chains::new(&mut book, self.headers(), &state, object);
         chains.add_journal();
@@ -159,6 +160,17 @@ fn add_kept(book: &mut Book, path: &Path, object: &Object) {
     }
     if half_made::is_marked(path) {
         add(Kind::HalfMade);
+    }
+}
+
+/// Adds where the name of a file leads, if it is a link.
+fn add_link(book: &mut Book, path: &Path, object: &Object) {
+    if !path.symlink_metadata().is_ok_and(|found| found.is_symlink()) {
+        return;
+    }
+    let Ok(to) = path.canonicalize() else { return };
+    if let Ok(Some(lasting)) = lasting_at(&Place::File(to.display().to_string())) {
+        book.link(&object.place, to.display().to_string(), lasting);
     }
 }
 

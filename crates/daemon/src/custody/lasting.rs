@@ -5,14 +5,15 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use block::held::Held;
+use migration::MigrationId;
 use migration::custody::{
-    DeviceName, Kind, KnownImage, Lasting, Opening, Owner, Purpose, Refused, Step, Verdict, judge,
-    may_promise, opening,
+    DeviceName, Found, Kind, KnownImage, Lasting, Opening, Owner, Purpose, Refused, Step, Verdict, is_gone,
+    judge, may_promise, opening,
 };
 use migration::journal::{Place, Record};
-use migration::{MigrationId, VolumeId};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
+use super::opened::Opened;
 use super::{Custody, CustodyError};
 
 const SYS: &str = "/sys";
@@ -29,9 +30,48 @@ impl Custody {
         let failed = |error| CustodyError::io("look at", Path::new(place.name()), error);
         let found = lasting_of(image).map_err(failed)?;
         match opening(self.read(|state| state.images.get(place).cloned()).as_ref(), found) {
-            Opening::Use => Ok(()),
-            Opening::Note(known) => self.note(place, known),
+            Opening::Use => self.note_folder(place, image),
+            Opening::Note(known) => self.note(place, known).and_then(|()| self.note_folder(place, image)),
             Opening::Refuse => Err(exchanged(place, Step::ServeReadWrite)),
+        }
+    }
+
+    /// Durably records the folder of an image that was opened, unless the journal has the record.
+    fn note_folder(&self, place: &Place, image: &Held) -> Result<(), CustodyError> {
+        let Some(folder) = place.file().and_then(|path| Path::new(path).parent()) else { return Ok(()) };
+        let failed = |error| CustodyError::io("look at the folder of", Path::new(place.name()), error);
+        let opened = Opened::at(Path::new(place.name())).map_err(failed)?;
+        let is_in_it =
+            opened.lasting().is_some_and(|found| lasting_of(image).ok().flatten().as_ref() == Some(found));
+        match opened.folder_lasting().map_err(failed)? {
+            // A link, or something has been mounted over the folder meanwhile.
+            Some(lasting) if is_in_it => {
+                self.note(&place_of(folder), KnownImage { lasting, purpose: Purpose::Folder })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns why a name that is missing in an open folder is not gone; `None`: it is gone.
+    pub(super) fn doubt_absence(&self, path: &Path, opened: &Opened) -> io::Result<Option<String>> {
+        if *opened.found() != Found::Gone {
+            return Ok(None);
+        }
+        let folder = opened.folder_lasting()?;
+        let is_gone = self.read(|state| is_gone(state.folder_of(&place_of(path)), folder.as_ref()));
+        let text = "its folder is not the one in which it was: another file system is mounted there, or none";
+        Ok((!is_gone).then(|| text.to_owned()))
+    }
+
+    /// Durably remembers an image that its volume has left in `migration`, and that is out of sight.
+    pub(super) fn note_hidden(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
+        let place = place_of(path);
+        let known = self.read(|state| state.images.get(&place).cloned());
+        match known {
+            Some(KnownImage { lasting, .. }) => {
+                self.note(&place, KnownImage { lasting, purpose: Purpose::Hidden(migration) })
+            }
+            None => Ok(()),
         }
     }
 
@@ -54,16 +94,16 @@ impl Custody {
     pub(crate) fn is_kept(&self, place: &Place, migration: MigrationId) -> bool {
         let Ok(found) = lasting_at(place) else { return false };
         let known = self.read(|state| state.images.get(place).cloned());
-        let known = known.filter(|known| known.purpose == Purpose::Kept(migration));
+        let known = known.filter(|known| known.purpose.kept_by() == Some(migration));
         judge(known.as_ref(), found.as_ref()) == Verdict::Confirmed
     }
 
     /// Durably makes the file under the name of a volume's image the volume's image, on the administrator's
-    /// word. `Ok(false)`: it already is.
+    /// word. A link is followed. `Ok(false)`: it already is.
     ///
     /// # Errors
     /// [`CustodyError`]: the file is in use, or cannot be recorded.
-    pub(crate) fn accept(&self, volume: VolumeId, place: &Place) -> Result<bool, CustodyError> {
+    pub(crate) fn accept(&self, owner: &Owner, place: &Place) -> Result<bool, CustodyError> {
         let failed = |error| CustodyError::io("find", Path::new(place.name()), error);
         let held = block::held::find(Path::new(place.name())).map_err(failed)?;
         let Some(lasting) = lasting_of(&held).map_err(failed)? else {
@@ -73,9 +113,10 @@ impl Custody {
         if self.read(|state| judge(state.images.get(place), Some(&lasting)) == Verdict::Confirmed) {
             return Ok(false);
         }
-        let (mut book, object) = self.book_for(place);
+        let (mut book, mut object) = self.book_for(place);
+        object.lasting = Some(lasting.clone());
         book.mean(place, lasting);
-        match book.ask(Step::ServeReadWrite, &Owner::Volume(volume), &object) {
+        match book.ask(Step::ServeReadWrite, owner, &object) {
             Ok(_) => self.note(place, known).map(|()| true),
             Err(refused) => Err(CustodyError::Refused { path: place.name().into(), refused }),
         }
@@ -146,6 +187,14 @@ pub(super) fn lasting_at(place: &Place) -> io::Result<Option<Lasting>> {
     Ok(lasting(&rustix::fs::statx(rustix::fs::CWD, path.as_str(), flags, wanted)?))
 }
 
+/// Returns the identity of an open folder; `None`: it is unknown.
+pub(super) fn lasting_of_folder(folder: impl AsFd) -> io::Result<Option<Lasting>> {
+    let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
+    let found = rustix::fs::statx(folder, "", AtFlags::EMPTY_PATH, wanted)?;
+    let is_folder = FileType::from_raw_mode(found.stx_mode.into()) == FileType::Directory;
+    Ok(is_folder.then(|| file(&found)))
+}
+
 /// Returns the identity of an open image; `None`: it is unknown.
 pub(super) fn lasting_of(image: impl AsFd) -> io::Result<Option<Lasting>> {
     let wanted = StatxFlags::BASIC_STATS | StatxFlags::BTIME;
@@ -154,14 +203,16 @@ pub(super) fn lasting_of(image: impl AsFd) -> io::Result<Option<Lasting>> {
 
 fn lasting(found: &Statx) -> Option<Lasting> {
     match FileType::from_raw_mode(found.stx_mode.into()) {
-        FileType::RegularFile | FileType::Symlink => {
-            let is_said = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
-            let born = is_said.then_some((found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
-            Some(Lasting::File { inode: found.stx_ino, born })
-        }
+        FileType::RegularFile | FileType::Symlink => Some(file(found)),
         FileType::BlockDevice => device(Path::new(SYS), (found.stx_rdev_major, found.stx_rdev_minor)),
         _ => None,
     }
+}
+
+fn file(found: &Statx) -> Lasting {
+    let is_said = StatxFlags::from_bits_retain(found.stx_mask).contains(StatxFlags::BTIME);
+    let born = is_said.then_some((found.stx_btime.tv_sec, found.stx_btime.tv_nsec));
+    Lasting::File { inode: found.stx_ino, born }
 }
 
 /// Returns the identity of a device, as described below `sys`.

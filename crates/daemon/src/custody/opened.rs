@@ -10,7 +10,7 @@ use migration::custody::{Found, Identity, Lasting};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags, Stat};
 use rustix::io::Errno;
 
-use super::lasting::{lasting_at, lasting_of, place_of};
+use super::lasting::{lasting_at, lasting_of, lasting_of_folder, place_of};
 
 pub(super) enum Lock {
     /// It is locked, or this daemon has it open already.
@@ -80,6 +80,11 @@ impl Opened {
     /// Returns its identity across restarts; `None`: it is unknown.
     pub(super) fn lasting(&self) -> Option<&Lasting> {
         self.lasting.as_ref()
+    }
+
+    /// Returns the folder's identity across restarts; `None`: it is unknown.
+    pub(super) fn folder_lasting(&self) -> io::Result<Option<Lasting>> {
+        lasting_of_folder(&self.folder)
     }
 
     pub(super) fn file(&self) -> Option<&OwnedFd> {

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use lane::ControlFault;
 use migration::MigrationId;
 use migration::custody::{
-    Book, Ending, Event, Found, Handling, KnownImage, Object, Owner, Purpose, Step, Todo,
+    Book, Ending, Event, Found, Handling, Kind, KnownImage, Object, Owner, Purpose, Refused, Step, Todo,
 };
 use migration::journal::{ImageLocation, Place, Side};
 use migration::recovery::Retirement;
@@ -97,14 +97,38 @@ impl Custody {
         fail_point::before(FailStep::Retire);
         let kept = match (image.place.file().map(Path::new), retirement) {
             (Some(path), Retirement::Delete) => {
+                self.see(path, migration)?;
                 self.delete_or_fence(path, migration)?;
                 None
             }
-            (Some(path), Retirement::Keep) => Some(self.fence(path, migration)?),
+            (Some(path), Retirement::Keep) => {
+                self.see(path, migration)?;
+                Some(self.fence(path, migration)?)
+            }
             (None, _) => None,
         };
         fail_point::after(FailStep::Retire);
         Ok(kept)
+    }
+
+    /// Checks that a source is not out of sight; remembers one that is.
+    fn see(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
+        let failed = |error| CustodyError::io("find", path, error);
+        let opened = Opened::at(path).map_err(failed)?;
+        let Some(why) = self.doubt_absence(path, &opened).map_err(failed)? else { return Ok(()) };
+        self.note_hidden(path, migration)?;
+        let refused = Refused { step: Step::Discard, claims: vec![Kind::Unknown { why }] };
+        Err(CustodyError::Refused { path: path.to_owned(), refused })
+    }
+
+    /// Returns why an image that `migration` has left is kept by a name.
+    fn purpose_of_kept(&self, path: &Path, migration: MigrationId) -> Purpose {
+        let is_adopted = self.read(|state| {
+            let moving = state.migrations.get(&migration).into_iter().flat_map(|known| &known.volumes);
+            let mut sources = moving.map(|moving| &moving.source);
+            sources.any(|source| source.is_adopted() && source.place.file().map(Path::new) == Some(path))
+        });
+        if is_adopted { Purpose::Given(migration) } else { Purpose::Kept(migration) }
     }
 
     /// Checks that the names of what a migration has filled here lead to it: until then its source is the only copy with a name.
@@ -143,7 +167,7 @@ impl Custody {
         };
         for fenced in fenced_paths(path, migration).filter(is_free) {
             let rename = |opened: &Opened| opened.rename_to_free(name_of(&fenced)?);
-            let to = Some((fenced.as_path(), Purpose::Kept(migration)));
+            let to = Some((fenced.as_path(), self.purpose_of_kept(path, migration)));
             let order = Order { step: Step::Fence, owner: &owner, path, only: None, operation: "rename", to };
             match self.handle(order, rename) {
                 Ok(Taken { ending: Ending::Taken, .. }) => return Ok(fenced),
@@ -240,6 +264,7 @@ impl Custody {
         let Order { step, owner, path, only, operation, .. } = order;
         let failed = |error| CustodyError::io(operation, path, error);
         let opened = Opened::at(path).map_err(failed)?;
+        let hidden = self.doubt_absence(path, &opened).map_err(failed)?.map(Found::Unknown);
         let mut handling = Handling::new(step, owner.clone(), place_of(path));
         let (mut act, mut is_other) = (Some(act), false);
         if let (Some(only), Found::There(found)) = (only, opened.found()) {
@@ -247,7 +272,10 @@ impl Custody {
         }
         loop {
             let event = match handling.next() {
-                Ok(Todo::Open) => Event::Opened(opened.found().clone(), opened.lasting().cloned()),
+                Ok(Todo::Open) => {
+                    let found = hidden.as_ref().unwrap_or(opened.found());
+                    Event::Opened(found.clone(), opened.lasting().cloned())
+                }
                 Ok(Todo::Lock) => lock(&opened, owner).map_err(failed)?,
                 Ok(Todo::Claims) => Event::Gathered(self.book_of_step(&order, &opened)),
                 // N.B. if the file was made here, another file with its name does not count.

@@ -457,7 +457,10 @@ fn a_file_that_came_to_the_name_of_an_image_is_not_taken_for_it() {
     refused(custody.rename(&path, &to, &Owner::Volume(V)), "another file or device has its name");
     refused(custody.delete(&path, &Owner::Migration(MigrationId(7))), "served from it");
     // An administrator says that this is the image.
-    assert!(custody.accept(V, &place).unwrap() && !custody.accept(V, &place).unwrap());
+    assert!(
+        custody.accept(&Owner::Volume(V), &place).unwrap()
+            && !custody.accept(&Owner::Volume(V), &place).unwrap()
+    );
     custody.confirm(&place, &held()).unwrap();
     custody.rename(&path, &to, &Owner::Volume(V)).unwrap();
 }
@@ -476,4 +479,81 @@ fn a_source_is_not_deleted_if_the_name_of_its_target_leads_elsewhere() {
     assert!(kept.exists());
     let kept = Place::File(kept.display().to_string());
     assert!(custody.is_kept(&kept, MigrationId(7)) && !custody.is_kept(&kept, MigrationId(8)));
+}
+
+/// Records the image at `path` as its volume's, as the first opening does.
+fn record(custody: &Custody, path: &Path) {
+    let place = Place::File(path.display().to_string());
+    custody.confirm(&place, &block::held::find(path).unwrap()).unwrap();
+}
+
+#[test]
+fn a_source_whose_folder_is_out_of_sight_is_not_taken_for_gone() {
+    for how in [Retirement::Delete, Retirement::Keep] {
+        let folder = tempfile::tempdir().unwrap();
+        let (store, away) = (folder.path().join("s"), folder.path().join("away"));
+        std::fs::create_dir(&store).unwrap();
+        let (from, to) = (image(&store, "from.img"), image(folder.path(), "to.img"));
+        let custody = custody(left(&from, &to));
+        record(&custody, &from);
+        record(&custody, &to);
+        // As if another file system were mounted over the folder.
+        std::fs::rename(&store, &away).unwrap();
+        std::fs::create_dir(&store).unwrap();
+        let retire = || custody.retire(&location(&from), how, MigrationId(7));
+        let fault = retire().unwrap_err();
+        assert!(fault.detail.contains("its folder is not the one in which it was"), "{fault}");
+        std::fs::remove_dir(&store).unwrap();
+        std::fs::rename(&away, &store).unwrap();
+        // It is seen again, and is no image to serve.
+        let serve = custody.check(Step::ServeReadWrite, &BY_NAME, &location(&from));
+        refused(serve, "it is an old copy of volume \"v\" that migration m7 left");
+        retire().unwrap();
+        assert!(!from.exists());
+    }
+}
+
+#[test]
+fn an_image_that_existed_before_is_deleted_by_no_order_under_any_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let (from, to) = (image(folder.path(), "web1.img"), image(folder.path(), "to.img"));
+    let mut records = left(&from, &to);
+    let Record::MigrationStarted { volumes, .. } = &mut records[1] else { unreachable!() };
+    volumes[0].source.store.clear();
+    let custody = custody(records);
+    record(&custody, &from);
+    let kept = custody.retire(&location(&from), Retirement::Keep, MigrationId(7)).unwrap().unwrap();
+    for owner in
+        [BY_NAME, Owner::Administrator(Word::Insists), Owner::Housekeeping, Owner::Migration(MigrationId(7))]
+    {
+        refused(custody.discard(&location(&kept), &owner), "it existed before Sterna served it");
+    }
+    custody.check(Step::Advise(Advice::Delete), &BY_NAME, &location(&kept)).unwrap();
+    assert!(custody.is_kept(&Place::File(kept.display().to_string()), MigrationId(7)));
+}
+
+#[test]
+fn an_image_whose_name_has_become_a_link_to_it_can_be_accepted_and_is_not_called_exchanged() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = image(folder.path(), "v.img");
+    let custody = custody(vec![volume(location(&path))]);
+    record(&custody, &path);
+    let place = Place::File(path.display().to_string());
+    let big = folder.path().join("big.img");
+    // Copied, and then linked.
+    std::fs::copy(&path, &big).unwrap();
+    std::fs::remove_file(&path).unwrap();
+    std::os::unix::fs::symlink(&big, &path).unwrap();
+    refused(
+        custody.confirm(&place, &block::held::find(&path).unwrap()),
+        "another file or device has its name",
+    );
+    assert!(custody.accept(&Owner::Volume(V), &place).unwrap());
+    record(&custody, &path);
+    let to = folder.path().join("to");
+    let rename = || custody.rename(&path, &to, &Owner::Volume(V));
+    refused(rename(), &format!("its name is a link to it, {}", big.display()));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::rename(&big, &path).unwrap();
+    assert_eq!(rename().unwrap(), Ending::Taken);
 }

@@ -41,6 +41,7 @@ impl Host {
         let (stores, data) = tokio::join!(self.stores_seen(), self.data_folder_seen());
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
+        readiness.problems.extend(self.obstructed());
         readiness.problems.extend(stores.into_iter().filter_map(|(name, space)| store_problem(&name, space)));
         readiness.problems.extend(data.filter(is_nearly_full).map(|space| {
             problem(
@@ -119,6 +120,18 @@ impl Host {
             idle_ones.push(problem(Part::Migration, Some(&migration.to_string()), &message));
         }
         idle_ones
+    }
+
+    /// Returns migrations of an earlier daemon that cannot continue.
+    fn obstructed(&self) -> Vec<Problem> {
+        let mut obstacles = self.migrations.obstacles();
+        self.journal.read(|state| {
+            obstacles.retain(|id, _| state.unfinished().any(|(unfinished, _)| unfinished == *id))
+        });
+        let told = |(id, why): (MigrationId, String)| {
+            problem(Part::Migration, Some(&id.to_string()), &format!("it cannot continue: {why}"))
+        };
+        obstacles.into_iter().map(told).collect()
     }
 
     /// Returns incoming migrations: their numbers here and at their hosts, and whether *prepared* was sent.

@@ -14,6 +14,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use migration::MigrationId;
+use migration::custody::Purpose;
 use migration::journal::{
     ImageFormat, ImageLocation, MigrationState, Outcome, Place, ReservedContent, Stage, State,
 };
@@ -62,6 +63,7 @@ pub(crate) fn in_store(store: &Store, state: &State) -> io::Result<Vec<Kept>> {
         let named = path.file_name().and_then(|name| name.to_str()).and_then(|name| known(name, state));
         let Some((volume, format, migration)) = named else { continue };
         let Some(text) = path.to_str() else { continue };
+        let volume = left_by(state, &path, migration).unwrap_or(volume);
         let image =
             ImageLocation { store: store.name().to_owned(), place: Place::File(text.to_owned()), format };
         found.extend(look(&path, volume, migration, image, state)?);
@@ -128,6 +130,16 @@ fn look(
     Ok(Some(kept))
 }
 
+/// Returns the name of the volume that has left the image now at `kept`: the image may have been named after another one.
+fn left_by<'a>(state: &'a State, kept: &Path, migration: MigrationId) -> Option<&'a str> {
+    let known = state.migrations.get(&migration).filter(|known| known.side.has_source())?;
+    let mut pairs = known.volumes.iter().zip(&known.names);
+    let has_left = |source: &Path| images::kept_path(state, source, migration) == kept;
+    let found =
+        pairs.find(|(moving, _)| moving.source.place.file().is_some_and(|path| has_left(Path::new(path))));
+    found.map(|(_, name)| name.as_str())
+}
+
 fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, state: &State) -> Kept {
     // A new journal gives the same numbers to other migrations.
     let known = state.migrations.get(&migration);
@@ -135,7 +147,9 @@ fn remembered(volume: &str, migration: MigrationId, mut image: ImageLocation, st
         known.filter(|known| known.side.has_source() && known.names.iter().any(|name| name == volume));
     let position = known.and_then(|known| known.names.iter().position(|name| name == volume));
     let target = known.zip(position).and_then(|(known, position)| known.volumes.get(position));
-    if target.is_some_and(|moving| moving.source.is_adopted()) {
+    let is_given =
+        state.images.get(&image.place).is_some_and(|known| known.purpose == Purpose::Given(migration));
+    if is_given || target.is_some_and(|moving| moving.source.is_adopted()) {
         // Even in the folder of a store it belongs to a user.
         image.store.clear();
     }

@@ -369,6 +369,9 @@ fn image_known(place: &Place, known: &KnownImage) -> Value {
     let purpose = match known.purpose {
         Purpose::Use => "use".to_owned(),
         Purpose::Kept(migration) => format!("kept by {migration}"),
+        Purpose::Given(migration) => format!("of its former owner, kept by {migration}"),
+        Purpose::Hidden(migration) => format!("left over by {migration}"),
+        Purpose::Folder => "folder".to_owned(),
         Purpose::Passing => "passing".to_owned(),
     };
     json!({ "place": place.name(), "is": is, "purpose": purpose })

@@ -365,7 +365,7 @@ mod tests {
     use api::MigrateVolume;
     use migration::MigrationId;
     use migration::journal::{MigratingVolume, Record, Side, State};
-    use migration::stay::{Look, copy};
+    use migration::stay::{Lives, Look, copy};
     use migration::strategy::Round;
 
     use super::{Metadata, MetadataFolder};
@@ -459,10 +459,16 @@ mod tests {
     #[tokio::test]
     async fn what_is_noted_of_a_copy_is_carried_on_by_the_next_daemon() {
         let folder = tempfile::tempdir().unwrap();
-        let look = Look { which: vec![1, 2], state: vec![3], changed_at: 1_700_000_000_123_456_789 };
+        let look = Look {
+            which: vec![1, 2],
+            state: vec![3],
+            changed_at: 1_700_000_000_123_456_789,
+            touched_at: Some(4),
+        };
+        let lives = Lives::begin(&[], 5);
         let round = Round { blocks: 5, took: std::time::Duration::from_millis(7), ..Round::default() };
         let mut noted = super::CopyNote {
-            image: copy::left(Some(copy::in_use(look.clone())), Some(look)),
+            image: copy::left(Some(copy::in_use(look.clone(), lives.run())), Some(look), &lives),
             ..super::CopyNote::default()
         };
         (noted.bytes_copied, noted.done_ppm, noted.bytes_synchronised) = (9 << 20, 500_000, 8 << 20);

@@ -28,6 +28,8 @@ use crate::vms::moving::VmMoves;
 #[derive(Default)]
 pub(crate) struct Migrations {
     live: Mutex<BTreeMap<MigrationId, Tracked>>,
+    /// Why migrations of an earlier daemon cannot continue at the moment.
+    obstacles: Mutex<BTreeMap<MigrationId, String>>,
     /// Returns the identity of this host, which is part of its tickets.
     own: OnceLock<Box<dyn Fn() -> Option<HostId> + Send + Sync>>,
     /// The state of VMs that move along.
@@ -106,6 +108,20 @@ impl Migrations {
     pub(crate) fn settle(self: &Arc<Self>, migration: MigrationId) -> Settling {
         self.change(migration, |live| live.settling += 1);
         Settling { migrations: Arc::clone(self), migration }
+    }
+
+    /// Notes why a migration cannot continue at the moment; `None`: it continues.
+    pub(crate) fn obstruct(&self, migration: MigrationId, obstacle: Option<String>) {
+        let mut obstacles = self.obstacles.lock().unwrap_or_else(PoisonError::into_inner);
+        match obstacle {
+            Some(obstacle) => obstacles.insert(migration, obstacle),
+            None => obstacles.remove(&migration),
+        };
+    }
+
+    /// Returns the migrations that could not continue when it was tried last, and why.
+    pub(crate) fn obstacles(&self) -> BTreeMap<MigrationId, String> {
+        self.obstacles.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     fn change(&self, migration: MigrationId, change: impl FnOnce(&mut Live)) {
@@ -247,6 +263,7 @@ impl Migrations {
         match recorded {
             Some(state) => {
                 let mut shown = view::migration(migration, &state, self.live(migration).as_ref());
+                view::add_obstacle(&mut shown, self.obstacles().remove(&migration));
                 shown.ticket = self.ticket(journal, migration);
                 let account = self.moving.get().and_then(|moving| moving.account(migration));
                 shown.machine = account.as_ref().map(view::machine);

@@ -285,6 +285,13 @@ pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
     }
 }
 
+/// Adds why a migration cannot continue at the moment.
+pub(super) fn add_obstacle(shown: &mut Migration, obstacle: Option<String>) {
+    if let Some(reason) = obstacle.filter(|_| shown.state == MigrationState::Running) {
+        shown.waiting_for = Some(WaitingFor { reason, remaining_ms: None });
+    }
+}
+
 fn begun() -> Migration {
     Migration {
         id: String::new(),

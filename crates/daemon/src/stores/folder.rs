@@ -15,8 +15,8 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
-use migration::custody::Owner;
-use migration::journal::{ImageFormat, State};
+use migration::custody::{Owner, Purpose};
+use migration::journal::{ImageFormat, Place, State};
 use rustix::fs::{Mode, OFlags};
 
 use super::{Space, StoreProblem, Unclaimed};
@@ -133,7 +133,10 @@ impl Folder {
         let here = state.claimed_records().map(|record| &record.image);
         let moving = state.unfinished().flat_map(|(_, migration)| &migration.volumes);
         let images = here.chain(moving.flat_map(|moving| [&moving.source, &moving.target]));
-        let known: BTreeSet<&Path> = images.filter_map(|image| image.place.file()).map(Path::new).collect();
+        // A migration could not retire these, which were out of sight.
+        let hidden = state.images.iter().filter(|(_, known)| matches!(known.purpose, Purpose::Hidden(_)));
+        let places = images.map(|image| &image.place).chain(hidden.map(|(place, _)| place));
+        let known: BTreeSet<&Path> = places.filter_map(Place::file).map(Path::new).collect();
         let mut unknown = Vec::new();
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();

@@ -7,6 +7,7 @@
 //!   chronicles/VOLUME.STAY.kept          a chronicle and its replicas, complete (`chronicle::kept`)
 //!   chronicles/VOLUME.STAY.EPOCH.marks   one bit a block: may be written in that epoch (`marks`)
 //!   chronicles/VOLUME.STAY.image         the attributes of the image (`migration::stay::image`)
+//!   alive                                until when each run of the daemon was alive (`life`)
 //!   chronicles/VOLUME.STAY.presence      the missing units (`presence`) of a volume that is being filled
 //! ```
 //! They are not in the journal: marks would fill it, a set of blocks may have megabytes, and a handover must wait for neither.
@@ -14,6 +15,7 @@
 //! decides which files can be trusted. A file of an unknown residency is deleted.
 
 mod files;
+mod life;
 mod look;
 mod marks;
 mod presence;
@@ -29,11 +31,12 @@ use lane::{Keeper, LaneFuture, NotDurable};
 use migration::filling::{LogEntry, UnitMap};
 use migration::journal::{ImageLocation, Place, Side, State};
 use migration::stay::opening::{self, Distrust, Found, OpeningStep};
-use migration::stay::{ImageRecord, OpenMarks, vouches};
+use migration::stay::{ImageRecord, Lives, OpenMarks, Run, vouches};
 use migration::{StayKey, VolumeId};
 use tokio::sync::oneshot;
 
 use self::files::Files;
+use self::life::SignsOfLife;
 use self::marks::MarksFile;
 use self::presence::{PresenceWork, PresenceWriter};
 use crate::files::folder_entries::sync_folder_of;
@@ -54,6 +57,7 @@ pub(crate) struct Chronicles {
     marks: mpsc::Sender<Mark>,
     work: mpsc::Sender<Work>,
     presence: mpsc::Sender<PresenceWork>,
+    life: SignsOfLife,
 }
 
 #[derive(Debug)]
@@ -90,7 +94,8 @@ impl Chronicles {
         let (presence, presence_queue) = mpsc::channel();
         let writer = PresenceWriter::new(files.clone());
         std::thread::Builder::new().name("presence".into()).spawn(move || writer.run(&presence_queue))?;
-        Ok(Self { files, marks, work, presence })
+        let life = SignsOfLife::begin(data_dir)?;
+        Ok(Self { files, marks, work, presence, life })
     }
 
     /// Returns the recorded chronicle with which a lane begins to use a volume's image, which must be locked. Deletes the files
@@ -110,7 +115,9 @@ impl Chronicles {
             self.files.forget(key, Epoch(u64::MAX))?;
         }
         let look = look(image);
-        let opening = opening::open(Found { kept, record: self.files.image_record(key), look });
+        self.run();
+        let opening =
+            opening::open(Found { kept, record: self.files.image_record(key), look, lives: self.lives() });
         if let Some(reason) = opening.distrust {
             let volume = key.volume;
             tracing::warn!(%volume, %reason, "every copy of the volume at another host counts as empty");
@@ -144,8 +151,8 @@ impl Chronicles {
 
     /// Records that a volume may also be in this image from now on. Blocks.
     pub(crate) fn note_image(&self, key: StayKey, image: &ImageLocation) {
-        let look = look(image);
-        self.change_image(key, |record| opening::also_in_use(record, look));
+        let (look, run) = (look(image), self.run());
+        self.change_image(key, |record| opening::also_in_use(record, look, run));
     }
 
     /// Records the attributes of an image that was closed in order. If that fails, deletes the record. Blocks.
@@ -164,6 +171,17 @@ impl Chronicles {
         opening::check_left(self.files.image_record(key).as_ref(), look(image).as_ref())
     }
 
+    /// Records that another image is the one that a volume has left, by order; returns whether it was not recorded. Blocks.
+    ///
+    /// An image that was changed in place stays rejected.
+    pub(crate) fn accept_left(&self, key: StayKey, image: &ImageLocation) -> bool {
+        let found = look(image);
+        let record = self.files.image_record(key);
+        let Some(accepted) = opening::accept_left(record.as_ref(), found) else { return false };
+        self.change_image(key, |_| accepted);
+        true
+    }
+
     /// Returns whether the image that a volume leaves is a true copy of the volume. Blocks.
     pub(crate) fn vouches(&self, key: StayKey) -> bool {
         vouches(self.files.image_record(key).as_ref())
@@ -179,6 +197,16 @@ impl Chronicles {
     /// Deletes the files of a volume durably. Blocks.
     pub(crate) fn forget_volume(&self, volume: VolumeId) -> io::Result<()> {
         self.files.delete_volume(volume)
+    }
+
+    /// Returns the run of this daemon, which has an image in use from now on.
+    pub(crate) fn run(&self) -> Run {
+        self.life.run()
+    }
+
+    /// Returns the signs of life of this daemon and of earlier ones.
+    pub(crate) fn lives(&self) -> Lives {
+        self.life.lives()
     }
 
     pub(crate) fn keeper(&self) -> Rc<dyn Keeper> {

@@ -213,18 +213,22 @@ impl HeldLease {
             let patience = |_: &Holder| looks.next().map_or(Patience::GiveUp, |_| Patience::Wait);
             let image = Image::open_waiting(&shared.path, Access::ReadWrite, patience);
             // N.B. after locking: the token is removed before its image.
-            image.map(|image| (image, shared.is_there()))
+            image.map(|image| {
+                let proof = (shared.is_there(), shared.is_image(&**image.held()));
+                (image, proof)
+            })
         });
         let because = |reason: &str| Err(Unproved::Because(reason.to_owned()));
         match opened.await {
             Err(_) => Err(Unproved::Interrupted),
             Ok(Err(error)) => Err(Unproved::Because(error.to_string())),
-            Ok(Ok((_, false))) => because("its token is gone"),
-            Ok(Ok((image, true))) if image.size() != self.geometry.size => because("it has another size"),
-            Ok(Ok((image, true))) if image.caching() != Caching::Direct => {
+            Ok(Ok((_, (false, _)))) => because("its token is gone"),
+            Ok(Ok((_, (true, false)))) => because("another file has its name"),
+            Ok(Ok((image, _))) if image.size() != self.geometry.size => because("it has another size"),
+            Ok(Ok((image, _))) if image.caching() != Caching::Direct => {
                 because("its file system has no direct I/O")
             }
-            Ok(Ok((image, true))) => Ok(image),
+            Ok(Ok((image, _))) => Ok(image),
         }
     }
 

@@ -12,7 +12,6 @@ use std::cell::{Cell, RefCell};
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -187,11 +186,15 @@ impl LeasedImage {
     async fn open_while(&self, is_wanted: impl Fn() -> bool) -> Result<Image, IoError> {
         let deadline = self.handle.now() + TAKE_MAX;
         loop {
-            let path = self.shared.path.clone();
-            let opened = run_blocking(&self.engine, move || Image::open(&path, Access::ReadWrite)).await?;
-            match opened {
-                Ok(image) if image.size() == self.geometry.size => return Ok(image),
-                Ok(_) => return Err(IoError::os("open the image", Errno::FBIG)),
+            let shared = self.shared.clone();
+            match run_blocking(&self.engine, move || open_same(&shared)).await? {
+                Ok(None) => {
+                    let path = self.shared.path.display();
+                    tracing::warn!(%path, "another file has the name of an image that was leased; nothing is written to it");
+                    return Err(IoError::os("open the image", Errno::STALE));
+                }
+                Ok(Some(image)) if image.size() == self.geometry.size => return Ok(image),
+                Ok(Some(_)) => return Err(IoError::os("open the image", Errno::FBIG)),
                 Err(ImageError::Locked { .. }) if !is_wanted() => {
                     return Err(IoError::os("open the image", Errno::AGAIN));
                 }
@@ -210,8 +213,8 @@ impl LeasedImage {
         if let ImageState::Leased(Some(file)) = &*self.state.borrow() {
             return Ok(Arc::clone(file));
         }
-        let path = self.shared.path.clone();
-        let file = run_blocking(&self.engine, move || open_for_reading(&path)).await?;
+        let shared = self.shared.clone();
+        let file = run_blocking(&self.engine, move || open_for_reading(&shared)).await?;
         let file = file.map_err(|error| IoError::from_std("read the image", &error))?;
         let file = Arc::new(OwnedFd::from(file));
         if let ImageState::Leased(reading) = &mut *self.state.borrow_mut() {
@@ -269,6 +272,14 @@ impl BlockDevice for LeasedImage {
 }
 
 /// Opens the file past the page cache, which would keep data that another host has overwritten since.
-fn open_for_reading(path: &Path) -> std::io::Result<File> {
-    OpenOptions::new().read(true).custom_flags(OFlags::DIRECT.bits().cast_signed()).open(path)
+fn open_for_reading(shared: &SharedImage) -> std::io::Result<File> {
+    let direct = OFlags::DIRECT.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(direct).open(&shared.path)?;
+    if shared.is_image(&file) { Ok(file) } else { Err(Errno::STALE.into()) }
+}
+
+/// Opens and locks the image for writing; `None`: another file has its name.
+fn open_same(shared: &SharedImage) -> Result<Option<Image>, ImageError> {
+    let image = Image::open(&shared.path, Access::ReadWrite)?;
+    Ok(shared.is_image(&**image.held()).then_some(image))
 }

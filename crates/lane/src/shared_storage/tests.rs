@@ -110,6 +110,27 @@ fn an_image_whose_lock_the_other_host_does_not_feel_is_not_leased() {
 }
 
 #[test]
+fn nothing_is_written_to_another_file_that_has_come_to_the_name_of_the_image() {
+    play(|scene| async move {
+        let (path, away) = (scene.shared.path.clone(), scene.shared.path.with_extension("away"));
+        let (lease, store) = scene.replica(scene.shared.clone());
+        store.write(0, filled(1), Durability::Volatile).await.unwrap();
+        lease.give_back().await.unwrap();
+        std::fs::rename(&path, &away).unwrap();
+        drop(Image::create(&path, SIZE).unwrap());
+        // The daemon of the target starts again, and opens the image by its name.
+        let again =
+            Leasable { image: None, shared: scene.shared.clone(), size_bytes: SIZE, promise: Promise::None };
+        let again = LeasedImage::new(again, &scene.handle, &scene.engine);
+        again.write(4096, filled(2), Durability::Volatile).await.unwrap_err();
+        again.read(4096, Buffer::zeroed(4096)).await.unwrap_err();
+        store.write(4096, filled(3), Durability::Volatile).await.unwrap_err();
+        let others = std::fs::read(&path).unwrap();
+        assert!(others.iter().all(|byte| *byte == 0), "nothing was written there");
+    });
+}
+
+#[test]
 fn blocks_go_over_the_link_when_a_share_breaks() {
     play(|scene| async move {
         let (lease, store) = scene.replica(scene.shared.clone());
@@ -127,8 +148,9 @@ fn blocks_go_over_the_link_when_a_share_breaks() {
 fn everybody_who_wants_an_image_after_a_restart_has_it_as_soon_as_one_of_them_has_locked_it() {
     play(|scene| async move {
         let path = scene.folder.join("again.img");
-        drop(Image::create(&path, SIZE).unwrap());
-        let shared = SharedImage::offer(&path).unwrap();
+        let image = Image::create(&path, SIZE).unwrap();
+        let shared = SharedImage::offer(&path, &**image.held()).unwrap();
+        drop(image);
         let leasable = Leasable { image: None, shared, size_bytes: SIZE, promise: Promise::None };
         let leased = LeasedImage::new(leasable, &scene.handle, &scene.engine);
         let writes = (0..8_u8)
@@ -173,7 +195,7 @@ impl Scene {
     fn new(folder: PathBuf, handle: Handle, engine: Rc<dyn block::engine::Engine>) -> Self {
         let path = folder.join("v.img");
         let image = Image::create(&path, SIZE).unwrap();
-        let shared = SharedImage::offer(&path).unwrap();
+        let shared = SharedImage::offer(&path, &**image.held()).unwrap();
         let leasable =
             Leasable { image: Some(image), shared: shared.clone(), size_bytes: SIZE, promise: Promise::None };
         let leased = LeasedImage::new(leasable, &handle, &engine);

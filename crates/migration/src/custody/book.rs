@@ -58,6 +58,10 @@ pub struct Book {
     images: BTreeMap<Place, KnownImage>,
     /// The stacks of images. An image without one is only itself.
     stacks: BTreeMap<Identity, Stack>,
+    /// Where names lead that are links.
+    links: BTreeMap<Place, (String, Lasting)>,
+    /// The names of the volumes that left by each migration.
+    left_by: BTreeMap<MigrationId, String>,
 }
 
 /// The permission to take one step on one image. Only [`Book::ask`] returns one.
@@ -80,7 +84,8 @@ pub struct Refused {
 impl Book {
     /// Returns the claims that follow from the journal. [`Book::identify`] adds the identities.
     pub fn of_journal(state: &State) -> Self {
-        let mut book = Self { images: state.images.clone(), ..Self::default() };
+        let left_by = state.migrations.iter().map(|(id, migration)| (*id, migration.names.join(", ")));
+        let mut book = Self { images: state.images.clone(), left_by: left_by.collect(), ..Self::default() };
         for known in state.volumes.values() {
             let record = &known.record;
             book.claim(&record.image, Kind::Served { volume: record.volume, name: record.name.clone() });
@@ -149,6 +154,11 @@ impl Book {
         self.images.insert(place.clone(), KnownImage { lasting, purpose: Purpose::Passing });
     }
 
+    /// Says where a name leads that is a link.
+    pub fn link(&mut self, place: &Place, to: String, lasting: Lasting) {
+        self.links.insert(place.clone(), (to, lasting));
+    }
+
     /// Adds a claim that the journal does not know.
     pub fn add(&mut self, claim: Claim) {
         self.claims.push(claim);
@@ -203,9 +213,29 @@ impl Book {
             return None;
         }
         match judge(self.images.get(&object.place), object.lasting.as_ref()) {
-            Verdict::Confirmed => None,
+            Verdict::Confirmed => {
+                self.images.get(&object.place).and_then(|known| self.purposely(known.purpose))
+            }
             Verdict::Unrecorded => Some(Kind::Unrecorded),
-            Verdict::Exchanged => Some(Kind::Exchanged),
+            Verdict::Exchanged => Some(self.linked(&object.place).unwrap_or(Kind::Exchanged)),
+        }
+    }
+
+    fn linked(&self, place: &Place) -> Option<Kind> {
+        let (to, lasting) = self.links.get(place)?;
+        let is_image = judge(self.images.get(place), Some(lasting)) == Verdict::Confirmed;
+        is_image.then(|| Kind::Linked { to: to.clone() })
+    }
+
+    /// Returns the claim that the journal's record of an image makes.
+    fn purposely(&self, purpose: Purpose) -> Option<Kind> {
+        match purpose {
+            Purpose::Given(_) => Some(Kind::Given),
+            Purpose::Hidden(migration) => {
+                let volume = self.left_by.get(&migration).cloned().unwrap_or_default();
+                Some(Kind::Stale { volume, migration })
+            }
+            Purpose::Use | Purpose::Kept(_) | Purpose::Passing | Purpose::Folder => None,
         }
     }
 

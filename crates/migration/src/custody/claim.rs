@@ -91,6 +91,13 @@ pub enum Kind {
     },
     /// The journal knows its name, and means another image by it.
     Exchanged,
+    /// Its name is a link to the image that the journal means.
+    Linked {
+        /// The path of the image.
+        to: String,
+    },
+    /// It existed before Sterna served it.
+    Given,
     /// The journal does not record that Sterna gave this image its name.
     Unrecorded,
     /// A lookup failed, so the users of the image are not known.
@@ -144,6 +151,12 @@ impl fmt::Display for Kind {
                 "another file or device has its name than the one that Sterna used; put that back, or, if this one is to be the volume's \
                  (a backup that was put back): sterna volume promote NAME --exchanged"
             ),
+            Self::Linked { to } => write!(
+                f,
+                "its name is a link to it, {to}; give the image its name again in place of the link, or, if it is not needed, delete \
+                 both by hand"
+            ),
+            Self::Given => write!(f, "it existed before Sterna served it, so it is not deleted"),
             Self::Unrecorded => write!(
                 f,
                 "the journal does not say that it is the file which Sterna gave this name; look what it is, and delete it by hand"

@@ -8,6 +8,8 @@
 //! of its creation, and a device's is its own serial number or its position. The file system is not compared: its block-by-block
 //! copy holds the same files.
 
+use std::path::Path;
+
 use serde::{Deserialize, Serialize};
 
 use crate::identity::MigrationId;
@@ -17,7 +19,7 @@ use crate::planted::{Bug, broken};
 /// The identity of an image across restarts, independent of its names.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Lasting {
-    /// A regular file or a link.
+    /// A regular file, a link or a folder.
     File {
         /// The inode in its file system.
         inode: u64,
@@ -61,6 +63,22 @@ pub enum Purpose {
     Kept(MigrationId),
     /// The image is being made or deleted.
     Passing,
+    /// Like [`Purpose::Kept`], but the image existed before it was served: Sterna does not delete it.
+    Given(MigrationId),
+    /// A migration could not retire the image, which was out of sight.
+    Hidden(MigrationId),
+    /// It is the folder of images, not an image.
+    Folder,
+}
+
+impl Purpose {
+    /// Returns the migration that kept the image by this name.
+    pub fn kept_by(self) -> Option<MigrationId> {
+        match self {
+            Self::Kept(migration) | Self::Given(migration) => Some(migration),
+            Self::Use | Self::Passing | Self::Hidden(_) | Self::Folder => None,
+        }
+    }
 }
 
 /// The result of comparing the image under a name with the journal's record.
@@ -80,9 +98,17 @@ pub fn judge(known: Option<&KnownImage>, found: Option<&Lasting>) -> Verdict {
     match (known, found) {
         (None, _) => Verdict::Unrecorded,
         (Some(known), Some(found)) if known.lasting.is(found) => Verdict::Confirmed,
+        // The name is free for others.
+        (Some(KnownImage { purpose: Purpose::Hidden(_), .. }), _) => Verdict::Unrecorded,
         // N.B. an unknown identity is not taken for the same.
         (Some(_), _) => Verdict::Exchanged,
     }
+}
+
+/// Returns whether a name that is missing in a folder is gone. Another file system may be mounted over the folder `known`, and
+/// the image is under it.
+pub fn is_gone(known: Option<&KnownImage>, folder: Option<&Lasting>) -> bool {
+    judge(known, folder) != Verdict::Exchanged
 }
 
 /// The action before an image that was opened by its name is served or filled.
@@ -147,9 +173,18 @@ impl State {
         known.retain(|place, image| match image.purpose {
             Purpose::Use => used.contains(place),
             Purpose::Kept(migration) => self.migrations.contains_key(&migration),
-            Purpose::Passing => true,
+            // Until the image is deleted, or the name is another's.
+            Purpose::Passing | Purpose::Given(_) | Purpose::Hidden(_) => true,
+            Purpose::Folder => used.iter().any(|used| is_in(used, place)),
         });
         self.images = known;
+    }
+
+    /// Returns the record of the folder of an image.
+    pub fn folder_of(&self, image: &Place) -> Option<&KnownImage> {
+        let folder = Path::new(image.file()?).parent()?.to_str()?;
+        let known = self.images.get(&Place::File(folder.to_owned()));
+        known.filter(|known| known.purpose == Purpose::Folder)
     }
 
     /// Returns the records of images, which follow a snapshot.
@@ -179,6 +214,11 @@ impl State {
     }
 }
 
+fn is_in(image: &Place, folder: &Place) -> bool {
+    let parent = image.file().and_then(|path| Path::new(path).parent());
+    parent.is_some() && parent == folder.file().map(Path::new)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +245,35 @@ mod tests {
         let without = known(file(7, None));
         assert_eq!(judge(Some(&without), Some(&file(7, None))), Verdict::Confirmed);
         assert_eq!(judge(Some(&without), Some(&file(7, Some((5, 9))))), Verdict::Exchanged);
+    }
+
+    #[test]
+    fn a_missing_name_is_gone_only_in_the_folder_that_is_known() {
+        let folder = |inode| file(inode, Some((5, 9)));
+        let recorded = KnownImage { lasting: folder(2), purpose: Purpose::Folder };
+        assert!(is_gone(Some(&recorded), Some(&folder(2))));
+        assert!(!is_gone(Some(&recorded), Some(&folder(3))), "something is mounted over it");
+        assert!(!is_gone(Some(&recorded), None));
+        assert!(is_gone(None, Some(&folder(3))), "nothing is known of it");
+
+        let place = |path: &str| Place::File(path.to_owned());
+        let mut state = State::default();
+        state.images.insert(place("/s"), recorded.clone());
+        assert_eq!(state.folder_of(&place("/s/v.img")), Some(&recorded));
+        assert_eq!(state.folder_of(&place("/t/v.img")), None);
+        state.forget_images();
+        assert!(state.images.is_empty(), "no image in it is used");
+    }
+
+    #[test]
+    fn a_hidden_image_is_remembered_and_its_name_is_free_for_another() {
+        let hidden = KnownImage { lasting: file(7, None), purpose: Purpose::Hidden(MigrationId(3)) };
+        assert_eq!(judge(Some(&hidden), Some(&file(7, None))), Verdict::Confirmed);
+        assert_eq!(judge(Some(&hidden), Some(&file(8, None))), Verdict::Unrecorded);
+        let mut state = State::default();
+        state.images.insert(Place::File("/s/v.img".to_owned()), hidden);
+        state.forget_images();
+        assert_eq!(state.images.len(), 1);
     }
 
     #[test]

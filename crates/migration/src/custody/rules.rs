@@ -26,7 +26,10 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
         Kind::Kept { .. } => against_kept(step, owner),
         Kind::Stale { .. } => is_service(step) && *owner != Owner::Administrator(Word::Insists),
         Kind::HalfMade => against_half_made(step, owner),
-        Kind::Exchanged => against_exchanged(step, owner) && !broken(Bug::ExchangedTaken),
+        Kind::Exchanged | Kind::Linked { .. } => {
+            against_exchanged(step, owner) && !broken(Bug::ExchangedTaken)
+        }
+        Kind::Given => step == Step::Discard && *owner != Owner::Maker,
         Kind::Unrecorded => *owner == Owner::Housekeeping && !broken(Bug::UnrecordedClearedAway),
         Kind::Restored { volume, .. } => !is_of_volume(owner, *volume) || !matches!(step, Step::Restore),
     }
@@ -91,6 +94,8 @@ fn against_kept(step: Step, owner: &Owner) -> bool {
         Step::Rename | Step::Resize | Step::Zero | Step::GiveBack | Step::Restore => {
             !matches!(owner, Owner::Volume(_))
         }
+        // An order may delete it.
+        Step::Advise(super::step::Advice::Delete) => !matches!(owner, Owner::Administrator(_)),
         Step::Create | Step::Mark | Step::Advise(_) => true,
     }
 }

@@ -383,6 +383,31 @@ fn a_file_that_came_to_the_name_of_an_image_is_nobodys_to_change_but_an_administ
 }
 
 #[test]
+fn what_existed_before_is_claimed_by_its_identity_and_a_link_is_no_exchange() {
+    let with = |purpose| {
+        let known = KnownImage { lasting: lasting(3), purpose };
+        let place = Place::File("/c".into());
+        book(&state(vec![outgoing(""), Record::ImageKnown { place, known }]), &[("/c", 3)])
+    };
+    let given = with(Purpose::Given(MigrationId(0)));
+    for owner in all_owners().into_iter().filter(|owner| *owner != Owner::Maker) {
+        let refused = given.ask(Step::Discard, &owner, &object("/c", 3)).unwrap_err();
+        assert!(refused.claims.contains(&Kind::Given), "{owner:?}");
+    }
+    let hidden = with(Purpose::Hidden(MigrationId(0)));
+    let serve = hidden.ask(Step::ServeReadWrite, &Owner::Administrator(Word::Plain), &object("/c", 3));
+    assert!(matches!(serve.unwrap_err().claims.as_slice(), [Kind::Stale { migration: MigrationId(0), .. }]));
+
+    let mut linked = with(Purpose::Use);
+    linked.link(&Place::File("/c".into()), "/big".into(), lasting(3));
+    let refused = linked.ask(Step::Discard, &Owner::Volume(V), &object("/c", 7)).unwrap_err();
+    assert_eq!(refused.claims, [Kind::Linked { to: "/big".into() }]);
+    linked.link(&Place::File("/c".into()), "/big".into(), lasting(5));
+    let refused = linked.ask(Step::Discard, &Owner::Volume(V), &object("/c", 7)).unwrap_err();
+    assert_eq!(refused.claims, [Kind::Exchanged]);
+}
+
+#[test]
 fn a_name_is_known_for_as_long_as_somebody_uses_it() {
     let place = |path: &str| Place::File(path.to_owned());
     let kept = KnownImage { lasting: lasting(3), purpose: Purpose::Kept(MigrationId(0)) };

@@ -1,7 +1,8 @@
 //! The outward state of a volume's image, and its record while no daemon holds the image.
 //!
 //! ```text
-//!   opened:  InUse, with its identity           killed: Sterna may have changed it; it must be the same one, no older
+//!   opened:  InUse, with its identity           killed: Sterna may have changed it; it must be the same one, no older,
+//!                                                    and not changed after the last sign of life
 //!   closed:  Closed, with its exact state               it must be in the same state
 //!   failed:  Failed, in any state                       it may change without a write
 //!   unseen:  Unseen, its kind shows no state            it may be anything
@@ -12,10 +13,11 @@ use chronicle::{Epoch, StayId};
 use serde::{Deserialize, Serialize};
 
 use super::StayKey;
+use super::life::Run;
 use crate::identity::VolumeId;
 
 /// The first bytes of a record; the last one is the version.
-const HEADER: [u8; 8] = *b"STERNAI\x01";
+const HEADER: [u8; 8] = *b"STERNAI\x02";
 const PREFIX_BYTES: usize = HEADER.len() + 4;
 /// The longest record that is read: many times the length of a real one.
 pub const RECORD_BYTES_MAX: u64 = 64 << 10;
@@ -29,6 +31,10 @@ pub struct Look {
     pub state: Vec<u8>,
     /// The time of the last change, as the image reports it; restoring earlier content may restore it too.
     pub changed_at: i128,
+    /// The time of the last change of any kind, in nanoseconds since 1970: restoring content or attributes does not restore it.
+    /// `None`: the place does not report it.
+    #[serde(default)]
+    pub touched_at: Option<i128>,
 }
 
 /// The durable record of an image.
@@ -42,6 +48,9 @@ pub enum ImageRecord {
         looks: Vec<Look>,
         /// The first epoch in which this run of the daemon may have written to it.
         since: Epoch,
+        /// The run of the daemon that has it in use.
+        #[serde(default)]
+        run: Run,
     },
     /// A flush of the image failed in this residency. Earlier writes may vanish at any time, without another writer. From then
     /// on no copy is based on it, and after its volume's departure it is no copy itself.
@@ -97,8 +106,8 @@ mod tests {
     #[test]
     fn a_record_comes_back_and_only_for_its_stay() {
         let key = StayKey { volume: VolumeId([3; 16]), stay: StayId::Arrived(4) };
-        let look = Look { which: vec![1, 2], state: vec![3], changed_at: -5 };
-        let in_use = ImageRecord::InUse { looks: vec![look.clone()], since: Epoch(7) };
+        let look = Look { which: vec![1, 2], state: vec![3], changed_at: -5, touched_at: Some(8) };
+        let in_use = ImageRecord::InUse { looks: vec![look.clone()], since: Epoch(7), run: Run(9) };
         for record in [ImageRecord::Closed(look), in_use, ImageRecord::Failed, ImageRecord::Unseen] {
             let bytes = record.encode(key);
             assert_eq!(ImageRecord::decode(&bytes, key), Some(record));

@@ -9,6 +9,7 @@
 use chronicle::{Epoch, Kept};
 
 use super::image::{ImageRecord, Look};
+use super::life::{Lives, Run};
 use crate::planted::{Bug, broken};
 
 /// The stored state of a residency at a start.
@@ -20,6 +21,8 @@ pub struct Found {
     pub record: Option<ImageRecord>,
     /// The image's current state, held by no one else; `None` if its place does not say.
     pub look: Option<Look>,
+    /// The signs of life of this daemon and of earlier ones.
+    pub lives: Lives,
 }
 
 /// The decision about the stored state.
@@ -60,6 +63,9 @@ pub enum Distrust {
     /// The image was changed by another program.
     #[error("its image was changed while it was not served")]
     Touched,
+    /// The daemon that had it in use has left no sign of life.
+    #[error("it is unknown until when the daemon that used its image has run")]
+    Unwitnessed,
     /// The missing set of a copy is not known.
     #[error("it is unknown what was written since its blocks were copied")]
     Unmarked,
@@ -70,8 +76,7 @@ pub enum Distrust {
 
 /// Decides what a start trusts, and which steps it takes.
 pub fn open(found: Found) -> Opening {
-    let belief =
-        found.kept.as_ref().map_or(Ok(()), |kept| believe(kept, found.record.as_ref(), found.look.as_ref()));
+    let belief = found.kept.as_ref().map_or(Ok(()), |kept| believe(kept, &found));
     // If no state was kept, there is nothing to distrust.
     let distrust = belief.err();
     let mut steps = Vec::new();
@@ -80,10 +85,10 @@ pub fn open(found: Found) -> Opening {
         steps.push(OpeningStep::Forget);
     }
     let believed = found.kept.filter(|_| distrust.is_none());
-    let since = first_epoch(believed.as_ref());
+    let (since, run) = (first_epoch(believed.as_ref()), found.lives.run());
     // A failed flush is remembered until the end of the residency.
     if found.record != Some(ImageRecord::Failed) {
-        let in_use = |look| ImageRecord::InUse { looks: vec![look], since };
+        let in_use = |look| ImageRecord::InUse { looks: vec![look], since, run };
         steps.push(OpeningStep::Record(found.look.map_or(ImageRecord::Unseen, in_use)));
     }
     Opening { believed, distrust, steps }
@@ -101,18 +106,18 @@ pub fn closed(record: Option<ImageRecord>, look: Option<Look>) -> Option<ImageRe
 
 /// Returns the record of an image in use whose volume may soon be in another image. `look` is that image's state; `None` if its
 /// place does not say.
-pub fn also_in_use(record: Option<ImageRecord>, look: Option<Look>) -> ImageRecord {
+pub fn also_in_use(record: Option<ImageRecord>, look: Option<Look>, run: Run) -> ImageRecord {
     match (record, look) {
         (Some(ImageRecord::Failed), _) => ImageRecord::Failed,
-        (Some(ImageRecord::InUse { mut looks, since }), look) => {
+        (Some(ImageRecord::InUse { mut looks, since, run }), look) => {
             if let Some(look) = look {
                 looks.retain(|known| known.which != look.which);
                 looks.push(look);
             }
-            ImageRecord::InUse { looks, since }
+            ImageRecord::InUse { looks, since, run }
         }
         (Some(ImageRecord::Closed(_) | ImageRecord::Unseen) | None, Some(look)) => {
-            ImageRecord::InUse { looks: vec![look], since: first_epoch(None) }
+            ImageRecord::InUse { looks: vec![look], since: first_epoch(None), run }
         }
         (Some(ImageRecord::Closed(_) | ImageRecord::Unseen) | None, None) => ImageRecord::Unseen,
     }
@@ -139,6 +144,12 @@ pub fn check_left(record: Option<&ImageRecord>, look: Option<&Look>) -> Result<(
     }
 }
 
+/// Returns the record of another image that takes the place of a reservoir by order; `None`: it is not another one.
+pub fn accept_left(record: Option<&ImageRecord>, look: Option<Look>) -> Option<ImageRecord> {
+    let is_another = check_left(record, look.as_ref()) == Err(Distrust::Another);
+    look.filter(|_| is_another).map(ImageRecord::Closed)
+}
+
 /// Returns the first epoch after a start that continues with this state.
 fn first_epoch(believed: Option<&Kept>) -> Epoch {
     let found =
@@ -146,7 +157,8 @@ fn first_epoch(believed: Option<&Kept>) -> Epoch {
     found.flatten().unwrap_or_default().next()
 }
 
-fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Result<(), Distrust> {
+fn believe(kept: &Kept, found: &Found) -> Result<(), Distrust> {
+    let record = found.record.as_ref();
     if !kept.is_consistent() {
         return Err(Distrust::Inconsistent);
     }
@@ -156,14 +168,14 @@ fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Re
     if record == Some(&ImageRecord::Failed) {
         return Err(Distrust::FlushFailed);
     }
-    let look = look.ok_or(Distrust::Unknowable)?;
+    let look = found.look.as_ref().ok_or(Distrust::Unknowable)?;
     match record.ok_or(Distrust::NotRecorded)? {
         ImageRecord::Closed(known) if known.which != look.which => Err(Distrust::Another),
         ImageRecord::Closed(known) if known == look => Ok(()),
         ImageRecord::Closed(_) => Err(Distrust::Touched),
         ImageRecord::Failed => Err(Distrust::FlushFailed),
         ImageRecord::Unseen => Err(Distrust::NotRecorded),
-        ImageRecord::InUse { looks, since } => {
+        ImageRecord::InUse { looks, since, run } => {
             let known = looks.iter().find(|known| known.which == look.which).ok_or(Distrust::Another)?;
             // Restoring earlier content makes the image look older.
             if look.changed_at < known.changed_at {
@@ -172,7 +184,11 @@ fn believe(kept: &Kept, record: Option<&ImageRecord>, look: Option<&Look>) -> Re
             // Every write is marked or kept before it is made: without either there was none by us.
             let wrote = kept.through >= *since || kept.epochs.iter().any(|(epoch, _)| epoch >= since);
             let is_exact = !wrote && looks.len() == 1;
-            if is_exact && look.state != known.state { Err(Distrust::Touched) } else { Ok(()) }
+            match look.state == known.state {
+                true => Ok(()),
+                false if is_exact => Err(Distrust::Touched),
+                false => found.lives.attest(*run, look),
+            }
         }
     }
 }
@@ -187,7 +203,7 @@ mod tests {
     use crate::stay::image::vouches;
 
     fn look(which: u8, state: u8, changed_at: i128) -> Look {
-        Look { which: vec![which], state: vec![state], changed_at }
+        Look { which: vec![which], state: vec![state], changed_at, touched_at: Some(changed_at) }
     }
 
     /// Returns a state kept through epoch 5, with marks of these epochs.
@@ -204,9 +220,16 @@ mod tests {
         }
     }
 
+    /// Returns the signs of life: run 1 had its last one in its instant 1, and run 2 is the present one.
+    fn lives() -> Lives {
+        let (at, bytes) = Lives::begin(&[], 1).encode();
+        let file = [vec![0; at as usize], bytes].concat();
+        Lives::begin(&file, 2)
+    }
+
     #[track_caller]
     fn check(marks: &[u64], record: Option<ImageRecord>, now: Option<Look>, expected: Result<(), Distrust>) {
-        let found = Found { kept: Some(kept(marks)), record, look: now.clone() };
+        let found = Found { kept: Some(kept(marks)), record, look: now.clone(), lives: lives() };
         let opening = open(found);
         assert_eq!(opening.distrust, expected.err());
         assert_eq!(opening.believed.is_some(), expected.is_ok());
@@ -214,7 +237,11 @@ mod tests {
         assert_eq!(forgets, expected.is_err(), "durably, and before anything vouches for it");
         let since =
             if expected.is_ok() { Epoch(marks.iter().max().map_or(6, |last| last + 1)) } else { Epoch(1) };
-        let in_use = now.map_or(ImageRecord::Unseen, |look| ImageRecord::InUse { looks: vec![look], since });
+        let in_use = now.map_or(ImageRecord::Unseen, |look| ImageRecord::InUse {
+            looks: vec![look],
+            since,
+            run: Run(2),
+        });
         assert_eq!(opening.steps.last(), Some(&OpeningStep::Record(in_use)));
     }
 
@@ -231,7 +258,8 @@ mod tests {
 
     #[test]
     fn an_image_that_was_in_use_may_have_changed_if_we_may_have_written() {
-        let in_use = |since| Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(since) });
+        let in_use =
+            |since| Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(since), run: Run(1) });
         check(&[6], in_use(6), Some(look(1, 2, 9)), Ok(()));
         check(&[], in_use(6), Some(look(1, 1, 7)), Ok(()));
         check(&[], in_use(6), Some(look(1, 2, 9)), Err(Distrust::Touched));
@@ -241,10 +269,28 @@ mod tests {
     }
 
     #[test]
+    fn an_image_that_a_killed_daemon_had_in_use_is_not_trusted_if_it_changed_after_its_last_sign_of_life() {
+        const LATER: i128 = 2 + crate::stay::life::TOLERANCE_NANOSECONDS;
+        let in_use = |run| Some(ImageRecord::InUse { looks: vec![look(1, 1, 1)], since: Epoch(6), run });
+        check(&[6], in_use(Run(1)), Some(look(1, 2, LATER - 1)), Ok(()));
+        check(&[6], in_use(Run(1)), Some(look(1, 2, LATER)), Err(Distrust::Touched));
+        // Somebody has restored its former time.
+        let restored = Look { touched_at: Some(LATER), ..look(1, 2, 1) };
+        check(&[6], in_use(Run(1)), Some(restored), Err(Distrust::Touched));
+        check(&[6], in_use(Run(2)), Some(look(1, 2, LATER)), Ok(()));
+        check(&[6], in_use(Run(0)), Some(look(1, 2, 1)), Err(Distrust::Unwitnessed));
+        // A device reports no time, but it may be as it was.
+        let device = |state| Some(Look { touched_at: None, ..look(1, state, 1) });
+        check(&[6], in_use(Run(1)), device(2), Err(Distrust::Unknowable));
+        check(&[6], in_use(Run(1)), device(1), Ok(()));
+    }
+
+    #[test]
     fn what_moves_between_stores_is_known_by_either_image() {
         let record = also_in_use(
-            Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(6) }),
+            Some(ImageRecord::InUse { looks: vec![look(1, 1, 7)], since: Epoch(6), run: Run(1) }),
             Some(look(2, 1, 1)),
+            Run(2),
         );
         for which in [1, 2] {
             check(&[], Some(record.clone()), Some(look(which, 5, 9)), Ok(()));
@@ -259,11 +305,16 @@ mod tests {
         assert_eq!(check(look(1, 1, 7)), Ok(()));
         assert_eq!(check(look(1, 2, 7)), Err(Distrust::Touched));
         assert_eq!(check(look(2, 1, 7)), Err(Distrust::Another));
+        // By order, another one is read, but not one that was changed in place.
+        let accept = |now: Look| accept_left(closed.as_ref(), Some(now));
+        assert_eq!(accept(look(2, 1, 7)), Some(ImageRecord::Closed(look(2, 1, 7))));
+        assert_eq!((accept(look(1, 2, 7)), accept(look(1, 1, 7))), (None, None));
         // The volume returns to it.
-        let in_use = also_in_use(closed.clone(), Some(look(1, 1, 7)));
+        let in_use = also_in_use(closed.clone(), Some(look(1, 1, 7)), Run(1));
         assert_eq!(check_left(Some(&in_use), Some(&look(1, 2, 8))), Ok(()));
         // Device numbers change with a boot.
-        let of_device = |which: &[u8]| Look { which: which.to_vec(), state: vec![1], changed_at: 0 };
+        let of_device =
+            |which: &[u8]| Look { which: which.to_vec(), state: vec![1], changed_at: 0, touched_at: None };
         let device = ImageRecord::Closed(of_device(b"device 8:1 one"));
         assert_eq!(check_left(Some(&device), Some(&of_device(b"device 8:1 two"))), Ok(()));
     }
@@ -272,12 +323,12 @@ mod tests {
     fn a_flush_that_failed_is_remembered_as_long_as_the_stay_lasts() {
         let failed = || Some(ImageRecord::Failed);
         for now in [Some(look(1, 1, 7)), None] {
-            let opening = open(Found { kept: Some(kept(&[6])), record: failed(), look: now });
+            let opening = open(Found { kept: Some(kept(&[6])), record: failed(), look: now, lives: lives() });
             assert_eq!(opening.distrust, Some(Distrust::FlushFailed));
             assert_eq!((opening.believed, opening.steps), (None, vec![OpeningStep::Forget]));
         }
         assert_eq!(closed(failed(), Some(look(1, 1, 7))), None, "it stays");
-        assert_eq!(Some(also_in_use(failed(), Some(look(2, 1, 7)))), failed());
+        assert_eq!(Some(also_in_use(failed(), Some(look(2, 1, 7)), Run(1))), failed());
         assert!(!vouches(failed().as_ref()) && !vouches(None));
         assert!(vouches(closed(None, Some(look(1, 1, 7))).as_ref()));
     }
@@ -290,20 +341,20 @@ mod tests {
         check(&[], unseen(), Some(look(1, 1, 7)), Err(Distrust::NotRecorded));
         assert_eq!(closed(unseen(), None), unseen());
         assert_eq!(closed(None, None), None, "nothing is known of its flushes");
-        assert_eq!(Some(also_in_use(None, None)), unseen());
+        assert_eq!(Some(also_in_use(None, None, Run(1))), unseen());
         assert!(vouches(unseen().as_ref()));
         // The place of the new image does report its state.
-        let both = also_in_use(unseen(), Some(look(1, 1, 7)));
+        let both = also_in_use(unseen(), Some(look(1, 1, 7)), Run(1));
         check(&[6], Some(both.clone()), Some(look(1, 2, 8)), Ok(()));
         // And back to the first image.
-        assert_eq!(also_in_use(Some(both.clone()), None), both);
+        assert_eq!(also_in_use(Some(both.clone()), None, Run(1)), both);
     }
 
     #[test]
     fn what_contradicts_itself_is_not_believed() {
         let mut kept = kept(&[]);
         kept.through = Epoch(3);
-        let found = Found { kept: Some(kept), record: None, look: None };
+        let found = Found { kept: Some(kept), record: None, look: None, lives: lives() };
         assert_eq!(open(found).distrust, Some(Distrust::Inconsistent));
     }
 }

@@ -1,11 +1,12 @@
 //! `sterna volume …`
 
+use std::collections::BTreeSet;
 use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use api::{
-    Client, ClientError, ImageFate, KeptBecause, NewVolume, PromoteVolume, RemoveVolume, ResizeVolume,
-    Volume, VolumeSource, VolumeState,
+    Client, ClientError, ImageFate, KeptBecause, MigrationState, NewVolume, PromoteVolume, RemoveVolume,
+    ResizeVolume, Volume, VolumeSource, VolumeState,
 };
 
 use crate::args::{PromoteArguments, RemoveArguments, VolumeCommand};
@@ -189,12 +190,21 @@ async fn promote_store(
     let waiting = volumes
         .iter()
         .filter(|volume| volume.store.as_deref() == Some(store) && volume.state == VolumeState::Failed);
+    // Another host may wait for blocks of a volume that left an image of the store.
+    let migrations = client.migrations().await?;
+    let left = migrations.iter().filter(|migration| {
+        migration.waiting_for.is_some()
+            && migration.state == MigrationState::Running
+            && migration.source.store.as_deref() == Some(store)
+    });
+    let names: BTreeSet<&String> =
+        waiting.map(|volume| &volume.name).chain(left.map(|migration| &migration.volume)).collect();
     let (mut promoted, mut exit) = (Vec::new(), Exit::Success);
-    for volume in waiting {
-        match client.promote_volume(&volume.name, request).await {
+    for name in names {
+        match client.promote_volume(name, request).await {
             Ok(volume) => promoted.push(volume),
             Err(error) => {
-                output::say(&format!("{}: {error}", volume.name));
+                output::say(&format!("{name}: {error}"));
                 exit = Exit::Refused;
             }
         }

@@ -179,7 +179,7 @@ impl Files {
         let object = self.at(name)?;
         let content = self.content(object)?;
         let (which, state) = (object.to_le_bytes().into(), content.version.to_le_bytes().into());
-        Some(Look { which, state, changed_at: 0 })
+        Some(Look { which, state, changed_at: 0, touched_at: Some(0) })
     }
 
     pub(super) fn unlink(&mut self, name: &str) {

@@ -19,8 +19,9 @@ use futures_channel::oneshot;
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::StayKey;
 use migration::filling::{self, LogEntry, LogFault, PresenceFile, PresenceWrite, UnitMap};
+use migration::stay::life::SLOT_BYTES;
 use migration::stay::opening::{self, Found, OpeningStep};
-use migration::stay::{ImageRecord, Look, OpenMarks, vouches};
+use migration::stay::{ImageRecord, Lives, Look, OpenMarks, vouches};
 
 use crate::random::Random;
 use crate::world::{Stop, World};
@@ -43,6 +44,8 @@ pub(crate) struct SimChronicles {
     /// The daemon's presence files, which end with it.
     presence: RefCell<BTreeMap<StayKey, PresenceFile>>,
     boot: Cell<u8>,
+    /// No image changes while its daemon is down, and each sign is durable.
+    lives: RefCell<Lives>,
     under_way: RefCell<BTreeMap<u64, Work>>,
     next: Cell<u64>,
     /// When the last of the ordered writes will be done.
@@ -94,6 +97,7 @@ impl SimChronicles {
             open: RefCell::default(),
             presence: RefCell::default(),
             boot: Cell::default(),
+            lives: RefCell::new(Lives::begin(&[], 0)),
             under_way: RefCell::default(),
             next: Cell::default(),
             busy_until: Cell::default(),
@@ -114,7 +118,8 @@ impl SimChronicles {
         if kept.is_none() {
             self.forget_all(key);
         }
-        let opening = opening::open(Found { kept, record, look: Some(look) });
+        let opening =
+            opening::open(Found { kept, record, look: Some(look), lives: self.lives.borrow().clone() });
         for step in opening.steps {
             match step {
                 OpeningStep::Forget => self.forget_all(key),
@@ -142,7 +147,7 @@ impl SimChronicles {
     pub(super) fn note_image(&self, key: StayKey, look: Look) {
         let known = self.files.borrow().get(&key).and_then(|files| files.image.clone());
         let known = known.and_then(|bytes| ImageRecord::decode(&bytes, key));
-        self.record_image(key, &opening::also_in_use(known, Some(look)));
+        self.record_image(key, &opening::also_in_use(known, Some(look), self.lives.borrow().run()));
     }
 
     /// Records the appearance of an image that was closed in order; if that fails, deletes the record.
@@ -203,9 +208,24 @@ impl SimChronicles {
             self.boot.set(self.boot.get().wrapping_add(1));
             self.files.borrow_mut().values_mut().for_each(|files| self.lose_what_was_noted(files));
         }
+        let next = self.next_life();
+        self.lives.replace(next);
         self.open.take();
         self.presence.take();
         self.busy_until.set(Duration::ZERO);
+    }
+
+    pub(super) fn lives(&self) -> Lives {
+        self.lives.borrow().clone()
+    }
+
+    fn next_life(&self) -> Lives {
+        let (at, bytes) = self.lives.borrow().encode();
+        let mut file = vec![0; SLOT_BYTES * 2];
+        if let Some(slot) = file.get_mut(at as usize..).and_then(|rest| rest.get_mut(..bytes.len())) {
+            slot.copy_from_slice(&bytes);
+        }
+        Lives::begin(&file, 0)
     }
 
     fn begin(&self, work: Work) -> LaneFuture<Result<(), NotDurable>> {

@@ -15,11 +15,12 @@ use std::time::Duration;
 
 use chronicle::BranchId;
 use lane::{LaneHandle, Promoted, Refused};
-use migration::HostId;
+use migration::custody::Owner;
 use migration::filling::UNIT_BYTES;
-use migration::journal::{MigrationState, Promotion, Record, Side, VolumeRecord};
+use migration::journal::{MigrationState, Moved, Promotion, Record, Side, VolumeRecord};
 use migration::promotion::{self, Promotable, Waits};
 use migration::ticket::Ticket;
+use migration::{HostId, StayKey};
 
 use crate::error::{LackingError, RequestError};
 use crate::host::volumes::create::random_bytes;
@@ -88,6 +89,9 @@ impl Host {
 
     /// Serves a volume from what has the name of its image by now.
     async fn take_exchanged(self: Arc<Self>, name: String) -> Result<api::Volume, RequestError> {
+        if let Some(left) = self.reservoir_named(&name) {
+            return self.take_exchanged_reservoir(name, left).await;
+        }
         let record = self.record_named(&name)?;
         if let Some(Service::Serving(_)) = self.volumes.service(&name) {
             let text = format!(
@@ -103,7 +107,7 @@ impl Host {
             return Err(RequestError::Invalid(text));
         }
         let (custody, place) = (self.custody.clone(), record.image.place.clone());
-        if !blocking(move || Ok(custody.accept(record.volume, &place)?)).await? {
+        if !blocking(move || Ok(custody.accept(&Owner::Volume(record.volume), &place)?)).await? {
             let text =
                 format!("the image of \"{name}\" is the one that it was; see: sterna volume show {name}");
             return Err(RequestError::Invalid(text));
@@ -113,6 +117,51 @@ impl Host {
         while !matches!(self.volumes.service(&name), Some(Service::Serving(_)))
             && tokio::time::Instant::now() < deadline
         {
+            // It is tried again by itself.
+            tokio::time::sleep(TAKEN_POLL).await;
+        }
+        self.describe_volume(&name).await
+    }
+
+    /// Returns a volume that has left this host, and whose missing blocks another host reads from the image here.
+    fn reservoir_named(&self, name: &str) -> Option<Moved> {
+        self.journal.read(|state| {
+            let (_, moved) = state.moved_named(name)?;
+            state.is_reservoir(moved.volume.record.image.place.name()).then(|| moved.clone())
+        })
+    }
+
+    /// Lets another host read missing blocks from what has the name of the image that a volume has left.
+    async fn take_exchanged_reservoir(
+        self: Arc<Self>,
+        name: String,
+        left: Moved,
+    ) -> Result<api::Volume, RequestError> {
+        let migration = left.migration;
+        if !self.migrations.obstacles().contains_key(&migration) {
+            let text = format!(
+                "host \"{}\" reads the missing blocks of \"{name}\" from the image that the volume left: nothing has to be taken in \
+                 its place",
+                left.host_name
+            );
+            return Err(RequestError::Invalid(text));
+        }
+        let key = StayKey { volume: left.volume.record.volume, stay: left.volume.stay };
+        let (custody, chronicles, image) =
+            (self.custody.clone(), self.chronicles.clone(), left.volume.record.image.clone());
+        let place = image.place.clone();
+        let is_taken = blocking(move || {
+            let is_other = custody.accept(&Owner::Migration(migration), &image.place)?;
+            // N.B. also if an earlier order ended between the two records.
+            Ok(chronicles.accept_left(key, &image) || is_other)
+        });
+        if !is_taken.await? {
+            let text = format!("the image is the one that it was; see: sterna migration show {migration}");
+            return Err(RequestError::Invalid(text));
+        }
+        tracing::warn!(volume = %name, image = %place, "what has the name of an image that a volume left is that image from now on, by order");
+        let deadline = tokio::time::Instant::now() + TAKEN_MAX;
+        while self.migrations.obstacles().contains_key(&migration) && tokio::time::Instant::now() < deadline {
             // It is tried again by itself.
             tokio::time::sleep(TAKEN_POLL).await;
         }

@@ -54,10 +54,10 @@ impl Host {
                 }
                 None => None,
             };
-            let progress = self.migrations.progress(id);
+            let (progress, lives) = (self.migrations.progress(id), self.chronicles.lives());
             let note = |metadata: &mut Metadata| {
                 metadata.goes_on = true;
-                metadata.copy.image = copy::left(metadata.copy.image.take(), look);
+                metadata.copy.image = copy::left(metadata.copy.image.take(), look, &lives);
                 progress.iter().for_each(|progress| metadata.copy.count(progress));
             };
             self.metadata_folder.note(id, migration.started_unix_ms, note).await;

@@ -123,6 +123,10 @@ impl Task {
         code: FailureCode,
     ) -> Result<(), Failure> {
         self.tried = None;
+        if done.is_ok() {
+            self.said.clear();
+            self.obstructed(None);
+        }
         done.map_err(|error| self.failed(code, error))
     }
 
@@ -138,8 +142,15 @@ impl Task {
         if self.said != reason {
             let migration = self.migration.map(|migration| migration.to_string());
             tracing::error!(migration, reason, "an interrupted migration cannot continue at the moment");
+            self.obstructed(Some(reason.clone()));
         }
         self.said = reason;
+    }
+
+    fn obstructed(&self, obstacle: Option<String>) {
+        if let Some(migration) = self.migration {
+            self.host.migrations.obstruct(migration, obstacle);
+        }
     }
 
     /// With a VM, delays the report of the end until the VM's place is recorded.

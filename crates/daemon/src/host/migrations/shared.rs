@@ -45,8 +45,9 @@ impl Host {
         };
         let path = image.path().to_owned();
         let file = path.file_name().and_then(|name| name.to_str()).map(str::to_owned);
+        let held = Arc::clone(image.held());
         let offered = blocking(move || {
-            SharedImage::offer(&path)
+            SharedImage::offer(&path, &*held)
                 .map_err(|error| RequestError::storage("put a token beside", &path, &error))
         });
         match (offered.await, file) {
@@ -112,7 +113,7 @@ impl Host {
             StoreKind::Single(_) => None,
         });
         let folders = stores.chain(self.config.hosts.shared_folders.iter().cloned());
-        let images = folders.map(|folder| SharedImage { path: folder.join(file), token: Secret(*token) });
+        let images = folders.map(|folder| SharedImage::named(folder.join(file), Secret(*token)));
         for image in images.collect::<Vec<_>>() {
             let look = image.clone();
             // A server that does not answer must not cause a long wait.

@@ -10,7 +10,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use api::{DropReplica, Replica};
-use migration::custody::{Advice, Owner, Step, Word};
+use migration::custody::{Advice, Kind, Owner, Step, Word};
 use migration::journal::{ImageLocation, Record, State};
 
 use crate::custody::Custody;
@@ -53,22 +53,22 @@ impl Host {
             tracing::info!(%volume, place = %kept.image.place, "gave up the image that a migration kept");
             return Ok(shown);
         };
-        if kept.image.is_adopted() {
-            let owner = Owner::Administrator(Word::Plain);
-            let advised = self.custody.check(Step::Advise(Advice::Delete), &owner, &kept.image);
-            let advice = match advised {
-                Ok(()) => format!("if it is not needed: rm {}", path.display()),
-                Err(refused) => format!("and it is needed: {refused}"),
-            };
-            let text = format!(
-                "{} existed before it was served in place, so it is not deleted; {advice}",
-                path.display()
-            );
-            return Err(RequestError::Invalid(text));
-        }
-        let (data_dir, image) = (self.config.data_dir.clone(), kept.image.clone());
+        let (data_dir, image, is_adopted) =
+            (self.config.data_dir.clone(), kept.image.clone(), kept.image.is_adopted());
         let (custody, owner) = (self.custody.clone(), Owner::Administrator(Word::Plain));
-        blocking(move || delete(&custody, &data_dir, &path, &image, &owner)).await?;
+        blocking(move || {
+            if is_adopted {
+                return Err(left_to_user(&custody, &path, &image, "existed before it was served in place"));
+            }
+            match delete(&custody, &data_dir, &path, &image, &owner) {
+                Err(RequestError::Claimed { refused, .. }) if refused.claims.contains(&Kind::Exchanged) => {
+                    let why = "is another file than the one that the migration kept under this name";
+                    Err(left_to_user(&custody, &path, &image, why))
+                }
+                deleted => deleted,
+            }
+        })
+        .await?;
         tracing::info!(%volume, migration = %kept.migration, image = %kept.image.place, "deleted a kept image");
         Ok(shown)
     }
@@ -135,6 +135,17 @@ fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Resul
             names(&of_volume)
         ))),
     }
+}
+
+/// Returns why a kept image is not deleted by Sterna, and what to do. Blocks.
+fn left_to_user(custody: &Custody, path: &Path, image: &ImageLocation, why: &str) -> RequestError {
+    let owner = Owner::Administrator(Word::Plain);
+    let path = path.display();
+    let advice = match custody.check(Step::Advise(Advice::Delete), &owner, image) {
+        Ok(()) => format!("if it is not needed: rm {path}"),
+        Err(refused) => format!("and it is needed: {refused}"),
+    };
+    RequestError::Invalid(format!("{path} {why}, so it is not deleted; {advice}"))
 }
 
 /// Deletes an unused kept image. Blocks.

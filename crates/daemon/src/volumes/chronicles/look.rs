@@ -53,6 +53,7 @@ fn file(path: &Path) -> io::Result<Look> {
         which: format!("file {} {made}", found.ino()).into(),
         state: format!("{} {mtime} {ctime}", found.size()).into(),
         changed_at: mtime,
+        touched_at: Some(mtime.max(ctime)),
     })
 }
 
@@ -74,6 +75,7 @@ fn device(path: &Path) -> io::Result<Option<Look>> {
         which: format!("device {major}:{minor} {} {}", boot.trim(), sequence.trim()).into(),
         state: changes.join(" ").into(),
         changed_at: 0,
+        touched_at: None,
     }))
 }
 

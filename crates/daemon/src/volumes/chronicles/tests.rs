@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
+use std::time::Duration;
 
 use chronicle::{
     BlockRange, BlockSize, Chronicle, Epoch, Generation, Kept, KeptReplica, LayeredBitmap, ReplicaOf, StayId,
@@ -174,6 +175,22 @@ fn an_image_that_was_changed_while_it_was_closed_makes_every_copy_unknown() {
         assert_eq!(chronicles.open_stay(KEY, &image).unwrap().is_some(), !touched);
         let is_kept = files(folder.path()).contains(&format!("{KEY}.kept"));
         assert_eq!(is_kept, !touched, "nothing vouches for it later");
+    }
+}
+
+#[test]
+fn an_image_that_was_changed_after_its_daemon_was_killed_makes_every_copy_unknown() {
+    for (after_seconds, is_known) in [(1, true), (60, false)] {
+        let (folder, chronicles, image) = scene();
+        chronicles.open_stay(KEY, &image).unwrap();
+        wait(chronicles.keep(KEY, kept())).unwrap();
+        drop(chronicles);
+        touch(&image);
+        let image_file = std::fs::File::options().write(true).open(image.place.name()).unwrap();
+        image_file.set_modified(std::time::SystemTime::now() + Duration::from_secs(after_seconds)).unwrap();
+        let chronicles = Chronicles::open(folder.path()).unwrap();
+        assert_eq!(chronicles.open_stay(KEY, &image).unwrap().is_some(), is_known, "{after_seconds} s");
+        assert_eq!(chronicles.open_stay(KEY, &image).unwrap().is_some(), is_known, "the present run has it");
     }
 }
 

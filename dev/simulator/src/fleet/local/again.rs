@@ -93,7 +93,8 @@ impl SimHost {
             let look = self.images.borrow().get(path).map(|disk| disk.look());
             let record = self.local.note_of(path);
             let is_known = volume.chronicler().copies(volume.generation()).contains(&id);
-            let found = copy::Found { is_known, record: record.as_ref(), look: look.as_ref() };
+            let lives = self.chronicles.lives();
+            let found = copy::Found { is_known, record: record.as_ref(), look: look.as_ref(), lives: &lives };
             copy::believe(found).map_err(|distrust| {
                 self.world.say(|| format!("{}: {id} within: {distrust}", self.place));
                 lost(FailureCode::DaemonStopped)(distrust.to_string())
@@ -107,7 +108,7 @@ impl SimHost {
                 self.chronicles.note_image(key, look.clone());
             }
             self.note_look().await;
-            self.local.note(path, copy::in_use(look));
+            self.local.note(path, copy::in_use(look, self.chronicles.lives().run()));
         }
         self.tally(Tallied::WithinResumed);
         Ok(recorded)
@@ -115,7 +116,7 @@ impl SimHost {
 
     pub(super) fn note_new_copy(&self, path: &str) {
         if let Some(disk) = self.images.borrow().get(path) {
-            self.local.note(path, copy::in_use(disk.look()));
+            self.local.note(path, copy::in_use(disk.look(), self.chronicles.lives().run()));
         }
     }
 
@@ -141,7 +142,7 @@ impl SimHost {
         for path in paths {
             self.note_look().await;
             let look = self.images.borrow().get(&path).map(|disk| disk.look());
-            if let Some(record) = copy::left(self.local.note_of(&path), look) {
+            if let Some(record) = copy::left(self.local.note_of(&path), look, &self.chronicles.lives()) {
                 self.local.note(&path, record);
             }
         }

@@ -76,7 +76,8 @@ impl Host {
         let Some(begun) = self.begun_unix_ms(migration) else { return };
         let target = target.clone();
         let found = tokio::task::spawn_blocking(move || look(&target)).await.ok().flatten();
-        let note = |metadata: &mut Metadata| metadata.copy.image = found.map(copy::in_use);
+        let run = self.chronicles.run();
+        let note = |metadata: &mut Metadata| metadata.copy.image = found.map(|look| copy::in_use(look, run));
         self.metadata_folder.note(migration, begun, note).await;
     }
 }
@@ -127,10 +128,12 @@ impl LocalMigration {
         let metadata = host.metadata_folder.of(migration, recorded.started_unix_ms).unwrap_or_default();
         let looked_at = image.clone();
         let found = blocking(move || Ok(look(&looked_at))).await?;
+        let lives = host.chronicles.lives();
         let found = copy::Found {
             is_known: status.copies.contains(&migration),
             record: metadata.copy.image.as_ref(),
             look: found.as_ref(),
+            lives: &lives,
         };
         copy::believe(found).map_err(|distrust| Obstacle::Unbelieved(distrust.to_string()))?;
         // If the daemon is killed, the volume may be in either image.

@@ -313,9 +313,10 @@ impl Host {
         let checked = blocking(move || Ok(chronicles.check_left(key, &image))).await?;
         checked.map_err(|distrust| {
             let detail = format!(
-                "host \"{}\" lacks parts of volume \"{}\" that are in it, and nothing is read from it: {distrust}; if they \
-                 cannot be restored, give up the missing blocks at that host: sterna volume promote {} --without-missing",
-                moved.host_name, record.name, record.name
+                "host \"{}\" lacks parts of volume \"{}\" that are in it, and nothing is read from it: {distrust}; put \
+                 the image back, or, if this one is its copy: sterna volume promote {} --exchanged; if the blocks cannot be \
+                 restored, give them up at that host: sterna volume promote {} --without-missing",
+                moved.host_name, record.name, record.name, record.name
             );
             RequestError::ImageUnsuitable { path: record.image.place.name().into(), detail }
         })
