@@ -41,7 +41,7 @@ impl Host {
         let (stores, data) = tokio::join!(self.stores_seen(), self.data_folder_seen());
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
-        readiness.problems.extend(self.obstructed());
+        readiness.warnings.extend(self.obstructed());
         readiness.problems.extend(stores.into_iter().filter_map(|(name, space)| store_problem(&name, space)));
         readiness.problems.extend(data.filter(is_nearly_full).map(|space| {
             problem(
