@@ -477,7 +477,7 @@ impl Host {
         if let Some(domain) = &adopted.libvirt {
             return self.describe_domain(adopted, domain, answer_max).await;
         }
-        let mut vm = adopted::describe(adopted, answer_max).await;
+        let mut vm = self.with_hold(adopted::describe(adopted, answer_max).await);
         if vm.state != api::VmState::Running {
             vm.message = self.vms.holds.why(&adopted.name).or(vm.message);
         }

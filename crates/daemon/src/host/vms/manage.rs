@@ -104,9 +104,13 @@ impl Host {
     }
 
     async fn describe_known(&self, known: Known) -> Vm {
-        let mut vm = describe(known).await;
-        if vm.state == VmState::Paused {
-            vm.message = self.vms.holds.why(&vm.name).or(vm.message);
+        self.with_hold(describe(known).await)
+    }
+
+    /// Adds why Sterna keeps the guest from running: it resumes the guest by itself, also after an error of a disk.
+    pub(in crate::host) fn with_hold(&self, mut vm: Vm) -> Vm {
+        if let (VmState::Paused | VmState::IoError, Some(why)) = (vm.state, self.vms.holds.why(&vm.name)) {
+            (vm.state, vm.message) = (VmState::Paused, Some(why));
         }
         vm
     }
