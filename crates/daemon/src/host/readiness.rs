@@ -126,7 +126,7 @@ impl Host {
     fn obstructed(&self) -> Vec<Problem> {
         let mut obstacles = self.migrations.obstacles();
         self.journal.read(|state| {
-            obstacles.retain(|id, _| state.unfinished().any(|(unfinished, _)| unfinished == *id))
+            obstacles.retain(|id, _| state.unfinished().any(|(unfinished, _)| unfinished == *id));
         });
         let told = |(id, why): (MigrationId, String)| {
             problem(Part::Migration, Some(&id.to_string()), &format!("it cannot continue: {why}"))

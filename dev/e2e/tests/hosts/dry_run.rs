@@ -232,10 +232,9 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
             Ok(least.is_some_and(|least| least > 400.0).then_some(()))
         })?;
         let words = "cannot be moved within --max-downtime 300";
-        refused(&pair.alpha, &to, ErrorCode::InvalidRequest, words)?;
+        refused(&pair.alpha, &to, ErrorCode::VmUnsuitable, words)?;
         let outcome = pair.alpha.sterna(["migrate", "web1", "--to", "beta:a"])?;
-        // The order itself is impossible.
-        ensure!(outcome.code == 2 && outcome.stderr.contains(words), "{outcome:?}");
+        ensure!(outcome.code == 4 && outcome.stderr.contains(words), "{outcome:?}");
         pair.link.set(LinkState::Up);
         check_stayed(pair, &console)
     });

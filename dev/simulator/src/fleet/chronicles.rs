@@ -195,12 +195,15 @@ impl SimChronicles {
                     let _ = self.apply(work);
                 }
             } else {
+                // N.B. the work after the one that was cut off had not begun.
+                let was_cut_off = !in_order_goes_on;
                 in_order_goes_on &= is_done;
                 if in_order_goes_on {
                     let _ = self.apply(work);
-                } else if let Work::Presence(key, None, entry) = work {
+                } else if let Work::Presence(key, None, entry) = work
+                    && !was_cut_off
+                {
                     self.tear_presence(key, &entry);
-                    in_order_goes_on = false;
                 }
             }
         }
