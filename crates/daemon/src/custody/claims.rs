@@ -77,7 +77,7 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     if !matches!(step, Step::Discard | Step::TakeBack) || *owner == Owner::Maker {
         return;
     }
-    let kinds = match users(file, owner) {
+    let kinds = match block::store::users_of(file) {
         Ok(users) => users.into_iter().map(|holder| Kind::Foreign { holder }).collect(),
         Err(error) => {
             vec![Kind::Unknown { why: format!("the open files of other programs cannot be listed: {error}") }]
@@ -88,14 +88,18 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     }
 }
 
-/// Returns who has an image open. **N.B.** A lane of this daemon counts against orders about other images: somebody may have
-/// renamed the image of a volume that is served, so that no claim has its name.
-fn users(file: &OwnedFd, owner: &Owner) -> io::Result<Vec<String>> {
-    let mut users = block::store::users_of(file)?;
-    if matches!(owner, Owner::Administrator(_) | Owner::Housekeeping) && block::store::is_ours(file)? {
-        users.push("a volume that this daemon serves, whose image has another name,".to_owned());
+/// Adds this daemon if it has an image open, against orders about an image that is only named: somebody may have renamed the image
+/// of a volume that is served, so that no claim has its name.
+pub(super) fn add_ourselves(book: &mut Book, step: Step, owner: &Owner, file: &OwnedFd, object: &Object) {
+    let is_about_a_name = matches!(owner, Owner::Administrator(_) | Owner::Housekeeping);
+    if matches!(step, Step::Discard | Step::TakeBack)
+        && is_about_a_name
+        && block::store::is_ours(file).unwrap_or(true)
+    {
+        let holder = "a volume that this daemon serves, whose image has another name,".to_owned();
+        let kind = Kind::Foreign { holder };
+        book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
     }
-    Ok(users)
 }
 
 impl Custody {

@@ -15,7 +15,7 @@ use migration::custody::{
 use migration::journal::{ImageLocation, Place, Side};
 use migration::recovery::Retirement;
 
-use super::claims::add_users;
+use super::claims::{add_ourselves, add_users};
 use super::freeing::Doomed;
 use super::lasting::{exchanged, place_of};
 use super::opened::{Lock, Opened, identity_of};
@@ -311,6 +311,9 @@ impl Custody {
         let mut book = self.book_about(&object);
         if let Some(file) = opened.file() {
             add_users(&mut book, order.step, order.owner, file, &object);
+            if order.only.is_none() {
+                add_ourselves(&mut book, order.step, order.owner, file, &object);
+            }
             self.add_open_chains(&mut book, order.step, file, &object);
         }
         // Whether it is that file is compared by itself.
