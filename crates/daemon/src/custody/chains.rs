@@ -136,10 +136,9 @@ impl<'a> Chains<'a> {
 
     /// Adds the backing chain of one image.
     pub(super) fn add(&mut self, top: &Top, image: PathBuf) {
-        let (mut seen, mut is_below) = (BTreeSet::new(), false);
+        let mut seen = BTreeSet::new();
         let mut images = VecDeque::from([image]);
         while let Some(image) = images.pop_front() {
-            let is_below = std::mem::replace(&mut is_below, true);
             // A loop ends here, and so does the shared end of two chains.
             if !seen.insert(image.clone())
                 || matches!(top, Top::Image(_)) && !self.walked.insert(image.clone())
@@ -159,7 +158,9 @@ impl<'a> Chains<'a> {
                 Ok(Some(looked)) => self.add_below(top, &image, &looked, &mut images),
                 // N.B. an image below may lie on a disk that is not mounted now.
                 Err(error)
-                    if error.kind() == io::ErrorKind::NotFound && is_below && may_be_unmounted(&image) =>
+                    if error.kind() == io::ErrorKind::NotFound
+                        && seen.len() > 1
+                        && may_be_unmounted(&image) =>
                 {
                     let path = image.display();
                     let why = format!(
@@ -271,11 +272,11 @@ impl<'a> Chains<'a> {
 
 /// Where the address of an export leads, whatever the name of the export: a server's default may be any volume.
 enum Led {
-    /// To a socket of this name.
+    /// It leads to the socket of a volume with this name.
     Socket(String),
-    /// To a port of this host.
+    /// It leads to this port of this host.
     Port(u16),
-    /// To another host, or it cannot be read.
+    /// It leads to another host, or cannot be read.
     Nowhere,
 }
 

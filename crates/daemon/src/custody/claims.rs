@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use migration::custody::{Book, Claim, Found, Identity, Kind, Object, Owner, Step};
 use migration::journal::Place;
@@ -88,18 +89,31 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     }
 }
 
+/// How long a descriptor of this daemon is waited for: a lane that has just ended, and another order that looks, close theirs.
+const OURS_MAX: Duration = Duration::from_secs(1);
+const OURS_POLL: Duration = Duration::from_millis(20);
+
 /// Adds this daemon if it has an image open, against orders about an image that is only named: somebody may have renamed the image
-/// of a volume that is served, so that no claim has its name.
+/// of a volume that is served, so that no claim has its name. Sleeps.
 pub(super) fn add_ourselves(book: &mut Book, step: Step, owner: &Owner, file: &OwnedFd, object: &Object) {
     let is_about_a_name = matches!(owner, Owner::Administrator(_) | Owner::Housekeeping);
-    if matches!(step, Step::Discard | Step::TakeBack)
-        && is_about_a_name
-        && block::store::is_ours(file).unwrap_or(true)
-    {
+    if matches!(step, Step::Discard | Step::TakeBack) && is_about_a_name && stays_ours(file) {
         let holder = "a volume that this daemon serves, whose image has another name,".to_owned();
         let kind = Kind::Foreign { holder };
         book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
     }
+}
+
+/// Returns whether this daemon keeps an image open, or may.
+fn stays_ours(file: &OwnedFd) -> bool {
+    let deadline = Instant::now() + OURS_MAX;
+    while block::store::is_ours(file).unwrap_or(true) {
+        if Instant::now() >= deadline {
+            return true;
+        }
+        std::thread::sleep(OURS_POLL);
+    }
+    false
 }
 
 impl Custody {

@@ -497,7 +497,7 @@ fn a_source_whose_folder_is_out_of_sight_is_not_taken_for_gone() {
         let custody = custody(left(&from, &to));
         record(&custody, &from);
         record(&custody, &to);
-        // As if another file system were mounted over the folder.
+        // Another file system comes over the folder.
         std::fs::rename(&store, &away).unwrap();
         std::fs::create_dir(&store).unwrap();
         let retire = || custody.retire(&location(&from), how, MigrationId(7));

@@ -208,9 +208,9 @@ impl Host {
         .await?;
         // N.B. from the check until the record: of two orders for one image, one gets it.
         let _adding = self.adding_image.lock().await;
-        self.check_free(&image.place, fences)?;
         let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finder_of(name));
         let (size_bytes, known) = blocking(move || {
+            host.check_free(&opened.place, fences)?;
             let path = opened.place.file().map(Path::new);
             if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
                 let detail =
@@ -237,7 +237,7 @@ impl Host {
         Ok(())
     }
 
-    /// Checks that a place holds no volume of this host, and nothing that a migration left there.
+    /// Checks that a place holds no volume of this host, and nothing that a migration left there. May block.
     fn check_free(&self, place: &Place, fences: Fences) -> Result<(), RequestError> {
         let store = self.stores.of_place(place);
         if let Some(store) = store {
@@ -245,20 +245,20 @@ impl Host {
             return Err(RequestError::ImageUnsuitable { path: place.name().into(), detail });
         }
         self.journal.read(|state| {
-            let is_here = |image: &ImageLocation| is_same(&image.place, place);
+            let is_here = |image: &ImageLocation| image.place == *place;
             let volume = state.claimed_records().find(|record| is_here(&record.image));
-            if let Some(volume) = volume {
-                let volume = volume.name.clone();
-                return Err(RequestError::PlaceTaken { place: place.clone(), volume });
+            volume.map_or(Ok(()), |volume| {
+                Err(RequestError::PlaceTaken { place: place.clone(), volume: volume.name.clone() })
+            })
+        })?;
+        // N.B. compared outside of the journal: a disk that hangs must not hold it. A device has several names.
+        let reservations = self.journal.read(|state| state.reservations.clone());
+        match reservations.into_iter().find(|(reserved, _)| is_same(reserved, place)) {
+            Some((_, fence)) if fences == Fences::Hold => {
+                Err(RequestError::Fenced { place: place.clone(), fence })
             }
-            // A device has several names.
-            match state.reservations.iter().find(|(reserved, _)| is_same(reserved, place)) {
-                Some((_, fence)) if fences == Fences::Hold => {
-                    Err(RequestError::Fenced { place: place.clone(), fence: fence.clone() })
-                }
-                _ => Ok(()),
-            }
-        })
+            _ => Ok(()),
+        }
     }
 
     /// Resolves when a volume is served or cannot be served, or if there is no such volume.
