@@ -34,17 +34,18 @@ struct Seen {
 impl Host {
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, RequestError> {
         let mut told = Exposition::default();
-        let (volumes, stores, data, vms) = tokio::join!(
+        // N.B. the VMs as they were seen last: a monitor serves one client at a time, and is not asked by every collection.
+        let (volumes, stores, data, slow) = tokio::join!(
             self.volumes_seen(),
             self.stores_seen(),
             self.data_folder_seen(),
-            self.describe_vms()
+            self.told_by_the_slow()
         );
         self.add_daemon(&mut told);
         self.add_volumes(&mut told, &volumes);
         self.add_filling(&mut told, &volumes);
         let mut family = told.gauge("sterna_vm_state", "The state that a VM is in: its sample is 1.");
-        for vm in &vms {
+        for vm in &slow.vms {
             family.flag(&[("vm", &vm.name), ("state", vm.state.name())], true);
         }
         migrations::add(&mut told, &self.migrations.list_unfinished(&self.journal));

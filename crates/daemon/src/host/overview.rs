@@ -68,9 +68,9 @@ struct Slow {
 
 /// The answers of disks and hypervisors.
 #[derive(Default)]
-struct Told {
+pub(super) struct Told {
     stores: Vec<api::Store>,
-    vms: Vec<api::Vm>,
+    pub(super) vms: Vec<api::Vm>,
     /// The allocated bytes of images, by volume.
     allocated: BTreeMap<String, u64>,
     recorded: std::collections::BTreeSet<MigrationId>,
@@ -167,7 +167,7 @@ impl Host {
 
     /// Returns the answers of disks and hypervisors. The first call waits for them; later calls return the previous answers and
     /// refresh them in the background.
-    async fn told_by_the_slow(self: &Arc<Self>) -> Arc<Told> {
+    pub(super) async fn told_by_the_slow(self: &Arc<Self>) -> Arc<Told> {
         let was_asked = {
             let mut slow = self.overviews.slow.lock().unwrap_or_else(PoisonError::into_inner);
             if slow.asked.is_some_and(|asked| asked.elapsed() < SLOW_INTERVAL) {
