@@ -145,7 +145,7 @@ pub(crate) struct Known {
 pub(crate) enum Ending {
     /// Press the power button, and wait for this time.
     PowerButton(Duration),
-    /// Cut the power.
+    /// Cut the power without asking the guest.
     AtOnce,
 }
 

@@ -16,7 +16,7 @@ use migration::session::{Action, Event, MigrationSession, Step};
 use crate::ports::{Clock, Journal, Surroundings};
 use crate::work::{Work, carry_out};
 
-/// What a session learns while its work goes on.
+/// The news that reach a session during its work.
 enum News {
     Wish(Event),
     Due,

@@ -370,7 +370,7 @@ impl FillingStore {
         let parts = parts.into_iter().collect::<Result<Vec<_>, _>>();
         let result = parts.map(|parts| drop(self.passed.borrow_mut().insert(fetch, parts)));
         self.event(FillingEvent::Passed { fetch, result });
-        // The read may not wait any more.
+        // Its reader may have left.
         self.passed.borrow_mut().remove(&fetch);
     }
 

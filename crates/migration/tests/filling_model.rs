@@ -85,7 +85,7 @@ struct World {
     /// The store's content when each read was admitted.
     found: BTreeMap<RequestId, Vec<u64>>,
     writes: BTreeMap<RequestId, (BlockRange, u64)>,
-    /// With the units that have passed by the store.
+    /// The last part has the units that have passed by the store.
     admitted_reads: Vec<(RequestId, BlockRange, Vec<BlockRange>)>,
     passing: Vec<(FetchId, Vec<BlockRange>)>,
     passed: Vec<(FetchId, Vec<BlockRange>)>,
@@ -331,7 +331,7 @@ impl World {
                     let is_found =
                         self.found.get(&request).is_some_and(|found| found[unit.0 as usize] == seen);
                     if is_found {
-                        // What was seen is not taken back while the host runs.
+                        // A version that a read has seen stays while the host runs.
                         self.promises[unit.0 as usize].answered.retain(|version| *version >= seen);
                         self.answered_since.values_mut().for_each(|since| since.extend([unit.0]));
                     }

@@ -13,13 +13,13 @@ pub(super) struct Turn(u64);
 /// What a waiting read does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
-    /// It reads.
+    /// The read may begin at once.
     Go,
     /// It asks again then, or when something has changed.
     AskAt(Duration),
     /// It asks again when something has changed.
     Wait,
-    /// It fails: nothing is read any more.
+    /// It fails, because the lane ends.
     End,
 }
 
@@ -51,14 +51,14 @@ impl Turns {
         self.is_over = true;
     }
 
-    /// Queues a read.
+    /// Puts a read at the end of the queue.
     pub(super) fn arrive(&mut self) -> Turn {
         self.next += 1;
         self.queue.push_back(Turn(self.next));
         Turn(self.next)
     }
 
-    /// Removes a read that does not wait any more.
+    /// Removes a read whose reader has left.
     pub(super) fn leave(&mut self, turn: Turn) {
         self.queue.retain(|waiting| *waiting != turn);
     }

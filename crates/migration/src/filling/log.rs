@@ -72,7 +72,7 @@ pub enum LogEntry {
     States {
         /// The first of these units.
         first: u64,
-        /// Their states.
+        /// The states of these units.
         states: Packed,
     },
 }

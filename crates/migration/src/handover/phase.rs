@@ -103,8 +103,8 @@ impl Phase {
         matches!(self, Self::Copying | Self::Memory | Self::Closing | Self::Preparing)
     }
 
-    /// Returns whether an orderly stop waits for the end of this phase. Copying and filling may take hours, and a start goes on
-    /// with them.
+    /// Returns whether an orderly stop waits for the end of this phase. Copying and filling may take hours, and the next start
+    /// continues them.
     pub fn holds_a_stop(self) -> bool {
         !self.can_be_cancelled() && self != Self::Filling
     }

@@ -132,7 +132,7 @@ impl Promotable {
 pub struct Departed {
     /// The migration by which they left.
     pub migration: MigrationId,
-    /// The released attempt.
+    /// The attempt in which they were released.
     pub attempt: Attempt,
     /// The host that they left for.
     pub host: HostId,
@@ -220,16 +220,16 @@ pub fn is_owned_there(there: Option<Option<Knowledge>>) -> bool {
 /// How the administrator ordered a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// As any other.
+    /// The administrator gave no word about what was written here.
     Plain,
-    /// With the word that what was written here is given up.
+    /// The administrator gives up the writes of this host.
     Forced,
 }
 
 /// The reason why an incomplete volume that cannot be served is not removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotRemovable {
-    /// What was written here would go unasked.
+    /// The writes of this host would be lost, and nobody has said so.
     #[error("what was written here would be lost")]
     Unforced,
     /// The host that has its missing blocks answers, and has not taken it back.
