@@ -24,6 +24,9 @@ use crate::volumes::registry::Service;
 mod links;
 mod migrations;
 
+/// A store with its space; `Err`: the store cannot be used, `None`: it reports no space.
+pub(super) type SeenStore = (String, Result<Option<Space>, ()>);
+
 struct Seen {
     name: String,
     state: api::VolumeState,
@@ -80,8 +83,7 @@ impl Host {
         futures_util::future::join_all(seen).await
     }
 
-    /// Returns the stores with their space; `Err`: the store cannot be used, `None`: it reports no space.
-    pub(super) async fn stores_seen(self: &Arc<Self>) -> Vec<(String, Result<Option<Space>, ()>)> {
+    pub(super) async fn stores_seen(self: &Arc<Self>) -> Vec<SeenStore> {
         let names: Vec<String> = self.stores.iter().map(|store| store.name().to_owned()).collect();
         let seen = names.into_iter().map(|name| async move {
             let (host, asked) = (Arc::clone(self), name.clone());
@@ -230,7 +232,7 @@ impl Host {
     }
 }
 
-fn add_space(told: &mut Exposition, stores: &[(String, Result<Option<Space>, ()>)], data: Option<Space>) {
+fn add_space(told: &mut Exposition, stores: &[SeenStore], data: Option<Space>) {
     let mut family = told.gauge("sterna_store_up", "Whether a store can be used, and its disk answers.");
     for (name, space) in stores {
         family.flag(&[("store", name)], space.is_ok());

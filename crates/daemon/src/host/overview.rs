@@ -19,8 +19,10 @@ use lane::LaneStatus;
 use migration::MigrationId;
 
 use super::Host;
+use super::metrics::SeenStore;
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
+use crate::stores::Space;
 
 /// The shortest time between two observations. It is a little less than a second, so that a client that asks once a second
 /// always gets a new one.
@@ -70,6 +72,9 @@ struct Slow {
 #[derive(Default)]
 pub(super) struct Told {
     stores: Vec<api::Store>,
+    spaces: Vec<SeenStore>,
+    /// The space of the data folder; `None`: its disk does not answer.
+    data: Option<Space>,
     pub(super) vms: Vec<api::Vm>,
     /// The allocated bytes of images, by volume.
     allocated: BTreeMap<String, u64>,
@@ -120,7 +125,7 @@ impl Host {
             taken_unix_ms,
             name: self.hosts.describe_identity().map_or_else(|_| name_of_system(), |identity| identity.name),
             host: self.describe(),
-            readiness: self.readiness_with(&told.vms).await,
+            readiness: self.readiness_with(&told.vms, &told.spaces, told.data),
             peers,
             stores: told.stores.clone(),
             volumes,
@@ -190,14 +195,21 @@ impl Host {
     async fn ask_the_slow(self: &Arc<Self>) -> Told {
         let host = Arc::clone(self);
         let recorded = tokio::task::spawn_blocking(move || host.histories.recorded());
-        let (stores, mut vms, volumes, recorded) =
-            tokio::join!(self.describe_stores(), self.describe_vms(), self.describe_volumes(), recorded);
+        let (stores, mut vms, volumes, recorded, spaces, data) = tokio::join!(
+            self.describe_stores(),
+            self.describe_vms(),
+            self.describe_volumes(),
+            recorded,
+            self.stores_seen(),
+            self.data_folder_seen()
+        );
         for vm in &mut vms {
             // A command line may contain passwords, for example of a display.
             vm.definition = None;
         }
         let allocated = volumes.into_iter().filter_map(|volume| Some((volume.name, volume.allocated_bytes?)));
-        Told { stores, vms, allocated: allocated.collect(), recorded: recorded.unwrap_or_default() }
+        let (allocated, recorded) = (allocated.collect(), recorded.unwrap_or_default());
+        Told { stores, spaces, data, vms, allocated, recorded }
     }
 }
 

@@ -1,14 +1,14 @@
 //! Reports whether the host works completely, for service managers and monitoring.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Part, Problem, Readiness, Vm, VmState};
 use migration::journal::{Side, Stage};
 use migration::{HostId, MigrationId};
 
-use std::sync::Arc;
-
 use super::Host;
+use super::metrics::SeenStore;
 use crate::hosts::HostsError;
 use crate::journal::now_unix_ms;
 use crate::stores::Space;
@@ -32,17 +32,17 @@ impl Host {
 
     /// Describes what the host should do and does not.
     pub(crate) async fn readiness(self: &Arc<Self>) -> Readiness {
-        let vms = self.describe_vms().await;
-        self.readiness_with(&vms).await
+        let (vms, stores, data) =
+            tokio::join!(self.describe_vms(), self.stores_seen(), self.data_folder_seen());
+        self.readiness_with(&vms, &stores, data)
     }
 
-    /// Does the same with the VMs as they were just described.
-    pub(crate) async fn readiness_with(self: &Arc<Self>, vms: &[Vm]) -> Readiness {
-        let (stores, data) = tokio::join!(self.stores_seen(), self.data_folder_seen());
+    /// Does the same with what VMs and disks have answered.
+    pub(super) fn readiness_with(&self, vms: &[Vm], stores: &[SeenStore], data: Option<Space>) -> Readiness {
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
         readiness.warnings.extend(self.obstructed());
-        readiness.problems.extend(stores.into_iter().filter_map(|(name, space)| store_problem(&name, space)));
+        readiness.problems.extend(stores.iter().filter_map(|(name, space)| store_problem(name, *space)));
         readiness.problems.extend(data.filter(is_nearly_full).map(|space| {
             problem(
                 Part::DataFolder,
