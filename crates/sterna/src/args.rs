@@ -180,7 +180,7 @@ pub(crate) enum VolumeCommand {
     /// Show one volume: its image, its address for clients, its load.
     #[command(after_help = SHOW_HELP)]
     Show(VolumeArguments),
-    /// Make this host the owner of a volume whose source or former host does not answer.
+    /// Make this host the owner of a volume whose source, target or former host does not answer.
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteArguments),
     /// Make a volume larger while its guest works, also while it moves.
@@ -339,7 +339,8 @@ pub(crate) struct PromoteArguments {
     /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.
     #[arg(long, conflicts_with = "force")]
     pub(crate) ticket: Option<String>,
-    /// Promote without a ticket. If the other host keeps serving the volume, there are two copies of it.
+    /// Promote without a ticket, or take a volume back as it was when it left for a host that is lost for good. If the other host keeps
+    /// serving the volume, there are two copies of it.
     #[arg(long)]
     pub(crate) force: bool,
     /// For an incomplete volume (post-copy, three-phase) whose former host is lost: reads of missing blocks become I/O errors
@@ -351,7 +352,8 @@ pub(crate) struct PromoteArguments {
     #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
     pub(crate) restored: bool,
     /// Of a volume that is not served because another file or device has the name of its image: a backup that was put back, or a store
-    /// that was copied to another disk. What has the name is the volume's image from now on.
+    /// that was copied to another disk. What has the name is the volume's image from now on. The same for an image that a volume has left,
+    /// and from which its new host still reads blocks.
     #[arg(long, conflicts_with_all = ["ticket", "force", "without_missing", "restored"])]
     pub(crate) exchanged: bool,
     /// With --restored, for a volume on a larger device or export: the size of the volume. It may have grown since the backup.

@@ -168,6 +168,9 @@ async fn show_creation(client: &Client, name: &str) {
 /// Returns the state of a volume after its promotion. A volume may be promoted and not served, because its disk fails.
 fn promoted_text(promoted: &Volume) -> String {
     let name = &promoted.name;
+    if let Some(host) = &promoted.host {
+        return format!("{name} stays at host {host}, which reads its missing blocks from the image here\n");
+    }
     match &promoted.filling {
         Some(filling) => format!("{name}: {}\n", output::filling(filling)),
         None if promoted.state == VolumeState::Serving => {
