@@ -339,8 +339,7 @@ pub(crate) struct PromoteArguments {
     /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.
     #[arg(long, conflicts_with = "force")]
     pub(crate) ticket: Option<String>,
-    /// Promote without a ticket, or take a volume back as it was when it left for a host that is lost for good. If the other host keeps
-    /// serving the volume, there are two copies of it.
+    /// Promote without a ticket, or take back a volume that left for a lost host. If the other host serves it, there are two copies.
     #[arg(long)]
     pub(crate) force: bool,
     /// For an incomplete volume (post-copy, three-phase) whose former host is lost: reads of missing blocks become I/O errors
