@@ -29,7 +29,7 @@ pub struct FileSystem {
     folder: Option<PathBuf>,
     /// Detached after unmounting, and before the server of the disk ends.
     device: LoopDevice,
-    _disk: Option<Served>,
+    disk: Option<Served>,
 }
 
 /// Makes the disk of [`FileSystem::on_faulty_disk`] fail or hang.
@@ -75,6 +75,17 @@ impl FileSystem {
         Ok(Path::new("/sys/block").join(disk).join("queue/scheduler"))
     }
 
+    /// Kills the program that serves its disk, so that the system has a file that it cannot ask any more.
+    ///
+    /// # Errors
+    /// No program serves it.
+    pub fn lose_disk(&self) -> anyhow::Result<()> {
+        let served = self.disk.as_ref().context("its disk is a file")?;
+        served.nbdfuse.signal(Signal::KILL)?;
+        // The kernel remembers for a second what the program has said of the file.
+        until("the disk is lost", || Ok(self.device.file_is_lost()?.then_some(())))
+    }
+
     /// Unmounts it and checks its consistency.
     ///
     /// # Errors
@@ -108,7 +119,7 @@ impl FileSystem {
         make.args(["-q", "-F", "-m", "0"]).args(features).arg(device.path()).succeed()?;
         let mount = Program::of_package("mount", "mount").args(["-o", "errors=continue"]);
         mount.arg(device.path()).arg(folder).succeed()?;
-        Ok(Self { folder: Some(folder.to_owned()), device, _disk: disk })
+        Ok(Self { folder: Some(folder.to_owned()), device, disk })
     }
 }
 
@@ -246,7 +257,7 @@ impl Drop for Hung<'_> {
 #[derive(Debug)]
 struct Served {
     file: PathBuf,
-    _nbdfuse: Running,
+    nbdfuse: Running,
     /// The nbdkit server, if it was started here.
     _nbdkit: Option<Running>,
 }
@@ -284,7 +295,7 @@ impl Served {
             ensure!(nbdfuse.is_running()?, "nbdfuse has ended");
             Ok((std::fs::metadata(&file)?.len() == bytes).then_some(()))
         })?;
-        Ok(Self { file, _nbdfuse: nbdfuse, _nbdkit: nbdkit })
+        Ok(Self { file, nbdfuse, _nbdkit: nbdkit })
     }
 }
 

@@ -40,6 +40,11 @@ impl LoopDevice {
         losetup().arg("--set-capacity").arg(&self.path).succeed().map(drop)
     }
 
+    /// Returns whether the system cannot ask its file any more, which has no number then: `/dev/loop0: []: (/tmp/file)`.
+    pub(crate) fn file_is_lost(&self) -> anyhow::Result<bool> {
+        Ok(losetup().arg(&self.path).succeed()?.contains(": []:"))
+    }
+
     fn attach_with(losetup: Program, file: &Path) -> anyhow::Result<Self> {
         let path = losetup.args(["--find", "--show"]).arg(file).succeed()?;
         Ok(Self { path: PathBuf::from(path.trim_end()) })

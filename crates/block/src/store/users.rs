@@ -148,7 +148,7 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
             // The path may be of another mount namespace, or lead to another file by now.
             named => match file_behind(&device) {
                 Ok(behind) => behind == (wanted.st_dev, wanted.st_ino),
-                Err(_) if named.is_ok() => false,
+                Err(error) if named.is_ok() || is_of_another(&error) => false,
                 Err(error) => return Err(error),
             },
         };
@@ -157,6 +157,14 @@ fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<Strin
         }
     }
     Ok(found)
+}
+
+/// Returns whether no file that answers can be behind the loop device: the system asks the file, and that one has another file
+/// system, which is lost; or the device has let its file go by now.
+fn is_of_another(error: &io::Error) -> bool {
+    const LOST: [i32; 4] = [libc::ENOTCONN, libc::ESTALE, libc::EIO, libc::ETIMEDOUT];
+    const LET_GO: [i32; 3] = [libc::ENXIO, libc::ENODEV, libc::ENOENT];
+    error.raw_os_error().is_some_and(|number| LOST.contains(&number) || LET_GO.contains(&number))
 }
 
 /// The file that a loop device is over: the number of its file system, and its own there. Errors: those of the system.

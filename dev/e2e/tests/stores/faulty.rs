@@ -128,3 +128,22 @@ fn a_target_that_is_filled_by_the_guests_own_writes_ends_the_migration_and_not_t
         Ok(())
     });
 }
+
+#[test]
+fn a_disk_of_the_machine_that_answers_nobody_any_more_keeps_no_image_from_being_deleted() {
+    play_with_mounts(|scene| {
+        let folder = scene.path("lost");
+        std::fs::create_dir(&folder)?;
+        let (lost, _faults) = FileSystem::on_faulty_disk(&folder, STORE_BYTES)?;
+        lost.lose_disk()?;
+        scene.keep(lost)?;
+        scene.start()?;
+        scene.create_volume(DISK_BYTES)?;
+        scene.migrate("b")?;
+        scene.check_place("b")?;
+        ensure!(!scene.path("a/v.img").exists(), "the image that the volume has left");
+        scene.sterna(["volume", "remove", "v"])?.success()?;
+        ensure!(!scene.path("b/v.img").exists(), "the image of the volume");
+        Ok(())
+    });
+}
