@@ -16,4 +16,4 @@ pub use memory::MemoryStore;
 pub use opened::Opened;
 pub use qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};
 pub use remote::{RemoteError, RemoteImage, RemoteOptions, RemoteStore};
-pub use users::{file_behind, is_ours, open_beside, try_hold, users_of};
+pub use users::{file_behind, is_ours, loops_of, open_beside, try_hold, users_of};

@@ -43,6 +43,7 @@ use crate::stores::{StoreKind, Stores};
 
 pub(crate) use self::claims::is_same;
 use self::headers::Headers;
+pub(crate) use self::lasting::lasting_at;
 pub(crate) use self::making::{allocate, clear_unfinished, set_size};
 
 /// Custody of the images of this host; a clone is another handle to it.
@@ -110,7 +111,8 @@ impl Custody {
 
     /// Checks whether a step may be taken that is done in another module: serving, releasing, restoring, giving back, advice.
     pub(crate) fn check(&self, step: Step, owner: &Owner, image: &ImageLocation) -> Result<(), CustodyError> {
-        let (book, object) = self.book_for(&image.place);
+        let (mut book, object) = self.book_for(&image.place);
+        claims::add_loops(&mut book, step, owner, &object);
         match book.ask(step, owner, &object) {
             Ok(_) => Ok(()),
             Err(refused) => Err(CustodyError::Refused { path: image.place.name().into(), refused }),

@@ -67,6 +67,14 @@ pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
     Ok(users)
 }
 
+/// Returns the loop devices over the file at `path`, which the kernel writes to without any lock.
+///
+/// # Errors
+/// The system cannot tell, or there is no such file.
+pub fn loops_of(path: &Path) -> io::Result<Vec<String>> {
+    loops_over(Path::new(BLOCK_DEVICES), &rustix::fs::stat(path)?)
+}
+
 /// What the other programs that have the file open have open besides: links in `/proc` that lead to it, each with its program.
 ///
 /// # Errors

@@ -89,6 +89,23 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     }
 }
 
+/// Adds the loop devices over a file that an administrator wants to have served: the kernel locks no file below one.
+pub(super) fn add_loops(book: &mut Book, step: Step, owner: &Owner, object: &Object) {
+    let Some(path) = object.place.file().map(Path::new) else { return };
+    if step != Step::ServeReadWrite || !matches!(owner, Owner::Administrator(_)) {
+        return;
+    }
+    let kinds = match block::store::loops_of(path) {
+        Ok(loops) => loops.into_iter().map(|holder| Kind::Foreign { holder }).collect(),
+        // It is asked again when it is opened.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
+        Err(error) => vec![Kind::Unknown { why: format!("the loop devices cannot be asked: {error}") }],
+    };
+    for kind in kinds {
+        book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
+    }
+}
+
 /// How long a descriptor of this daemon is waited for: a lane that has just ended, and another order that looks, close theirs.
 const OURS_MAX: Duration = Duration::from_secs(1);
 const OURS_POLL: Duration = Duration::from_millis(20);

@@ -177,7 +177,7 @@ pub(super) fn place_of(path: &Path) -> Place {
 
 /// Returns the identity of the image at a place; `None`: there is none, or it is unknown. A link at the end of a file's path is
 /// not followed: the name is the link's.
-pub(super) fn lasting_at(place: &Place) -> io::Result<Option<Lasting>> {
+pub(crate) fn lasting_at(place: &Place) -> io::Result<Option<Lasting>> {
     let (path, flags) = match place {
         Place::File(path) => (path, AtFlags::SYMLINK_NOFOLLOW),
         Place::Device(path) => (path, AtFlags::empty()),

@@ -11,7 +11,7 @@ use migration::journal::{ImageFormat, ImageLocation};
 use rustix::fs::FallocateFlags;
 use rustix::io::Errno;
 
-use super::lasting::place_of;
+use super::lasting::{lasting_of, place_of};
 use super::opened::{Lock, Opened, identity_of};
 use super::{Custody, CustodyError};
 use crate::images::half_made;
@@ -26,7 +26,8 @@ impl Custody {
             Ok(file) => {
                 let noted = self.note_new(path, &file);
                 noted.inspect_err(|_| self.unreserve(path, &file))?;
-                half_made::mark(path).inspect_err(|_| self.unreserve(path, &file)).map_err(failed)?;
+                let marked = lasting_of(&file).and_then(|lasting| half_made::mark(path, lasting.as_ref()));
+                marked.inspect_err(|_| self.unreserve(path, &file)).map_err(failed)?;
                 Ok(Some(file))
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(None),
@@ -68,6 +69,7 @@ impl Custody {
         if let Some(lasting) = opened.lasting().cloned() {
             let place = place_of(path);
             let purpose = self.read(|state| state.purpose_of(&place));
+            half_made::mark(path, Some(&lasting)).map_err(failed)?;
             self.note(&place, KnownImage { lasting, purpose })?;
         }
         opened.rename_over(name).map_err(failed)

@@ -228,6 +228,7 @@ impl Custody {
             if !is_reserved || reserved.metadata()?.len() != 0 {
                 return Err(io::Error::other("another file has taken its target's place"));
             }
+            half_made::mark(path, opened.lasting())?;
             opened.rename_over(name)
         };
         let to = Some((path, Purpose::Use));

@@ -18,6 +18,7 @@ use crate::custody::CustodyError;
 use crate::error::{RequestError, StoreFileError, StoreFileObstacle, fenced};
 use crate::host::blocking;
 use crate::images::content;
+use crate::images::half_made::{self, Marked};
 use crate::stores::{Occupant, Store, StoreKind};
 
 /// How long listing all files of a store may take: thousands of files on a slow disk.
@@ -92,6 +93,9 @@ impl Host {
     fn half_made(&self, path: &Path) -> Result<StoreFile, StoreFileObstacle> {
         let found = self.look_at_file(path)?;
         match found.role {
+            FileRole::HalfMade if half_made::marked(path) == Marked::Other => {
+                Err(StoreFileObstacle::NotHalfMade("a file that has come to the name of one"))
+            }
             FileRole::HalfMade => Ok(found),
             role => Err(StoreFileObstacle::NotHalfMade(role_in_words(role))),
         }

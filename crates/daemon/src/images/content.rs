@@ -21,7 +21,8 @@ use block::store::qcow2::{Format, TopLayer, disk_size, probe_format};
 use migration::journal::{ImageFormat, ImageLocation, State};
 
 use crate::files::lock::is_lock_file;
-use crate::images::{half_made, inventory, replicas};
+use crate::images::half_made::{self, Marked};
+use crate::images::{inventory, replicas};
 use crate::migrations::view::api_format;
 use crate::stores::{image_name, is_unsettled_name};
 
@@ -145,8 +146,12 @@ impl Known {
         if let Err(why) = describe(file, path) {
             file.note = Some(why);
         }
-        if half_made::is_marked(path) || name.contains(half_made::SUFFIX) {
+        let marked = half_made::marked(path);
+        if marked != Marked::No || name.contains(half_made::SUFFIX) {
             file.role = FileRole::HalfMade;
+            if marked == Marked::Other {
+                file.note = Some("another file had its name when that was marked as half-made".to_owned());
+            }
             file.volume = image_name(name).map(|(volume, _)| volume.to_owned());
         } else if let Some(top) = self.backing.get(path) {
             file.role = FileRole::Backing;

@@ -5,7 +5,8 @@
 //!                                              └─► discarded: the image goes, then its mark
 //! ```
 //! While there is a journal, it decides what an image is, and a contradicting mark is only a leftover. A killed daemon may
-//! leave one; [`settle`] deletes it. Everything here may block.
+//! leave one; [`settle`] deletes it. A mark names its image by its identity: another file that has come to the name may lack
+//! nothing. It is not served, since a copied store has other identities too, and not deleted. Everything here may block.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
@@ -13,7 +14,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
-use migration::custody;
+use migration::custody::{self, Lasting};
 use migration::journal::{Place, Record, State};
 use rustix::fs::OFlags;
 
@@ -24,27 +25,71 @@ use crate::journal::Journal;
 pub(crate) const SUFFIX: &str = ".partial";
 /// The first bytes of a mark: another program's file with such a name marks nothing.
 const MAGIC: &[u8] = b"sterna: half-made\n";
+/// More than the longest mark has.
+const TEXT_BYTES_MAX: u64 = 1 << 10;
 const EXPLANATION: &[u8] =
     b"A migration fills the image beside this file and has not completed it. See: sterna store scan\n";
 
-/// Marks the image at `path` as half-made, durably together with the image's name. After an error there is no mark, or one that
-/// a power cut may remove.
-pub(crate) fn mark(path: &Path) -> io::Result<()> {
+/// What the mark beside a file says of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Marked {
+    /// There is no mark.
+    No,
+    /// It is the half-made image.
+    Itself,
+    /// Another file had its name when the mark was made, or nobody knows which.
+    Other,
+}
+
+/// Marks the image that has the name `path`, or is about to have it, as half-made, durably together with the image's name. After
+/// an error there is no mark, or one that a power cut may remove.
+pub(crate) fn mark(path: &Path, image: Option<&Lasting>) -> io::Result<()> {
     let mark = mark_of(path);
-    if is_mark(&mark) {
-        // A leftover of an image with this name that was deleted by hand.
-        remove(&mark)?;
-    }
-    let made = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&mark);
-    let mut file = made.map_err(|error| match error.kind() {
+    // A leftover of an image with this name is written anew. It is a mark at each moment, because its beginning stays.
+    let (mut options, is_there) = (OpenOptions::new(), is_mark(&mark));
+    let opened = if is_there {
+        options.write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32).open(&mark)
+    } else {
+        options.write(true).create_new(true).mode(0o600).open(&mark)
+    };
+    let mut file = opened.map_err(|error| match error.kind() {
         io::ErrorKind::AlreadyExists => {
             let why = format!("{} is there, a file that is not Sterna's: move it away", mark.display());
             io::Error::new(error.kind(), why)
         }
         _ => error,
     })?;
-    let written = file.write_all(&[MAGIC, EXPLANATION].concat()).and_then(|()| file.sync_all());
-    written.and_then(|()| sync_folder_of(path)).inspect_err(|_| drop(remove(&mark)))
+    let text = [MAGIC, EXPLANATION, words(image).as_bytes()].concat();
+    let written =
+        file.write_all(&text).and_then(|()| file.set_len(text.len() as u64)).and_then(|()| file.sync_all());
+    written.and_then(|()| sync_folder_of(path)).inspect_err(|_| {
+        if !is_there {
+            drop(remove(&mark));
+        }
+    })
+}
+
+/// The line of a mark that names its image.
+fn words(image: Option<&Lasting>) -> String {
+    match image {
+        Some(Lasting::File { inode, born: Some((seconds, nanoseconds)) }) => {
+            format!("inode {inode}, born {seconds}.{nanoseconds:09}\n")
+        }
+        Some(Lasting::File { inode, born: None }) => format!("inode {inode}\n"),
+        _ => String::new(),
+    }
+}
+
+/// Returns what the mark beside the file at `path` says of it.
+pub(crate) fn marked(path: &Path) -> Marked {
+    let Some(said) = text_of(&mark_of(path)) else { return Marked::No };
+    let found = crate::custody::lasting_at(&Place::File(path.to_string_lossy().into_owned()));
+    let named = words(found.ok().flatten().as_ref());
+    if !named.is_empty() && said[MAGIC.len()..].ends_with(named.as_bytes()) {
+        Marked::Itself
+    } else {
+        Marked::Other
+    }
 }
 
 /// Removes the mark of the image at `path`, if there is one.
@@ -53,7 +98,7 @@ pub(crate) fn unmark(path: &Path) -> io::Result<()> {
 }
 
 pub(crate) fn is_marked(path: &Path) -> bool {
-    is_mark(&mark_of(path))
+    marked(path) != Marked::No
 }
 
 /// Returns the image that the file at `path` marks; `None`: it is not a mark.
@@ -104,13 +149,18 @@ fn mark_of(image: &Path) -> PathBuf {
 }
 
 fn is_mark(path: &Path) -> bool {
+    text_of(path).is_some()
+}
+
+/// Returns the text of a mark; `None`: it is not one.
+fn text_of(path: &Path) -> Option<Vec<u8>> {
     // Neither waits for nor follows what is not a file.
     let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits() as i32;
-    let Ok(mut file) = OpenOptions::new().read(true).custom_flags(flags).open(path) else { return false };
-    let mut beginning = [0; MAGIC.len()];
-    file.metadata().is_ok_and(|found| found.is_file())
-        && file.read_exact(&mut beginning).is_ok()
-        && beginning == MAGIC
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path).ok()?;
+    let mut text = Vec::new();
+    let is_read = file.metadata().is_ok_and(|found| found.is_file())
+        && file.take(TEXT_BYTES_MAX).read_to_end(&mut text).is_ok();
+    (is_read && text.starts_with(MAGIC)).then_some(text)
 }
 
 fn remove(mark: &Path) -> io::Result<()> {
@@ -132,12 +182,33 @@ mod tests {
 
     use super::*;
 
+    fn lasting(image: &Path) -> Option<Lasting> {
+        crate::custody::lasting_at(&Place::File(image.display().to_string())).unwrap()
+    }
+
+    #[test]
+    fn a_mark_is_of_the_file_that_it_was_made_for_and_not_of_the_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, other) = (folder.path().join("v.img"), folder.path().join("other"));
+        std::fs::write(&image, b"").unwrap();
+        std::fs::write(&other, b"precious").unwrap();
+        assert_eq!(marked(&image), Marked::No);
+        mark(&image, None).unwrap();
+        assert_eq!(marked(&image), Marked::Other);
+        mark(&image, lasting(&image).as_ref()).unwrap();
+        assert_eq!(marked(&image), Marked::Itself);
+        std::fs::rename(&other, &image).unwrap();
+        assert_eq!(marked(&image), Marked::Other);
+        std::fs::remove_file(&image).unwrap();
+        assert_eq!(marked(&image), Marked::Other);
+    }
+
     #[test]
     fn a_file_of_somebody_else_with_the_name_of_a_mark_stays() {
         let folder = tempfile::tempdir().unwrap();
         let theirs = folder.path().join(".v.img.partial");
         std::fs::write(&theirs, b"an upload").unwrap();
-        let refused = mark(&folder.path().join("v.img")).unwrap_err();
+        let refused = mark(&folder.path().join("v.img"), None).unwrap_err();
         assert!(refused.to_string().contains("move it away"), "{refused}");
         assert_eq!(std::fs::read(&theirs).unwrap(), b"an upload");
     }
@@ -149,7 +220,7 @@ mod tests {
         std::fs::write(&image, b"").unwrap();
         assert!(!is_marked(&image));
         for _ in 0..2 {
-            mark(&image).unwrap();
+            mark(&image, lasting(&image).as_ref()).unwrap();
         }
         let path = folder.path().join(".v.img.partial");
         assert_eq!((is_marked(&image), image_of(&path)), (true, Some(image.clone())));
@@ -169,7 +240,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("v.img");
         std::fs::write(&image, b"").unwrap();
-        mark(&image).unwrap();
+        mark(&image, lasting(&image).as_ref()).unwrap();
         let (volume, location) =
             (VolumeId([1; 16]), ImageLocation::raw_file("a", image.display().to_string()));
         let record = VolumeRecord {

@@ -88,8 +88,8 @@ unclaimed      an image without a known owner (sterna store import)
 unsettled      was being made or deleted when the daemon ended; its next start completes that
 other          not an image
 
-A half-made target has a mark of Sterna beside it (.IMAGE.partial), or .partial in its name. An unclaimed image may still belong
-to a volume of this name at another host.";
+A half-made target has a mark of Sterna beside it (.IMAGE.partial), or .partial in its name. A file that has come to
+the name of a marked one is not dropped. An unclaimed image may still belong to a volume of this name at another host.";
 
 const IMPORT_HELP: &str = "\
 Examples:

@@ -199,3 +199,19 @@ fn killed_on_the_way_from_a_device_the_volume_is_in_one_place() {
         drop(device);
     }
 }
+
+#[test]
+fn a_file_below_a_loop_device_is_served_to_nobody_who_writes() {
+    let scene = Scene::started();
+    let Some(device) = Device::new(&scene) else { return };
+    let file = device.file.clone();
+    let file = file.to_str().unwrap();
+    let (exit, refused) = scene.json(&["volume", "add", "v", "--image", file, "--format", "raw"]);
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert_eq!((exit, code(&refused)), (4, "image_in_use"), "{refused}");
+    assert!(message.contains(&format!("the loop device {} uses it", device.path())), "{message}");
+    scene.succeed(&["volume", "add", "r", "--image", file, "--format", "raw", "--read-only"]);
+    scene.succeed(&["volume", "remove", "r"]);
+    drop(device);
+    scene.succeed(&["volume", "add", "v", "--image", file, "--format", "raw"]);
+}

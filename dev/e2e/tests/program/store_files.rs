@@ -55,6 +55,12 @@ fn a_target_is_marked_until_it_is_complete_and_a_lost_journal_takes_none_for_a_d
     refused(&scene, &["volume", "add", "v", "--image", &image], (4, "image_unsuitable"), "--fenced");
     refused(&scene, &["store", "drop", "a/v.img"], (4, "not_half_made"), "but an image");
     assert_eq!((scene.images("a").len(), scene.images("b").len()), (1, 1));
+    let (target, away) = (scene.path("b/v.img"), scene.path("away"));
+    std::fs::rename(&target, &away).unwrap();
+    std::fs::write(&target, b"precious").unwrap();
+    refused(&scene, &["store", "drop", "b/v.img"], (4, "not_half_made"), "has come to the name");
+    assert_eq!(std::fs::read(&target).unwrap(), b"precious");
+    std::fs::rename(&away, &target).unwrap();
     let said = scene.succeed_after_a_kill(&["store", "drop", "b/v.img"]);
     assert!(said.contains("v.img is deleted; "), "{said}");
     assert!(scene.images("b").is_empty() && !is_marked(&scene, "b/v.img"));

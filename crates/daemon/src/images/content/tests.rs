@@ -60,7 +60,7 @@ fn a_file_is_what_the_journal_its_mark_and_its_name_say() {
     }
     // The journal overrides a mark that was left over.
     for name in ["v.img", "half.img"] {
-        half_made::mark(&folder.join(name)).unwrap();
+        half_made::mark(&folder.join(name), None).unwrap();
     }
     for (name, expected) in [
         ("v.img", FileRole::Volume),
