@@ -30,7 +30,7 @@ use crate::identity::{MigrationId, VolumeId};
 use crate::restoration::Knowledge;
 
 /// Version of the encoding that this program writes, and the only one that it reads.
-pub const VERSION: u8 = 2;
+pub const VERSION: u8 = 3;
 /// The longest message; its largest part is the list of blocks that a target already holds.
 pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 /// The most volumes of one migration: more disks than a VM can have.

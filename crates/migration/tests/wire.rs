@@ -182,6 +182,7 @@ fn offer_of(name: &str, origin: Origin) -> Message {
         size_bytes: 1 << 40,
         block_size_bytes: 65536,
         generation: Generation(2),
+        format: ImageFormat::Qcow2,
         left_behind: LeftBehind::Replica,
         origin,
     };

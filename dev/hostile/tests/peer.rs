@@ -14,7 +14,7 @@ use chronicle::Generation;
 use evil::Evil;
 use lane::FencingToken;
 use lane::peer::head::{Address, Answered, Fault, Operation};
-use migration::journal::{Forwarding, Origin};
+use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::{ToSource, ToTarget};
 use migration::wire::{
     Allocation, LeftBehind, Message, Offer, OfferedStrategy, OfferedVm, OfferedVolume, Sharing, Survey,
@@ -120,6 +120,7 @@ fn offer(volume: VolumeId, name: &str, vm: Option<OfferedVm>) -> Offer {
         size_bytes: SIZE,
         block_size_bytes: 65536,
         generation: Generation(0),
+        format: ImageFormat::Raw,
         left_behind: LeftBehind::Nothing,
         origin: Origin::Unknown,
     };

@@ -162,6 +162,7 @@ pub(super) struct OfferedForm {
     size_bytes: u64,
     block_size_bytes: u32,
     generation: u64,
+    format: FormatForm,
     left_behind: LeftForm,
     origin: OriginForm,
 }
@@ -440,6 +441,7 @@ impl From<Offer> for OfferForm {
             size_bytes: volume.size_bytes,
             block_size_bytes: volume.block_size_bytes,
             generation: volume.generation.0,
+            format: volume.format.into(),
             left_behind: volume.left_behind.into(),
             origin: volume.origin.into(),
         };
@@ -464,6 +466,7 @@ impl From<OfferForm> for Offer {
             size_bytes: form.size_bytes,
             block_size_bytes: form.block_size_bytes,
             generation: Generation(form.generation),
+            format: form.format.into(),
             left_behind: form.left_behind.into(),
             origin: form.origin.into(),
         };

@@ -3,7 +3,7 @@
 use chronicle::Generation;
 
 use crate::identity::{MigrationId, VolumeId};
-use crate::journal::Origin;
+use crate::journal::{ImageFormat, Origin};
 
 /// A migration that a source offers to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -12,8 +12,8 @@ pub struct Offer {
     pub volumes: Vec<OfferedVolume>,
     /// The name of the store that they are to go to.
     pub store: String,
-    /// The format of their images there; `None`: the store's default.
-    pub format: Option<crate::journal::ImageFormat>,
+    /// The format of their images there; `None`: the store's, or that of each at the source.
+    pub format: Option<ImageFormat>,
     /// How the space is allocated.
     pub allocation: Allocation,
     /// Whether the source keeps offering them to clients.
@@ -67,6 +67,8 @@ pub struct OfferedVolume {
     pub block_size_bytes: u32,
     /// The generation at the source.
     pub generation: Generation,
+    /// The format of its image at the source: that of the target, unless the order or the target's store has another.
+    pub format: ImageFormat,
     /// Whether the source keeps its image of the handover.
     pub left_behind: LeftBehind,
     /// The origin of its content, before Sterna served it.

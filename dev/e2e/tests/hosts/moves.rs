@@ -4,7 +4,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use api::{GuestLocation, Migration, MigrationState, Volume, VolumeState};
+use api::{GuestLocation, ImageFormat, Migration, MigrationState, Volume, VolumeState};
 use e2e::{Host, LinkState, Pair, guest, play_pair, until};
 use lab::workload::Guest;
 
@@ -52,6 +52,26 @@ fn volume_goes_to_another_host_and_comes_home_while_its_guest_stays_connected() 
             pair.come_home()?;
         }
         guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn an_image_keeps_its_format_at_another_host_unless_the_order_has_one() {
+    play_pair(|pair| {
+        let size = DISK_BYTES.to_string();
+        let words = ["volume", "create", "v", "--store", "a", "--size", &size, "--format", "qcow2"];
+        pair.alpha.sterna(words)?.success()?;
+        let format = |host: &Host| Ok::<_, anyhow::Error>(host.volume()?.format);
+        for (order, expected) in [(&[][..], ImageFormat::Qcow2), (&["--format", "raw"], ImageFormat::Raw)] {
+            let plan = [&["migrate", "v", "--to", "beta:a", "--dry-run"], order].concat();
+            let text = pair.alpha.sterna(&plan)?.success()?;
+            ensure!(text.contains(&format!("{expected:?}").to_lowercase()), "{expected:?}: {text}");
+            pair.alpha.sterna([&["migrate", "v", "--to", "beta:a"], order].concat())?.success()?;
+            ensure!(format(&pair.beta)? == expected, "{:?}", pair.beta.volume()?);
+            pair.beta.sterna(["migrate", "v", "--to", "alpha:a"])?.success()?;
+            ensure!(format(&pair.alpha)? == expected, "{:?}", pair.alpha.volume()?);
+        }
+        Ok(())
     });
 }
 

@@ -52,7 +52,7 @@ fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> 
 mod tests {
     use chronicle::Generation;
     use migration::journal::{
-        Entry, ExportSettings, Forwarding, ImageLocation, MigratingVolume, Origin, Record, Side,
+        Entry, ExportSettings, Forwarding, ImageFormat, ImageLocation, MigratingVolume, Origin, Record, Side,
     };
     use migration::wire::LeftBehind;
     use migration::{Attempt, HostId, MigrationId, VolumeId};
@@ -68,6 +68,7 @@ mod tests {
             size_bytes: 1 << 20,
             block_size_bytes: 4096,
             generation: Generation(generation),
+            format: ImageFormat::Raw,
             left_behind: LeftBehind::Nothing,
             origin: Origin::Unknown,
         }

@@ -220,6 +220,7 @@ pub(in crate::host) fn offer(
         size_bytes: record.size_bytes,
         block_size_bytes: record.block_size_bytes,
         generation: record.generation,
+        format: record.image.format,
         // A volume that leaves with blocks missing may return before they have followed, at little cost.
         left_behind: match order.strategy.leaves_blocks() || order.keep_source && is_replica(&record.image) {
             true => LeftBehind::Replica,

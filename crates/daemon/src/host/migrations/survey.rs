@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use migration::journal::{ImageFormat, Place};
+use migration::journal::Place;
 use migration::wire::{
     Allocation, Offer, OfferedVolume, Refusal, RefusalCode, Survey, Surveyed, SurveyedPlace,
 };
@@ -193,7 +193,7 @@ impl Host {
             store: self.stores.choose(store)?.name().to_owned(),
             volume: offered.name.clone(),
             format: offer.format,
-            otherwise: ImageFormat::Raw,
+            otherwise: offered.format,
             allocation: match offer.allocation {
                 Allocation::Thin => api::Allocation::Thin,
                 Allocation::Thick => api::Allocation::Thick,
