@@ -164,6 +164,16 @@ async fn a_disk_of_drive_without_a_name_is_led_over_an_export_and_back() {
     check(&scene, &["-drive", &drive]).await;
 }
 
+#[tokio::test]
+async fn a_disk_whose_controller_has_an_io_thread_of_its_own_is_led_over_an_export_and_back() {
+    let Some(scene) = Scene::new() else { return };
+    let drive = format!("file={},if=none,id=drive-scsi0,format=raw", scene.path("disk").display());
+    let threads = ["-object", "iothread,id=other", "-object", "iothread,id=own"];
+    let controller = ["-device", "virtio-scsi-pci,id=scsi,iothread=own", "-drive", &drive];
+    let device = ["-device", "scsi-hd,bus=scsi.0,drive=drive-scsi0,id=scsi0"];
+    check(&scene, &[&threads[..], &controller, &device].concat()).await;
+}
+
 fn image(disk: &LocalDisk) -> ImageFile {
     let LocalDisk { file, format, node, .. } = disk.clone();
     ImageFile { path: file, format, node: Some(node).filter(|_| disk.is_named) }

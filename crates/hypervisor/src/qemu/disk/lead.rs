@@ -150,10 +150,7 @@ impl Qemu {
         self.tell("blockdev-add", format_options(&led, &below.node), DRAIN_DEADLINE).await?;
         // N.B. before the device has it: the former node vanishes with its last user, for good.
         let checked = match self.check(&led).await {
-            Ok(()) => {
-                let arguments = json!({ "path": disk.device, "property": "drive", "value": format_node });
-                self.tell("qom-set", arguments, DRAIN_DEADLINE).await
-            }
+            Ok(()) => self.give(&disk.device, &format_node).await,
             Err(error) => Err(error),
         };
         if let Err(error) = checked {
@@ -163,6 +160,26 @@ impl Qemu {
             return Err(error);
         }
         Ok(led)
+    }
+
+    /// Gives a device another node. QEMU refuses a node that another I/O thread serves than the one of the device or of its
+    /// controller, and does not say which that is: so each of them is tried.
+    async fn give(&self, device: &str, node: &str) -> Result<(), HypervisorError> {
+        let arguments = json!({ "path": device, "property": "drive", "value": node });
+        let refused = match self.tell("qom-set", arguments.clone(), DRAIN_DEADLINE).await {
+            Err(refused @ HypervisorError::Refused(_)) => refused,
+            given => return given,
+        };
+        let threads = self.ask("query-iothreads").await?;
+        for thread in threads.as_array().into_iter().flatten() {
+            let moved = json!({ "node-name": node, "iothread": thread["id"] });
+            self.tell("x-blockdev-set-iothread", moved, DRAIN_DEADLINE).await?;
+            match self.tell("qom-set", arguments.clone(), DRAIN_DEADLINE).await {
+                Err(HypervisorError::Refused(_)) => {}
+                given => return given,
+            }
+        }
+        Err(refused)
     }
 
     async fn check(&self, disk: &LocalDisk) -> Result<(), HypervisorError> {
