@@ -4,6 +4,7 @@
 
 mod args;
 mod commands;
+mod complete;
 mod exit;
 mod happenings;
 mod log;
@@ -23,6 +24,7 @@ use crate::args::Arguments;
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
+    complete::answer_a_shell();
     let arguments = match Arguments::try_parse() {
         Ok(arguments) => arguments,
         Err(error) => return not_understood(&error),

@@ -32,6 +32,7 @@ use crate::frame::{Control, JoinReply, JoinRequest, Refusal, WireLink};
 use crate::greeting::{HandshakeError, RefusalReason, Wire};
 use crate::host_id::HostId;
 use crate::identity;
+use crate::own_networks;
 use crate::peer::{Link, Peer};
 
 const LINKS_MAX: usize = 16;
@@ -58,7 +59,14 @@ pub(crate) fn invite(
     now: SystemTime,
     lifetime: Duration,
 ) -> Result<Token, JoinError> {
-    let addresses: Vec<String> = own_links(context, listening).into_iter().map(|link| link.address).collect();
+    let own = own_networks::addresses();
+    let told = |link: Link| match link.address.parse() {
+        Ok(address) => own_networks::told(address, &own).iter().map(ToString::to_string).collect(),
+        // A host's name.
+        Err(_) => vec![link.address],
+    };
+    let mut addresses: Vec<String> = own_links(context, listening).into_iter().flat_map(told).collect();
+    addresses.truncate(LINKS_MAX);
     if addresses.is_empty() {
         return Err(JoinError::NotListening);
     }

@@ -36,6 +36,7 @@ pub mod links;
 mod listening;
 mod message;
 mod outgoing;
+mod own_networks;
 mod pairing;
 mod peer;
 pub mod pinned;
