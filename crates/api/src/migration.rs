@@ -226,7 +226,10 @@ pub struct Watch {
 pub struct Migration {
     /// Its identity at this host, for example `m7`.
     pub id: String,
-    /// Name of the volume, which may have been removed since.
+    /// The volume or the VM that was ordered to move; empty: unknown, as for a migration that a former daemon has ended.
+    #[serde(default)]
+    pub name: String,
+    /// Name of the volume, which may have been removed since; of several the names with commas between them.
     pub volume: String,
     /// The image that the volume leaves.
     pub source: ImageLocation,

@@ -112,7 +112,9 @@ pub(crate) enum RequestError {
         /// What needs it, and what to do about that.
         needed: String,
     },
-    #[error("there is no migration \"{0}\"; see: sterna migration list")]
+    #[error(
+        "there is no migration \"{0}\", nor one of a volume or VM with that name; see: sterna migration list"
+    )]
     MigrationNotFound(String),
     #[error(transparent)]
     Route(#[from] RouteError),

@@ -16,6 +16,7 @@ fn migration() -> Migration {
     };
     Migration {
         id: "m7".to_owned(),
+        name: "web1".to_owned(),
         volume: "web1".to_owned(),
         source: image("fast"),
         target: image("large"),

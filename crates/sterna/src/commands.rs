@@ -10,6 +10,7 @@ mod lab;
 mod metrics;
 mod migrate;
 mod migration;
+mod named;
 mod remote;
 mod replica;
 mod report;

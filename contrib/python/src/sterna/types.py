@@ -541,6 +541,8 @@ class Migration(TypedDict):
     machine: NotRequired[MachineMove | None]
     # The outcome with its reason, as text.
     message: NotRequired[str | None]
+    # The volume or the VM that was ordered to move; empty: unknown, as for a migration that a former daemon has ended.
+    name: NotRequired[str]
     # The present step of the migration.
     phase: Phase
     queue: NotRequired[QueuePlace | None]
@@ -573,7 +575,7 @@ class Migration(TypedDict):
     # The ticket for `volume promote` at the other host, in case this host is lost; null unless the volume is released
     # to that host and it has not answered yet.
     ticket: NotRequired[str | None]
-    # Name of the volume, which may have been removed since.
+    # Name of the volume, which may have been removed since; of several the names with commas between them.
     volume: str
     waiting_for: NotRequired[WaitingFor | None]
 

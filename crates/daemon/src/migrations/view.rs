@@ -67,6 +67,7 @@ pub(crate) fn queued(
     let source = image_location(source);
     let format = order.format.unwrap_or(source.format);
     Migration {
+        name: volume.to_owned(),
         volume: volume.to_owned(),
         // The exact place of its image is chosen in its turn.
         target: ImageLocation { store: Some(target_store.to_owned()), format, ..nowhere() },
@@ -82,6 +83,7 @@ pub(crate) fn queued(
 
 pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     let id = |number: u64| MigrationId(number).to_string();
+    shown.name.clone_from(&metadata.name);
     if shown.volume.is_empty() {
         // It never began, and its volumes have left.
         shown.volume.clone_from(&metadata.name);
@@ -295,6 +297,7 @@ pub(super) fn add_obstacle(shown: &mut Migration, obstacle: Option<String>) {
 fn begun() -> Migration {
     Migration {
         id: String::new(),
+        name: String::new(),
         volume: String::new(),
         source: nowhere(),
         target: nowhere(),

@@ -13,7 +13,7 @@ pub(crate) enum MigrationCommand {
     #[command(visible_alias = "ls", after_help = LIST_HELP)]
     List(ListArguments),
     /// Show one migration: its progress, what it waits for, where the guest runs.
-    #[command(after_help = "Example:\n  sterna migration show m7")]
+    #[command(after_help = "Examples:\n  sterna migration show m7\n  sterna migration show web1")]
     Show(MigrationArguments),
     /// Follow a migration to its end. The exit code is its outcome.
     #[command(after_help = WATCH_HELP)]
@@ -34,7 +34,7 @@ pub(crate) enum MigrationCommand {
     #[command(after_help = RETRY_HELP)]
     Retry(RetryArguments),
     /// Cancel a migration: the volume stays at the source, the half-made target is deleted.
-    #[command(after_help = "Example:\n  sterna migration cancel m7")]
+    #[command(after_help = "Examples:\n  sterna migration cancel m7\n  sterna migration cancel web1")]
     Cancel(MigrationArguments),
 }
 
@@ -58,7 +58,8 @@ The daemon keeps the latest 1000 ended migrations.";
 
 #[derive(Debug, Args)]
 pub(crate) struct ReportArguments {
-    /// Identity of the migration, for example m7.
+    /// The migration, for example m7; or its volume or VM, whose migration under way is meant, or else the latest.
+    #[arg(value_name = "MIGRATION|NAME")]
     pub(crate) id: String,
     /// The file to write, - for standard output; by default the identity with the ending .html.
     #[arg(long, value_name = "FILE")]
@@ -67,7 +68,8 @@ pub(crate) struct ReportArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct RetryArguments {
-    /// Identity of the migration to repeat, for example m7.
+    /// The migration to repeat, for example m7; or its volume or VM, whose latest migration is meant.
+    #[arg(value_name = "MIGRATION|NAME")]
     pub(crate) id: String,
     /// Return as soon as the new migration has begun.
     #[arg(long)]
@@ -76,7 +78,8 @@ pub(crate) struct RetryArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct SetArguments {
-    /// Identity of the migration, for example m7.
+    /// The migration, for example m7; or its volume or VM, whose migration under way is meant, or else the latest.
+    #[arg(value_name = "MIGRATION|NAME")]
     pub(crate) id: String,
     /// Largest rate of the copying, for example 200MiB/s or 1Gbit/s; `none`: no limit.
     #[arg(long, value_name = "RATE", value_parser = parse_limit)]
@@ -94,7 +97,8 @@ pub(crate) enum Limit {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrationArguments {
-    /// Identity of the migration, for example m7.
+    /// The migration, for example m7; or its volume or VM, whose migration under way is meant, or else the latest.
+    #[arg(value_name = "MIGRATION|NAME")]
     pub(crate) id: String,
 }
 
@@ -119,8 +123,9 @@ The command is refused while m7 is under way, if m7 has succeeded, and if its vo
 the end of the new migration, as `sterna migrate` does.";
 
 const WATCH_HELP: &str = "\
-Example:
+Examples:
   sterna migration watch m7
+  sterna migration watch web1
 
 With --json each change is one line. Ctrl-C stops watching; the migration continues.";
 

@@ -8,6 +8,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use self::disks::Course;
 use crate::args::{MigrateArguments, RetryArguments};
 use crate::commands::CommandError;
+use crate::commands::named::identity;
 use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::{Display, follow};
@@ -76,7 +77,7 @@ pub(super) async fn retry(
     order: &RetryArguments,
     format: Format,
 ) -> Result<Exit, CommandError> {
-    let begun = async { client.retry_migration(&order.id).await };
+    let begun = async { client.retry_migration(&identity(client, &order.id).await?).await };
     see_through(client, begun, order.detach, format).await
 }
 

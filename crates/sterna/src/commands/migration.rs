@@ -5,6 +5,7 @@ use std::time::SystemTime;
 use api::{Bytes, Client, MigrationState, SetMigration, Watch};
 
 use crate::args::{Limit, MigrationCommand, SetArguments};
+use crate::commands::named::identity;
 use crate::commands::{CommandError, migrate, report};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -34,19 +35,21 @@ pub(super) async fn run(
             })?;
         }
         MigrationCommand::Show(migration) => {
-            let shown = client.migration(&migration.id, Watch::default()).await?;
+            let shown = client.migration(&identity(client, &migration.id).await?, Watch::default()).await?;
             output::print(format, &shown, output::migration)?;
         }
         MigrationCommand::Report(order) => return report::run(client, order, format).await,
-        MigrationCommand::Watch(migration) => return watch(client, &migration.id, format).await,
+        MigrationCommand::Watch(migration) => {
+            return watch(client, &identity(client, &migration.id).await?, format).await;
+        }
         MigrationCommand::Pause(migration) => {
-            let shown = client.pause_migration(&migration.id).await?;
+            let shown = client.pause_migration(&identity(client, &migration.id).await?).await?;
             output::print(format, &shown, |migration| {
                 format!("{id} is paused; to continue: sterna migration resume {id}\n", id = migration.id)
             })?;
         }
         MigrationCommand::Resume(migration) => {
-            let shown = client.resume_migration(&migration.id).await?;
+            let shown = client.resume_migration(&identity(client, &migration.id).await?).await?;
             output::print(format, &shown, |migration| format!("{} continues\n", migration.id))?;
         }
         MigrationCommand::Set(SetArguments { id, bandwidth }) => {
@@ -54,7 +57,9 @@ pub(super) async fn run(
                 Limit::None => None,
                 Limit::Rate(rate) => Some(*rate),
             };
-            let shown = client.set_migration(id, &SetMigration { bandwidth_bytes_per_second }).await?;
+            let shown = client
+                .set_migration(&identity(client, id).await?, &SetMigration { bandwidth_bytes_per_second })
+                .await?;
             output::print(format, &shown, |migration| match bandwidth_bytes_per_second {
                 None => format!("{} copies without a rate limit\n", migration.id),
                 Some(rate) => format!("{} copies at most {}/s\n", migration.id, Bytes(rate)),
@@ -62,7 +67,7 @@ pub(super) async fn run(
         }
         MigrationCommand::Retry(order) => return migrate::retry(client, order, format).await,
         MigrationCommand::Cancel(migration) => {
-            let shown = client.cancel_migration(&migration.id).await?;
+            let shown = client.cancel_migration(&identity(client, &migration.id).await?).await?;
             output::print(format, &shown, |migration| match migration.state {
                 MigrationState::Cancelled => format!("{} is cancelled\n", migration.id),
                 _ => format!(

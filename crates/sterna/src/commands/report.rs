@@ -7,6 +7,7 @@ use api::{Client, MigrationHistory};
 
 use crate::args::ReportArguments;
 use crate::commands::CommandError;
+use crate::commands::named::identity;
 use crate::exit::Exit;
 use crate::output::{self, Format};
 
@@ -18,7 +19,7 @@ pub(super) async fn run(
     arguments: &ReportArguments,
     format: Format,
 ) -> Result<Exit, CommandError> {
-    let history = client.migration_history(&arguments.id).await?;
+    let history = client.migration_history(&identity(client, &arguments.id).await?).await?;
     // The file's name uses the daemon's identity of the migration, not the typed text.
     let usual = || PathBuf::from(format!("{}.html", history.migration.id));
     let path = arguments.output.clone().unwrap_or_else(usual);

@@ -219,6 +219,7 @@ fn migration(state: MigrationState) -> Migration {
     };
     Migration {
         id: "m1".to_owned(),
+        name: "demo".to_owned(),
         volume: "demo".to_owned(),
         source: location("first"),
         target: location("second"),
