@@ -44,7 +44,6 @@ enum Message {
     Flush(SyncSender<()>),
 }
 
-/// The counters of the log.
 #[derive(Debug, Default)]
 pub(crate) struct LogCounters {
     written: AtomicU64,

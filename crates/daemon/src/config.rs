@@ -463,7 +463,6 @@ impl EngineSetting {
     }
 }
 
-/// The file in its TOML form.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct File {

@@ -56,7 +56,6 @@ struct Books {
     known: Known,
     /// What the files of the stores say that they stand on.
     headers: Headers,
-    /// The folders of the stores.
     folders: Mutex<BTreeSet<PathBuf>>,
 }
 

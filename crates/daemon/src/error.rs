@@ -83,7 +83,6 @@ pub(crate) enum RequestError {
     VmRefused { vm: String, host: String, reason: String },
     #[error("the VM \"{vm}\" cannot be moved: {reason}")]
     VmUnmovable { vm: String, reason: String },
-    /// A VM's downtime limit cannot be met.
     #[error(
         "the VM \"{vm}\" cannot be moved within --max-downtime {}: because of the distance to the other host, even an idle VM \
          pauses for {:.0} ms at least; allow {} ms or more",
@@ -105,7 +104,6 @@ pub(crate) enum RequestError {
     /// The volume is at another host, and nothing of it is left here.
     #[error("volume \"{volume}\" has moved to host \"{host}\" ({migration}): do it there")]
     VolumeGone { volume: String, host: String, migration: MigrationId },
-    /// A host that is to be forgotten is still needed.
     #[error("cannot remove host \"{host}\": {needed}; to remove it anyway: --force")]
     HostNeeded {
         host: String,
@@ -158,7 +156,6 @@ pub(crate) enum RequestError {
     StoreNotChosen { known: String },
     #[error("store \"{name}\" cannot be used: {problem}")]
     StoreUnusable { name: String, problem: StoreProblem },
-    /// A store for one volume already has one.
     #[error("store \"{name}\" takes one volume, and {occupant}{}", if_kept(.name, .occupant))]
     StoreOccupied { name: String, occupant: Occupant },
     #[error("{place} is the volume \"{volume}\" already; see: sterna volume show {volume}")]
@@ -224,7 +221,6 @@ pub(crate) enum RequestError {
     QueueFull { waiting: usize },
     #[error("{0}; try again later")]
     ShareUsedUp(UsedUp),
-    /// The migration cannot be repeated.
     #[error("cannot retry migration {migration}: {reason}")]
     CannotRetry {
         migration: MigrationId,

@@ -123,7 +123,6 @@ pub(crate) fn in_lane(step: Step) {
     }
 }
 
-/// Returns whether a pass is the armed one.
 fn is_reached(side: Side, step: Step) -> bool {
     let Some(Some(armed)) = ARMED.get() else { return false };
     let is_it = armed.side == side && armed.step == step;

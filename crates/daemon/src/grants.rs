@@ -159,7 +159,6 @@ impl Grants {
         self.identity.as_ref().err().cloned().or_else(of_listing)
     }
 
-    /// Describes the grants, and the address.
     pub(crate) fn describe(&self) -> Result<api::Access, GrantsError> {
         let key = self.identity.as_ref().ok().and_then(Option::as_ref);
         let problem = self.problem();

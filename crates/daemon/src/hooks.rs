@@ -23,7 +23,6 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::keeper::Hooks;
 
-/// The side of a move on which a host is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum HookSide {
@@ -166,7 +165,6 @@ fn outcome_name(outcome: &Outcome) -> &'static str {
     }
 }
 
-/// Stores a migration's number.
 mod number {
     use migration::MigrationId;
     use serde::{Deserialize, Deserializer, Serialize, Serializer};

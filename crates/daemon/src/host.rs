@@ -72,7 +72,6 @@ const HOOKS_FOLDER: &str = "hooks";
 /// The number of helper threads that query stores at a time, so that a hanging store does not use all of them.
 const LOOKS_MAX: usize = 64;
 
-/// The control plane of one host.
 pub(crate) struct Host {
     /// The record of orders and who gave them.
     pub(crate) audit: Audit,
@@ -95,9 +94,7 @@ pub(crate) struct Host {
     /// The metadata of migrations besides the journal.
     pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
-    /// The outcomes of migrations.
     ends: Ends,
-    /// The tasks of migrations.
     sessions: Sessions,
     /// The TLS of volumes' ports.
     encryption: Encryption,
@@ -224,7 +221,6 @@ impl Host {
         task.await.unwrap_or_else(|error| Err(RequestError::Internal(error.to_string())))
     }
 
-    /// Returns the adopted VMs.
     fn adoptions(&self) -> Result<&Adoptions, VmError> {
         self.vms.adoptions()
     }

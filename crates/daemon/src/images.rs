@@ -45,7 +45,6 @@ const COPY_STEP_BYTES: usize = 4 << 20;
 /// How many names there are for what one migration leaves.
 pub(crate) const FENCED_MAX: u32 = 99;
 
-/// Why an image was not copied.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CopyError {
     #[error("the store ran out of space while {from} was copied; make room there, or choose another store")]

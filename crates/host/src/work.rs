@@ -58,7 +58,6 @@ pub trait Work {
     fn conclude(&mut self, outcome: Outcome) -> impl Future<Output = ()>;
 }
 
-/// Carries out an action, and returns the resulting event.
 pub(crate) async fn carry_out(work: &mut impl Work, journal: &impl Journal, action: Action) -> Option<Event> {
     match action {
         Action::Do(Step::Record) => Some(recorded(work.record().await)),

@@ -28,7 +28,6 @@ pub(crate) fn guest(recording: &Recording) -> String {
     )
 }
 
-/// Returns the decisions with their reasons.
 pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String {
     let decided = &recording.decisions;
     let mut rows = vec![
@@ -79,7 +78,6 @@ pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String 
     )
 }
 
-/// Returns the account of bytes.
 pub(crate) fn volume(migration: &Migration, recording: Option<&Recording>) -> String {
     let (copied, zero) = (migration.bytes_copied as f64, migration.bytes_zero as f64);
     let mut text = format!(

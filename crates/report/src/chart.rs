@@ -20,41 +20,30 @@ pub(crate) struct Chart<'a> {
     pub(crate) title: &'a str,
     /// First and last instant, in milliseconds.
     pub(crate) time: (f64, f64),
-    /// The scale of the values.
     pub(crate) scale: Scale,
-    /// Formats a value at the axis.
     pub(crate) format: fn(f64) -> String,
     /// Height of the part that holds the values.
     pub(crate) height: f64,
-    /// The part above the values.
     pub(crate) above: Above,
-    /// The part below the values.
     pub(crate) below: Below,
-    /// The times that are shaded.
     pub(crate) bands: &'a [Band],
-    /// The instants that are marked.
     pub(crate) marks: &'a [Mark],
     /// The series, the last on top.
     pub(crate) series: Vec<Series>,
 }
 
-/// The part above a plot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Above {
     Nothing,
-    /// The names of the bands and marks.
     Names,
 }
 
-/// The part below a plot.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Below {
     Nothing,
-    /// The axis of the time.
     Time,
 }
 
-/// A time that is shaded.
 pub(crate) struct Band {
     pub(crate) class: &'static str,
     pub(crate) name: String,
@@ -63,7 +52,6 @@ pub(crate) struct Band {
     pub(crate) time: (f64, f64),
 }
 
-/// An instant that is marked.
 pub(crate) struct Mark {
     pub(crate) class: &'static str,
     pub(crate) name: String,
@@ -88,7 +76,6 @@ pub(crate) enum Form {
 }
 
 impl Chart<'_> {
-    /// Returns the plot as SVG.
     pub(crate) fn svg(&self) -> String {
         let above = if self.above == Above::Names { 24.0 } else { 10.0 };
         let below = if self.below == Below::Time { 34.0 } else { 8.0 };

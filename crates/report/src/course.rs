@@ -149,7 +149,6 @@ pub(crate) fn hover_data(recording: Option<&Recording>) -> Value {
     Value::Array(rows.collect())
 }
 
-/// Returns the number of requests in a sample.
 pub(crate) fn requests(sample: &HistorySample) -> u64 {
     sample.reads + sample.writes + sample.flushes
 }

@@ -1,20 +1,13 @@
 //! Converts values to places on a plot, and chooses the values at an axis.
 
-/// The scale of an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Scale {
     /// Equal differences have equal distances.
-    Linear {
-        /// The value at the low end.
-        low: f64,
-        /// The value at the high end.
-        high: f64,
-    },
+    Linear { low: f64, high: f64 },
     /// Equal ratios have equal distances.
     Logarithmic {
         /// The value at the low end; more than zero.
         low: f64,
-        /// The value at the high end.
         high: f64,
     },
 }

@@ -26,7 +26,6 @@ pub(crate) fn headline(migration: &Migration) -> String {
     }
 }
 
-/// Returns the top of the page.
 pub(crate) fn header(migration: &Migration, recording: Option<&Recording>) -> String {
     let (class, word) = match migration.state {
         MigrationState::Queued => ("running", "waits for its turn".to_owned()),
@@ -86,7 +85,6 @@ pub(crate) fn facts(migration: &Migration) -> String {
     format!("<section><h2>Facts</h2><table class=\"facts\">{}</table></section>", rows.concat())
 }
 
-/// Returns the explanation of the figures.
 pub(crate) fn footer() -> String {
     format!(
         "<footer><p>Made by sterna {} from what the daemon recorded. Requests are counted, and their latency is taken, where \

@@ -36,7 +36,6 @@ use crate::tunnel::{HostAddress, Tunnel, TunnelError};
 /// Time after which a command says that it waits for the daemon. Most answers take some milliseconds.
 const LATE: Duration = Duration::from_millis(1500);
 
-/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum CommandError {
     /// The daemon cannot be reached, or has refused.
@@ -67,13 +66,10 @@ pub(crate) enum CommandError {
     /// The configuration cannot be used.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// There is no journal at this path.
     #[error("there is no journal {path}; name the data folder of a daemon: sterna journal check PATH")]
     NoJournal { path: PathBuf },
-    /// A journal cannot be read.
     #[error(transparent)]
     Journal(JournalError),
-    /// A journal could not be restored.
     #[error(transparent)]
     Restore(#[from] daemon::RestoreError),
     /// The daemon could not start, or had to stop.
@@ -84,7 +80,6 @@ pub(crate) enum CommandError {
         "sterna-lab is not beside {program}; it carries out `bench` and `demo`: install the whole package, or build it with: cargo build -p lab"
     )]
     NoLab { program: PathBuf },
-    /// `sterna-lab` was not started.
     #[error("{program} does not start")]
     Lab {
         program: PathBuf,
@@ -94,7 +89,6 @@ pub(crate) enum CommandError {
     /// The path of this program's own file is unknown.
     #[error("the program cannot find its own file")]
     Program(#[source] std::io::Error),
-    /// There is no terminal to draw on.
     #[error("there is no terminal to draw on; print one screen with: sterna top --once")]
     NoTerminal,
     /// The handler of Ctrl-C cannot be installed.

@@ -8,7 +8,6 @@ use daemon::JournalError;
 use crate::commands::CommandError;
 use crate::remotes::RemoteError;
 
-/// The outcome of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
     /// The command succeeded. `migrate` and `migration watch`: the volume is at the target.
@@ -53,7 +52,6 @@ Exit codes:
   130  interrupted a second time: nobody waited for the end";
 
 impl Exit {
-    /// Returns the code of a failed command.
     pub(crate) fn of(error: &CommandError) -> Self {
         match error {
             CommandError::Client(error) => Self::of_client(error),

@@ -16,17 +16,14 @@ use crate::top::sheet::{vm_state, volume_place};
 use crate::top::words::{clean, latency, moment, place};
 use console::units::{bytes, duration};
 
-/// An event on the host.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(crate) struct Happening {
     /// Time of the event by the daemon's clock, in milliseconds since 1970; `None` while the daemon does not answer.
     pub(crate) time_unix_ms: Option<u64>,
     /// Kind of the object.
     pub(crate) about: About,
-    /// Name or number of the object.
     pub(crate) name: String,
     pub(crate) event: Event,
-    /// The event as text.
     pub(crate) message: String,
     /// The migration with its state; `None` for other objects.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -76,7 +73,6 @@ pub(crate) struct Seen {
 }
 
 impl Happening {
-    /// Returns the event as a line of text.
     pub(crate) fn line(&self) -> String {
         let when = self.time_unix_ms.map_or_else(|| format!("{:<20}", "-"), moment);
         let about = match self.about {

@@ -70,7 +70,6 @@ fn report_panics(log: Log) {
     }));
 }
 
-/// Writes a line for each event.
 struct Lines(Log);
 
 impl<'a> MakeWriter<'a> for Lines {

@@ -93,7 +93,6 @@ fn advice(error: &CommandError) -> &'static str {
     }
 }
 
-/// Returns the stores as a table.
 pub(crate) fn stores(stores: &Vec<Store>) -> String {
     let header = ["STORE", "KIND", "FREE", "SIZE", "VOLUMES", "PROVISIONED", "WHERE"];
     let mut table = table(&header, &[2, 3, 4, 5]);
@@ -172,7 +171,6 @@ pub(crate) fn unknown_images(stores: &[Store]) -> String {
     text + &in_use
 }
 
-/// Returns the migrations as a table.
 pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
     if migrations.is_empty() {
         return "no migrations; begin one with: sterna migrate VOLUME --to STORE\n".to_owned();
@@ -262,7 +260,6 @@ fn copied_by(strategy: api::Strategy, rounds: &[api::Round]) -> String {
     format!("{}, {} rounds; {} was written in the last", strategy.name(), rounds.len(), bytes(last.dirtied))
 }
 
-/// Returns the text about the end of a migration.
 pub(crate) fn ended(migration: &Migration) -> String {
     let why = migration.message.as_deref().unwrap_or("no reason was recorded");
     let (volume, id) = (&migration.volume, &migration.id);
@@ -299,7 +296,6 @@ pub(crate) fn begun(migration: &Migration) -> String {
     }
 }
 
-/// Returns the place in the queue as text.
 pub(crate) fn turn(queue: &api::QueuePlace) -> String {
     format!("number {} of {}: {}", queue.place, queue.waiting, queue.reason)
 }
@@ -313,7 +309,6 @@ pub(crate) fn remaining(migration: &Migration) -> String {
     }
 }
 
-/// Returns the reason of the wait, as text.
 pub(crate) fn waiting(migration: &Migration) -> Option<String> {
     let waiting = migration.waiting_for.as_ref()?;
     let limit = waiting.remaining_ms.map(|remaining_ms| duration(remaining_ms as f64 / 1000.0));

@@ -119,7 +119,6 @@ impl Wait {
     }
 }
 
-/// The display of progress.
 pub(crate) enum Display {
     /// A bar on the terminal behind standard error.
     Bar(ProgressBar),
@@ -199,7 +198,6 @@ impl Display {
     }
 }
 
-/// Resolution of the bar.
 const BAR_STEPS: u64 = 10_000;
 
 fn bar() -> ProgressBar {

@@ -26,11 +26,9 @@ use transport::{HostId, Identity, IdentityError};
 
 /// Scheme of the addresses. Clients speak HTTP over TLS, as other programs write it.
 const SCHEME: &str = "https://";
-/// Default port of a daemon.
 const PORT: u16 = 7425;
 /// Longest time for connecting. A longer wait means a wrong address.
 const CONNECT_WAIT_MAX: Duration = Duration::from_secs(10);
-/// Version of the file's format.
 const VERSION: u32 = 1;
 /// Names of the file, and of the folder with this user's key.
 const FILE: &str = "remotes.json";
@@ -58,7 +56,6 @@ pub(crate) struct Remote {
 /// Why a daemon cannot be used over TLS.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RemoteError {
-    /// There is no home folder.
     #[error("there is no folder for keys: set HOME")]
     NoHome,
     /// The daemon was not added.
@@ -67,7 +64,6 @@ pub(crate) enum RemoteError {
          here: sterna remote add {0}"
     )]
     Unknown(RemoteAddress),
-    /// The file cannot be used.
     #[error("the file {path} cannot be used")]
     File { path: PathBuf, source: io::Error },
     /// This user's key cannot be used.
@@ -160,7 +156,6 @@ impl Remotes {
         Ok(remote)
     }
 
-    /// Removes a daemon and returns it.
     pub(crate) fn remove(&self, address: &RemoteAddress) -> Result<Remote, RemoteError> {
         let mut remotes = self.list()?;
         let at = remotes.iter().position(|remote| remote.address == address.to_string());
@@ -183,7 +178,6 @@ impl Remotes {
         }
     }
 
-    /// Returns a client of an added daemon.
     pub(crate) fn client(&self, address: &RemoteAddress) -> Result<Client, RemoteError> {
         let remote = self.list()?.into_iter().find(|remote| remote.address == address.to_string());
         let remote = remote.ok_or_else(|| RemoteError::Unknown(address.clone()))?;

@@ -273,7 +273,6 @@ impl Play {
     }
 }
 
-/// Checks that the pattern fills the disk.
 fn check_pattern(disk: &Disk, pattern: u8) -> anyhow::Result<()> {
     let format = if disk.format == "nbd" { "raw" } else { &disk.format };
     let tool = Program::qemu_io();

@@ -6,7 +6,6 @@ use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 use testbed::{Host, Program, until};
 
-/// Size of a request in bytes.
 const BLOCK_BYTES: u64 = 8192;
 /// Number of written blocks after which fio counts as at work.
 const WRITES_AT_WORK: u64 = 1000;

@@ -40,7 +40,6 @@ root = "build-7"
 "#;
 /// Number of overviews in a picture, enough for visible lines.
 const LOOKS: u32 = 45;
-/// Height of pictures of the page.
 const PAGE_HEIGHT: u32 = 1300;
 const REPORT_HEIGHT: u32 = 965;
 /// Rate of the migration whose report is shown.

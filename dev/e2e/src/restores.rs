@@ -23,7 +23,6 @@ use testbed::{Host, Outcome, until};
 
 use crate::trio::{NAMES, three_hosts};
 
-/// Size of the volume.
 const DISK_BYTES: usize = 1 << 20;
 /// Bytes of the stamp, which has the number of the write.
 const STAMP_BYTES: usize = 4096;
@@ -86,7 +85,6 @@ fn play(
 struct Round {
     hosts: Vec<Host>,
     random: Random,
-    /// The host that has the volume.
     owner: usize,
     /// Number of its writes.
     written: u8,
@@ -102,7 +100,6 @@ enum ListFate {
     Broken,
     /// A list from before all hosts were paired.
     OfBefore,
-    /// The whole data folder is lost.
     FolderLost,
 }
 
@@ -126,7 +123,6 @@ impl Round {
         self.course.push(what);
     }
 
-    /// Writes to the volume at its owner.
     fn write(&mut self) -> anyhow::Result<()> {
         self.written += 1;
         let data = vec![self.written; STAMP_BYTES];
@@ -325,7 +321,6 @@ impl Round {
         }
     }
 
-    /// Returns the hosts that serve the volume.
     fn serving(&self) -> anyhow::Result<Vec<usize>> {
         let mut serving = Vec::new();
         for (number, host) in self.hosts.iter().enumerate().filter(|(_, host)| host.runs()) {
@@ -377,7 +372,6 @@ impl Round {
     }
 }
 
-/// Returns an NBD client of the volume at a host.
 fn client(host: &Host) -> anyhow::Result<Client> {
     let volume: Volume = until("the volume is served", || {
         let volume: Volume = host.ask(&["volume", "show", "v"])?;

@@ -26,7 +26,6 @@ use crate::trio::{NAMES, three_hosts};
 const VOLUMES: [&str; 2] = ["v", "w"];
 /// Size of a volume, which moves within a fraction of a second.
 const DISK_BYTES: u64 = 16 << 20;
-/// Steps between two comparisons.
 const STEPS_BETWEEN: u32 = 6;
 /// Longest time for a guest to reconnect or to get an answer, and for all migrations to end.
 const PATIENCE: Duration = Duration::from_secs(180);
@@ -63,7 +62,6 @@ pub fn play_tour(seed: u64, steps: u32, mut told: impl FnMut(&str)) -> anyhow::R
     Ok(())
 }
 
-/// A step of the tour.
 #[derive(Clone, Copy, Debug)]
 enum Step {
     /// A volume begins to move to the other host that `turn` selects.

@@ -17,7 +17,6 @@ pub use testbed::vm::{GuestImage, Verdict, Vm};
 pub const NAME: &str = "web1";
 /// Size of a block that the guest checks, in bytes.
 const BLOCK_BYTES: u32 = 4096;
-/// Seed of its content.
 const SEED: u64 = 7;
 /// Number of requests after which a guest counts as at work.
 const REQUESTS: u64 = 50;

@@ -47,7 +47,6 @@ fn the_demo_between_two_daemons_on_loopback_goes_on_after_the_cut_and_leaves_not
     check_empty(folder.path())
 }
 
-/// Runs the demo in a folder, and returns its figures.
 fn demo(folder: &Path, more: &[&str]) -> anyhow::Result<Value> {
     let demo = Program::at(&program::sterna()?).args(["demo", "--json", "--folder"]).arg(folder);
     let outcome = demo.args(more).run()?;
@@ -65,7 +64,6 @@ fn check(figures: &Value) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Checks the further figures of the demo between hosts.
 fn check_hosts(figures: &Value) -> anyhow::Result<()> {
     check(figures)?;
     ensure!(figures["resumed"] == true, "{figures}");

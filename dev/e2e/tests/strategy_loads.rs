@@ -19,7 +19,6 @@ const SLOW_BYTES: u64 = 8 << 20;
 const WORK_REQUESTS: u64 = 500;
 const STRATEGIES: [Strategy; 2] = [Strategy::Mirror, Strategy::Tracking];
 
-/// The load of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Load {
     /// It has worked before, and is idle.
@@ -46,7 +45,6 @@ impl Load {
         Ok(GuestOptions { in_flight, mix, requests_max, ..GuestOptions::default() })
     }
 
-    /// Configuration of the target store.
     fn store(self, store: &str) -> String {
         match self {
             Self::FasterThanTheTarget => format!("[stores.{store}.delay]\nbytes_per_second = {SLOW_BYTES}\n"),
@@ -54,7 +52,6 @@ impl Load {
         }
     }
 
-    /// The load of a VM.
     fn vm_work(self) -> Work {
         let workers = if self == Self::Idle { 0 } else { self.in_flight() };
         let usual = Work { workers, ..Work::on_disk(FILL_BYTES / 2) };
@@ -128,7 +125,6 @@ fn between_stores(strategy: Strategy, load: Load) {
     });
 }
 
-/// Configures `beta`'s store for the load.
 fn configure_beta(pair: &mut Pair, more: &str) -> anyhow::Result<()> {
     if more.is_empty() {
         return Ok(());

@@ -36,7 +36,6 @@ pub(crate) fn feed(bytes: &[u8]) {
     LANE.with_borrow_mut(|lane| lane.serve(bytes, u64::from(*tail) * TAIL_STEP, use_as));
 }
 
-/// The use of an image.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Use {
     Read,

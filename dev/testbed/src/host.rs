@@ -18,7 +18,6 @@ use crate::own_address::own_address;
 use crate::program::{Outcome, Program, Running};
 use crate::wait::until;
 
-/// Names of the stores.
 const STORES: [&str; 2] = ["a", "b"];
 /// The file that fills the disk of the data folder.
 const FILLER: &str = "data/filler";

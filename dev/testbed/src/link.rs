@@ -10,9 +10,7 @@ use anyhow::Context as _;
 
 /// Interval at which a silent direction checks its state.
 const LOOK: Duration = Duration::from_millis(20);
-/// Delay of a late link, in each direction.
 const DELAY: Duration = Duration::from_millis(150);
-/// Bytes of one read.
 const PIECE_BYTES: usize = 64 << 10;
 /// Rate of a slow link, in bytes a second.
 const SLOW_BYTES_PER_S: f64 = 10e6;

@@ -21,7 +21,6 @@ pub(super) struct FileApiTls {
 }
 
 impl FileApiTls {
-    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<ApiTlsConfig, ConfigError> {
         let Some(listen) = self.listen else { return Ok(ApiTlsConfig::default()) };
         match listen.parse::<SocketAddr>() {

@@ -51,7 +51,6 @@ struct FileLink {
 }
 
 impl FileHosts {
-    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<HostsConfig, ConfigError> {
         let counts = [
             ("hosts.listen", self.listen.len(), ADDRESSES_MAX),

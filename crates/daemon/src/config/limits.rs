@@ -139,7 +139,6 @@ impl Default for FileLimits {
 }
 
 impl FileLimits {
-    /// Checks the settings of the file at `path`.
     pub(super) fn check(&self, path: &Path) -> Result<Limits, Faults> {
         let milliseconds = |key, value, range| within(path, key, value, range).map(Duration::from_millis);
         // Every value of the range fits.

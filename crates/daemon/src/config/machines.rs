@@ -161,7 +161,6 @@ pub(super) struct FileMachines {
 }
 
 impl FileMachines {
-    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<MachinesConfig, ConfigError> {
         if let Some(entry) =
             self.allow.iter().find(|entry| !entry.starts_with('-') || entry.split(' ').count() > 2)

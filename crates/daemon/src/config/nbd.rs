@@ -59,7 +59,6 @@ fn yes() -> bool {
 }
 
 impl FileNbd {
-    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<NbdConfig, ConfigError> {
         let connections_max = match self.connections_max {
             Some(value) if !CONNECTIONS.contains(&value) => {

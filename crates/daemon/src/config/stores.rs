@@ -11,7 +11,6 @@ use super::faults::{Faults, all, both};
 use super::impairments::{self, FileDelay, FileFault, ImpairmentConfig, ImpairmentFault};
 use super::{ConfigError, DEFAULT_STORE, require_absolute};
 
-/// The folder of [`DEFAULT_STORE`] in the data folder.
 const DEFAULT_STORE_FOLDER: &str = "images";
 
 /// The place of a store's images.

@@ -35,7 +35,6 @@ pub(super) struct FileWeb {
 }
 
 impl FileWeb {
-    /// Checks the settings of the file at `path`.
     pub(super) fn check(self, path: &Path) -> Result<WebConfig, ConfigError> {
         let Some(listen) = self.listen else { return Ok(WebConfig::default()) };
         match address(&listen) {

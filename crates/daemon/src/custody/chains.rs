@@ -29,7 +29,6 @@ const LINKS_MAX: usize = 40;
 /// The top of a backing chain, by the journal or as a file.
 #[derive(Clone)]
 pub(super) enum Top {
-    /// The image of a volume, with the volume's name.
     Volume(migration::VolumeId, String),
     /// A file that belongs to no volume.
     Image(String),
@@ -56,7 +55,6 @@ impl<'a> Chains<'a> {
         Self { book, headers, state, object, walked: BTreeSet::new() }
     }
 
-    /// Adds the backing chains of the journal's images.
     pub(super) fn add_journal(&mut self) {
         let is_qcow2 =
             |image: &ImageLocation| image.format == ImageFormat::Qcow2 && !image.place.name().is_empty();
@@ -134,7 +132,6 @@ impl<'a> Chains<'a> {
         found.collect()
     }
 
-    /// Adds the backing chain of one image.
     pub(super) fn add(&mut self, top: &Top, image: PathBuf) {
         let mut seen = BTreeSet::new();
         let mut images = VecDeque::from([image]);
@@ -217,7 +214,6 @@ impl<'a> Chains<'a> {
         }
     }
 
-    /// Returns whether an image is the one in question.
     fn is_object(&self, looked: &Looked) -> bool {
         let (device, inode) = looked.identity;
         self.object.found == Found::There(Identity::File { device, inode })

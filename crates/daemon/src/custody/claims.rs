@@ -18,14 +18,12 @@ use super::stacks::Stacks;
 use crate::images::{half_made, inventory};
 
 impl Custody {
-    /// Returns the book, and the object at `place`.
     pub(super) fn book_for(&self, place: &Place) -> (Book, Object) {
         let (found, lasting) = (look(place), lasting_at(place).ok().flatten());
         let object = Object { place: place.clone(), found, lasting };
         (self.book_about(&object), object)
     }
 
-    /// Returns the book with all claims about `object`.
     pub(super) fn book_about(&self, object: &Object) -> Book {
         let state = self.state();
         let mut book = Book::of_journal(&state);

@@ -22,7 +22,6 @@ const STEP_MAX: Duration = Duration::from_micros(500);
 /// The ratio of a pause to the cut before it.
 const PAUSE_PER_STEP: u32 = 4;
 
-/// A file that is about to be freed.
 #[derive(Debug)]
 pub(super) struct Doomed(File);
 

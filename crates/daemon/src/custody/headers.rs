@@ -39,7 +39,6 @@ pub(super) enum Says {
     Unknown(String),
 }
 
-/// A backing file in a header.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Named {
     pub(super) name: Vec<u8>,

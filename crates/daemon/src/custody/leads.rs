@@ -22,7 +22,6 @@ const AWAY: [&str; 7] = ["http", "https", "ftp", "ftps", "rbd", "iscsi", "iser"]
 /// Drivers of QEMU without a file below.
 const NOTHING: [&str; 2] = ["null-co", "null-aio"];
 
-/// One reading of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Lead {
     /// A file or device on this host.

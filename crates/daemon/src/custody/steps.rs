@@ -33,7 +33,6 @@ struct Taken {
     file: Option<OwnedFd>,
 }
 
-/// One step on one file.
 #[derive(Clone, Copy)]
 struct Order<'a> {
     step: Step,

@@ -266,7 +266,6 @@ fn overlay_of_raw(path: &Path, backing: &str) {
     std::fs::write(path, bytes).unwrap();
 }
 
-/// Returns the custody of two stores in a folder, `fast` and `slow`.
 fn of_two_stores(folder: &Path, records: Vec<Record>) -> Custody {
     let configured = ["fast", "slow"].map(|name| {
         std::fs::create_dir_all(folder.join(name)).unwrap();

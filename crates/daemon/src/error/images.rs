@@ -3,7 +3,6 @@
 use api::ErrorCode;
 use block::store::{ImageError, Qcow2Error, RemoteError};
 
-/// Returns the API's code of a qcow2 error.
 pub(super) fn code_of_qcow2(error: &Qcow2Error) -> ErrorCode {
     match error {
         Qcow2Error::Image(error) => code_of_image(error),

@@ -21,7 +21,6 @@ pub(crate) enum RetryObstacle {
     /// Its volume or VM has been removed here.
     #[error("\"{0}\" is not here now; see: sterna volume list")]
     Gone(String),
-    /// Its order is not recorded.
     #[error("its order is not recorded; order it again: sterna migrate {volume} --to {target}")]
     Unrecorded { volume: String, target: String },
 }

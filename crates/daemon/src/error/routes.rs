@@ -19,7 +19,6 @@ pub(crate) enum RouteError {
          access set {name} --role {needed}"
     )]
     Role { name: String, role: Role, needed: Role },
-    /// The client has the key of an access token.
     #[error(
         "this key belongs to the access token of \"{0}\", which can only be redeemed: sterna remote add https://HOST:PORT"
     )]

@@ -15,10 +15,8 @@ pub(crate) struct StoreFileError {
 pub(crate) enum StoreFileObstacle {
     #[error("does not exist")]
     NotFound,
-    /// The given text is not a file name.
     #[error("is no name of a file in it: write STORE/FILE as sterna store scan does")]
     NoName,
-    /// The store holds one volume.
     #[error("is no file: the store takes one volume, and is no folder")]
     NoFolder,
     #[error("is the volume \"{0}\"; see: sterna volume show {0}")]
@@ -27,7 +25,6 @@ pub(crate) enum StoreFileObstacle {
     OfMigration(String),
     #[error("is the backing file of another image: {0}; writes of a guest would damage that image")]
     Backing(String),
-    /// It is a part of a disk.
     #[error("is a half-made target: parts of the disk are missing")]
     HalfMade,
     #[error("is the old copy of volume \"{volume}\" that {migration} left")]
@@ -38,7 +35,6 @@ pub(crate) enum StoreFileObstacle {
     NoImage(String),
     #[error("is no half-made target but {0}, and is not deleted")]
     NotHalfMade(&'static str),
-    /// A program has it open.
     #[error("is in use: {0}")]
     InUse(String),
 }

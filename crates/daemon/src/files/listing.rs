@@ -52,12 +52,7 @@ pub(crate) enum ListingError {
     Malformed { path: PathBuf, otherwise: &'static str, source: serde_json::Error },
     /// Another version of the program wrote the file.
     #[error("the file {path} has version {version}; this program knows {known}")]
-    Version {
-        path: PathBuf,
-        version: u32,
-        /// The version that is supported.
-        known: u32,
-    },
+    Version { path: PathBuf, version: u32, known: u32 },
 }
 
 #[derive(Serialize, Deserialize)]

@@ -36,12 +36,10 @@ const WORDS_BYTES_MAX: usize = 2 << 10;
 const LINES_MAX: usize = 5;
 /// How long the end of an ended hook's output is waited for: its child processes may hold the pipe.
 const WORDS_TIMEOUT: Duration = Duration::from_millis(200);
-/// The suffixes of its files.
 const FILES: [&str; 3] = ["begun", "part", "ended"];
 /// A shell's status above this is the signal that has ended its program.
 const SIGNALS: i32 = 128;
 
-/// A process that waits behind its gate.
 pub(super) struct Gated {
     pub(super) process: HookProcess,
     child: Child,
@@ -49,7 +47,6 @@ pub(super) struct Gated {
     words: Words,
 }
 
-/// A process that runs the program.
 pub(super) struct Running {
     child: Child,
     words: Words,
@@ -59,7 +56,6 @@ pub(super) struct Running {
 pub(super) enum Found {
     /// It has run the program, or was killed by others.
     Ended(HookEnd),
-    /// It never passed its gate.
     NeverBegan,
 }
 
@@ -103,7 +99,6 @@ impl Gated {
 }
 
 impl Running {
-    /// Waits for its end.
     pub(super) async fn ended(mut self) -> HookEnd {
         let status = loop {
             tokio::select! {

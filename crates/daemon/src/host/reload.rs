@@ -25,7 +25,6 @@ pub type ReadConfig = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>
 struct Changes {
     /// The new limits, if they have changed.
     limits: Option<Limits>,
-    /// Stores with new names.
     added: BTreeMap<String, StoreConfig>,
     /// Settings that need a restart.
     left: Vec<String>,

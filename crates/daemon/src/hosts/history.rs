@@ -49,7 +49,6 @@ struct Content {
     removed: Vec<Removed>,
 }
 
-/// The identity of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Born {
     inode: u64,

@@ -25,7 +25,6 @@ pub fn document() -> String {
     DOCUMENT.clone()
 }
 
-/// Answers with the document.
 pub(super) async fn show() -> Response {
     ([(header::CONTENT_TYPE, "application/json")], DOCUMENT.as_str()).into_response()
 }

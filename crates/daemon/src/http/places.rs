@@ -30,7 +30,6 @@ struct Taken {
     places: BTreeMap<u64, Arc<Claim>>,
 }
 
-/// The state of a place in use.
 #[derive(Default)]
 struct Claim {
     /// Whether a request on it is being answered.

@@ -96,7 +96,6 @@ struct Newcomer {
     handshake: Arc<Place>,
 }
 
-/// The state that all connections share.
 struct Shared {
     acceptor: Acceptor,
     grants: Arc<Grants>,

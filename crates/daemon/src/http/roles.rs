@@ -33,7 +33,6 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-/// The operations, by path.
 const TABLE: [(&str, &str, Takes); 50] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),

@@ -34,14 +34,12 @@ use crate::audit::By;
 const HEAD_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The longest head of a request, in bytes: method, path and headers. Usual ones have some hundred.
 const HEAD_BYTES_MAX: usize = 16 << 10;
-/// The largest buffer of a connection, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 << 10;
 /// The longest time that a client may read nothing of an answer.
 const ANSWER_WAIT_MAX: Duration = Duration::from_secs(10);
 /// The pause after a failed accept: most often the process has no descriptors left.
 pub(super) const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// A source of connections.
 pub(crate) trait Listener {
     type Stream: AsyncRead + AsyncWrite + Send + Unpin + 'static;
 

@@ -39,7 +39,6 @@ pub(crate) struct Known {
     backing: BTreeMap<PathBuf, PathBuf>,
 }
 
-/// The owner of a file.
 #[derive(Clone)]
 struct Claim {
     role: FileRole,

@@ -25,7 +25,6 @@ const PIECES: usize = 8;
 /// The bytes whose extents are queried at once, and that one request zeroes.
 const STEP_BYTES: u64 = 256 << 20;
 
-/// Why a volume was not filled.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum FillError {
     /// No I/O engine can be started.

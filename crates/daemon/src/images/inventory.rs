@@ -198,7 +198,6 @@ fn is_number(text: &str) -> bool {
     number.is_some_and(|number| number.to_string() == text)
 }
 
-/// Returns the file of a kept image, if it is one.
 pub(crate) fn file_of(kept: &Kept) -> Option<PathBuf> {
     kept.image.place.file().map(PathBuf::from)
 }

@@ -27,14 +27,12 @@ pub(super) trait Storage: Sized {
     /// Writes all of `bytes` at `position`, durably.
     fn write_at(&self, position: usize, bytes: &[u8]) -> io::Result<()>;
 
-    /// Returns the preallocated bytes.
     fn capacity(&self) -> usize;
 
     /// Replaces the file by one that holds `state` alone, and returns where the next frame goes.
     fn replace(&self, state: &State) -> Result<(Self, NextFrame), ReplaceFault>;
 }
 
-/// Why a file was not replaced by a compacted one.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ReplaceFault {
     /// The old file is unchanged.

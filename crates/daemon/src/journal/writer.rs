@@ -25,7 +25,6 @@ pub(super) struct Request {
 
 pub(super) struct Writer<S> {
     storage: S,
-    /// The position and the number of the next frame.
     next: NextFrame,
     /// The state including the frame that is being built.
     state: State,
@@ -44,7 +43,6 @@ pub(super) struct Writer<S> {
 }
 
 impl Writer<JournalFile> {
-    /// Returns a writer that continues at the end of the file.
     pub(super) fn new(file: JournalFile, state: State, durable: Arc<RwLock<State>>) -> Self {
         let next = file.next();
         Self::over(file, next, state, durable)

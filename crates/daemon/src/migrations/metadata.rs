@@ -88,7 +88,6 @@ pub(crate) struct RoundNote {
     pub(crate) blocks: u64,
     /// Bytes that were written for these blocks.
     pub(crate) bytes: u64,
-    /// Its duration in microseconds.
     pub(crate) took_us: u64,
     /// Bytes that guests wrote meanwhile.
     pub(crate) dirtied: u64,
@@ -100,7 +99,6 @@ pub(crate) struct RoundNote {
 pub(crate) struct SharedNote {
     /// The identity of its volume, 32 hexadecimal digits.
     pub(crate) volume: String,
-    /// Its path at this host.
     pub(crate) path: String,
     /// Whether blocks go straight to it; `None`: not known yet.
     pub(crate) is_used: Option<bool>,
@@ -213,7 +211,6 @@ impl MetadataFolder {
         Self { folder, known: Mutex::new(known), changing: tokio::sync::Mutex::default() }
     }
 
-    /// Returns the metadata of a migration that began at `begun_unix_ms`.
     pub(crate) fn of(&self, id: MigrationId, begun_unix_ms: u64) -> Option<Metadata> {
         let metadata = self.lock().get(&id).cloned();
         metadata.filter(|metadata| metadata.begun_unix_ms == Some(begun_unix_ms))

@@ -76,7 +76,6 @@ async fn carry_out(custody: &Custody, step: Step, migration: MigrationId) -> Res
 
 #[derive(Debug, thiserror::Error)]
 enum StepFault {
-    /// The image could not be handled.
     #[error(transparent)]
     Image(#[from] ControlFault),
     #[error(transparent)]

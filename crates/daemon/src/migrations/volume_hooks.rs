@@ -106,7 +106,6 @@ impl VolumeHooks {
 /// Why the hooks before a handover did not succeed.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum VolumeHooksFault {
-    /// The migration is not registered.
     #[error("it is unknown which hook must run before")]
     NotKnown,
     #[error("it was given up")]

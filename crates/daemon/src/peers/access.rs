@@ -32,7 +32,6 @@ struct Allowed {
     version: u64,
 }
 
-/// The refusals of one host.
 #[derive(Default)]
 struct Refused {
     count: u64,

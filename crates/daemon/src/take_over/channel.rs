@@ -89,7 +89,6 @@ impl Successors {
         Self { heard, waiting: BTreeMap::new(), listening, folder: folder.to_owned() }
     }
 
-    /// Returns the next event.
     pub(crate) async fn next(&mut self) -> Asked {
         loop {
             tokio::select! {

@@ -224,7 +224,6 @@ impl AdoptedDisk {
         if self.is_read_only { Use::Read } else { Use::ReadWrite }
     }
 
-    /// Returns its image at `path`.
     pub(crate) fn image(&self, path: PathBuf, format: String) -> ImageFile {
         ImageFile { path, format, node: Some(self.node.clone()).filter(|node| is_named(node)) }
     }

@@ -30,7 +30,6 @@ pub(crate) enum VmError {
     Manifest(#[from] ManifestError),
     #[error("the VM \"{0}\" runs; stop it first: sterna vm stop {0}")]
     Running(String),
-    /// It is to be started, and runs.
     #[error("the VM \"{0}\" runs already; see: sterna vm show {0}")]
     RunsAlready(String),
     #[error("the VM \"{0}\" does not run; start it: sterna vm start {0}")]
@@ -52,7 +51,6 @@ pub(crate) enum VmError {
     Program { vm: String, program: String, source: io::Error },
     #[error("the VM \"{vm}\": {source}")]
     Qemu { vm: String, source: HypervisorError },
-    /// The monitor of a VM to be adopted cannot be used.
     #[error(
         "the VM \"{vm}\" cannot be adopted: no monitor of QEMU's (-qmp) can be used at {}: there is none, it serves another \
          client, or a link leads there through a folder that users other than root may write to; the daemon's log has the reason",
@@ -68,12 +66,10 @@ pub(crate) enum VmError {
     Hidden { vm: String, id: i32, source: io::Error },
     #[error("the disks of the VM \"{vm}\" are unchanged: {why}")]
     Disk { vm: String, why: String },
-    /// It is paused, and cannot be resumed yet.
     #[error(
         "the VM \"{vm}\" cannot be resumed yet: {why}; Sterna tries until it runs: sterna vm show {vm}, sterna vm resume {vm}"
     )]
     Paused { vm: String, why: String },
-    /// It is in a state in which it cannot be resumed.
     #[error("cannot resume the VM \"{vm}\": {why}")]
     CannotGoOn {
         vm: String,

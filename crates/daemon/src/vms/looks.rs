@@ -29,10 +29,8 @@ use super::{Adopted, Definition, VmError, Vms, launched, user_of};
 /// Drivers that may always be between a device and a volume.
 const PLAIN: [&str; 2] = ["raw", "nbd"];
 
-/// The result of one comparison.
 #[derive(Clone, Debug)]
 pub(crate) struct Found {
-    /// The VM's state.
     pub(crate) does: Does,
     pub(crate) differences: BTreeSet<Difference>,
 }

@@ -43,7 +43,6 @@ pub(super) struct Manifest {
     pub(super) definition: String,
     /// The files' contents by placeholder name.
     pub(super) files: Vec<(String, Vec<u8>)>,
-    /// The VM's needs.
     pub(super) needs: Needs,
 }
 

@@ -53,7 +53,6 @@ pub(super) struct Processor {
     pub(super) unavailable: Vec<String>,
 }
 
-/// What a host has.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     pub(super) version: Version,

@@ -31,7 +31,6 @@ const PROCESSORS: &str = "/proc/cpuinfo";
 enum Unsaid {
     /// It runs, and does not answer. Another process may.
     Silent(String),
-    /// It does not run.
     NotRun(String),
 }
 

@@ -23,7 +23,6 @@ const FILES_MAX: usize = 32;
 const READ_BYTES_MAX: u64 = 64 << 20;
 const PIECE_BYTES: u64 = 1 << 20;
 
-/// The source's description of one of its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Fingerprint {
     option: String,

@@ -107,7 +107,6 @@ impl Volumes {
         }
     }
 
-    /// Adds a volume of the journal, to be served.
     pub(crate) fn add(&self, name: &str, volume: VolumeId) {
         let entry = Entry {
             volume: Some(volume),

@@ -124,7 +124,6 @@ struct Has {
     on_networks: usize,
     devices: BTreeSet<String>,
     devices_without_name: usize,
-    /// Whether all of its memory is counted.
     is_memory_counted: bool,
 }
 

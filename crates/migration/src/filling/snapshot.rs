@@ -7,7 +7,6 @@ use super::manifest::{put, take};
 use super::units::within;
 use crate::planted::{Bug, broken};
 
-/// The units of one entry.
 pub(super) const SEGMENT_UNITS: u64 = 1 << 15;
 /// The most bytes of an entry besides its states: its numbers, and the head of its frame.
 const ENTRY_BYTES_MAX: u64 = 64;

@@ -54,7 +54,6 @@ pub(super) fn within_complement(set: &LayeredBitmap, range: BlockRange) -> Vec<B
     runs
 }
 
-/// Returns the rest of a run without `busy`.
 pub(super) fn without(run: BlockRange, busy: BlockRange) -> impl Iterator<Item = BlockRange> {
     let before = BlockRange { start: run.start, end: run.end.min(busy.start) };
     let after = BlockRange { start: run.start.max(busy.end), end: run.end };

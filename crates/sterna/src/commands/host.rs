@@ -11,7 +11,6 @@ use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format, hosts};
 
-/// The environment variable for an invitation.
 const INVITATION_VARIABLE: &str = "STERNA_INVITATION";
 /// Largest number of bytes that are read of an invitation, more than any has.
 const INVITATION_BYTES_MAX: u64 = 64 << 10;

@@ -6,7 +6,6 @@ use std::process::Command;
 
 use crate::commands::CommandError;
 
-/// The program's name.
 const LAB: &str = "sterna-lab";
 /// Its folder in a package, seen from the folder of `sterna`.
 const PACKAGED: &str = "../lib/sterna";

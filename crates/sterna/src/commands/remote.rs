@@ -11,7 +11,6 @@ use crate::exit::Exit;
 use crate::output::{self, Format, access};
 use crate::remotes::{self, Remote, RemoteAddress, RemoteError, Remotes};
 
-/// The result of adding a daemon.
 #[derive(Serialize)]
 struct Added {
     #[serde(flatten)]

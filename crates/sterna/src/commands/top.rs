@@ -126,7 +126,6 @@ async fn seen_twice(client: &Client) -> Result<Overview, ClientError> {
     client.overview().await
 }
 
-/// Returns whether the error is permanent.
 fn is_for_good(error: &ClientError) -> bool {
     match error {
         ClientError::Unreachable { source, .. } => source.kind() == std::io::ErrorKind::PermissionDenied,

@@ -127,7 +127,6 @@ fn print(happened: &[Happening], format: Format) -> io::Result<()> {
     })
 }
 
-/// Returns whether the error is permanent.
 fn is_for_good(error: &ClientError) -> bool {
     match error {
         ClientError::Unreachable { source, .. } => source.kind() == io::ErrorKind::PermissionDenied,

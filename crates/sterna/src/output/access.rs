@@ -7,7 +7,6 @@ use api::{Access, Grant, NewlyGranted};
 use super::{dash, table};
 use crate::remotes::Remote;
 
-/// Returns the grants as a table.
 pub(crate) fn list(access: &Access) -> String {
     let mut text = match (&access.problem, &access.listen, &access.key) {
         (Some(problem), ..) => format!("no user may use the API: {problem}\n"),

@@ -40,7 +40,6 @@ pub(crate) fn invitation(invitation: &Invitation) -> String {
     )
 }
 
-/// Returns the result of joining.
 pub(crate) fn joined(peer: &Peer) -> String {
     let mut text = format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id));
     if let Some(name) = &peer.calls_itself {
@@ -53,7 +52,6 @@ pub(crate) fn joined(peer: &Peer) -> String {
     text
 }
 
-/// Returns the permissions of another host.
 pub(crate) fn trust(peer: &Peer) -> String {
     match peer.machines {
         true => format!("{} may bring VMs, which run here\n", peer.name),
@@ -63,7 +61,6 @@ pub(crate) fn trust(peer: &Peer) -> String {
     }
 }
 
-/// Returns the other hosts as a table.
 pub(crate) fn peers(peers: &Vec<Peer>) -> String {
     if peers.is_empty() {
         return "no other hosts; on both of two: sterna host init; then on one of them: sterna host invite\n"

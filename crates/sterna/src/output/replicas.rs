@@ -44,7 +44,6 @@ pub(crate) fn dropped(replica: &Replica) -> String {
     }
 }
 
-/// Returns the age of an instant as text.
 pub(crate) fn age(unix_ms: u64) -> String {
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     duration(now.saturating_sub(Duration::from_millis(unix_ms)).as_secs_f64())

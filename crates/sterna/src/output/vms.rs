@@ -4,7 +4,6 @@ use api::{RemovedVm, Vm, VmState, WholeMove};
 
 use super::{dash, lines, properties, table};
 
-/// Returns the VMs as a table.
 pub(crate) fn list(vms: &Vec<Vm>) -> String {
     if vms.is_empty() {
         return "no VMs; add one with: sterna vm add NAME --definition FILE\n".to_owned();
@@ -19,7 +18,6 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
     lines(&table)
 }
 
-/// Returns a VM as lines of properties.
 pub(crate) fn show(vm: &Vm) -> String {
     let mut rows = vec![("vm", vm.name.clone()), ("state", vm.state.words().to_owned())];
     rows.extend(vm.message.clone().map(|message| ("why", message)));
@@ -49,13 +47,11 @@ pub(crate) fn added(vm: &Vm) -> String {
     format!("added {}; start it: sterna vm start {}\n{warning}", vm.name, vm.name)
 }
 
-/// Returns the text about a started VM.
 pub(crate) fn started(vm: &Vm) -> String {
     let process = vm.process.map(|process| format!(" (process {process})")).unwrap_or_default();
     format!("{} is {}{process}\n", vm.name, vm.state.words())
 }
 
-/// Returns the text about a stopped VM.
 pub(crate) fn stopped(vm: &Vm) -> String {
     let how = vm.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
     format!("{} is stopped{how}\n", vm.name)
@@ -98,7 +94,6 @@ pub(crate) fn released(vm: &Vm) -> String {
     }
 }
 
-/// Returns the text about a removed VM.
 pub(crate) fn removed(removed: &RemovedVm) -> String {
     match removed.volumes.as_slice() {
         [] => format!("removed {}\n", removed.name),

@@ -5,7 +5,6 @@ use api::{Replica, Volume, VolumeFilling};
 use super::{dash, lines, properties, table};
 use console::units::bytes;
 
-/// Returns the volumes as a table.
 pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
     if volumes.is_empty() {
         return "no volumes; make one with: sterna volume create NAME --size 4GiB\n".to_owned();

@@ -388,7 +388,6 @@ fn aligned(text: &str, side: Side, width: usize) -> String {
     }
 }
 
-/// Returns the part of a text that fits.
 fn cut(text: &str, width: usize) -> String {
     if text.width() <= width {
         return text.to_owned();

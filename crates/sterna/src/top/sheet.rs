@@ -8,7 +8,6 @@ use console::units::{bytes, duration, percent};
 
 pub(crate) struct Sheet {
     pub(crate) columns: Vec<Column>,
-    /// The rows, with a cell for each column.
     pub(crate) rows: Vec<Vec<Cell>>,
     /// The text that is shown if there are no rows.
     pub(crate) when_empty: &'static str,
@@ -21,7 +20,6 @@ pub(crate) struct Column {
     pub(crate) rank: u8,
 }
 
-/// Alignment of a column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Side {
     Left,
@@ -38,7 +36,6 @@ pub(crate) struct Cell {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
-    /// The subject of a row.
     Name,
     Quiet,
     /// The state is as expected.
@@ -50,7 +47,6 @@ pub(crate) enum Tone {
     Bad,
 }
 
-/// The order of volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Name,
@@ -98,7 +94,6 @@ pub(crate) fn sort(volumes: &mut [&VolumeAtWork], order: Order, is_reversed: boo
     });
 }
 
-/// Returns the volumes in the given order.
 pub(crate) fn volumes(volumes: &[&VolumeAtWork]) -> Sheet {
     let rows = volumes.iter().map(|volume| {
         let activity = volume.activity.as_ref();
@@ -249,7 +244,6 @@ pub(crate) fn hosts(peers: &[&PeerAtWork]) -> Sheet {
     }
 }
 
-/// Returns a table of the given migrations.
 pub(crate) fn migrations(migrations: &[&MigrationAtWork]) -> Sheet {
     let rows = migrations.iter().map(|MigrationAtWork { migration, .. }| {
         let (word, tone) = super::words::state(migration);

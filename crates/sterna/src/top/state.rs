@@ -27,7 +27,6 @@ pub(crate) struct Top {
     pub(crate) away: Option<(Instant, String)>,
     /// Figures of all guests together.
     pub(crate) totals: Totals,
-    /// Requests a second of each volume.
     volumes: BTreeMap<String, Figures>,
     /// Copy rate of each migration under way.
     migrations: BTreeMap<String, Figures>,
@@ -36,12 +35,10 @@ pub(crate) struct Top {
     /// The table in the lower part.
     pub(crate) view: View,
     pub(crate) order: Order,
-    /// Whether the order is reversed.
     pub(crate) is_reversed: bool,
     /// The text that a row must contain to be shown.
     pub(crate) filter: String,
     pub(crate) keys: Keys,
-    /// Index of the first visible row.
     pub(crate) first_row: usize,
 }
 
@@ -52,9 +49,7 @@ pub(crate) type Figures = VecDeque<Option<f64>>;
 #[derive(Default)]
 pub(crate) struct Totals {
     pub(crate) requests: Figures,
-    /// Bytes read a second.
     pub(crate) read: Figures,
-    /// Bytes written a second.
     pub(crate) written: Figures,
 }
 
@@ -156,7 +151,6 @@ impl Top {
         self.waits.get(id).is_some_and(|[before, now]| now.is_some() && before == now)
     }
 
-    /// Notes that the daemon has not answered.
     pub(crate) fn lose(&mut self, reason: String, now: Instant) {
         let since = self.away.as_ref().map_or(now, |(since, _)| *since);
         if self.away.replace((since, reason)).is_none() {
@@ -182,12 +176,10 @@ impl Top {
         Next::GoOn
     }
 
-    /// Returns the copy rates of a migration.
     pub(crate) fn of_migration(&self, id: &str) -> impl DoubleEndedIterator<Item = Option<f64>> + Clone + '_ {
         self.migrations.get(id).into_iter().flatten().copied()
     }
 
-    /// Returns the requests a second of a volume.
     pub(crate) fn of_volume(&self, name: &str) -> impl DoubleEndedIterator<Item = Option<f64>> + Clone + '_ {
         self.volumes.get(name).into_iter().flatten().copied()
     }

@@ -13,7 +13,6 @@ use super::{Next, Top, draw};
 
 const STARTED_MS: u64 = 1_795_573_340_000;
 
-/// Returns a volume with `requests` a second.
 pub(crate) fn volume(name: &str, requests: f64) -> Value {
     json!({
         "name": name, "size_bytes": 4_u64 << 30, "allocated_bytes": 1_u64 << 30, "store": "fast", "host": null,
@@ -26,7 +25,6 @@ pub(crate) fn volume(name: &str, requests: f64) -> Value {
     })
 }
 
-/// Returns a migration of `web1` in this state and phase.
 pub(crate) fn migration(id: &str, state: &str, phase: &str) -> Value {
     let place = |store: &str| json!({ "store": store, "image": format!("/srv/{store}/web1.img") });
     let ended = !matches!(state, "running" | "queued" | "paused");

@@ -64,7 +64,6 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// Finds forbidden outside crates.
 pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
     let manifests = manifests(tree);
     let mut findings = Vec::new();
@@ -89,10 +88,8 @@ pub(crate) fn check_outside(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-/// The dependencies of one crate.
 #[derive(Default)]
 struct Manifest {
-    /// Path of its manifest.
     path: String,
     /// Dependencies of its library or program, and of its build.
     uses: BTreeSet<String>,

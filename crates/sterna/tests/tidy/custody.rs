@@ -2,7 +2,6 @@
 
 use crate::tree::{Finding, RustFile, Tree};
 
-/// Where the daemon's sources are.
 const DAEMON: &str = "crates/daemon/src/";
 /// The modules that may change images, because they check all claims.
 const CUSTODY: [&str; 2] = ["crates/daemon/src/custody.rs", "crates/daemon/src/custody/"];
@@ -52,7 +51,6 @@ pub(crate) fn check(tree: &Tree) -> Vec<Finding> {
     tree.rust().filter(|file| other_of(&file.path).is_none()).flat_map(|file| calls(&file)).collect()
 }
 
-/// Finds exceptions that are not needed.
 pub(crate) fn check_exceptions(tree: &Tree) -> Vec<Finding> {
     let is_needed =
         |name: &str| tree.rust().any(|file| is_under(&file.path, name) && !calls(&file).is_empty());

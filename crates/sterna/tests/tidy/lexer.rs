@@ -7,7 +7,6 @@ pub(crate) struct Layers {
     pub(crate) comments: String,
 }
 
-/// Splits a file into its layers.
 pub(crate) fn split(text: &str) -> Layers {
     let characters: Vec<char> = text.chars().collect();
     let mut layers = Layers { code: String::new(), comments: String::new() };

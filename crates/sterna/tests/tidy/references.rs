@@ -4,7 +4,6 @@ use std::collections::BTreeSet;
 
 use crate::tree::{Finding, Tree};
 
-/// The document of the laws.
 const DESIGN: &str = "docs/design.md";
 /// The folder of the decisions, each in a file that begins with its number.
 const DECISIONS: &str = "docs/decisions/";

@@ -9,7 +9,6 @@ const LINES_MAX: usize = 600;
 /// Names of modules that say nothing about their content.
 const EMPTY_NAMES: [&str; 8] = ["util", "utils", "helper", "helpers", "misc", "common", "base", "stuff"];
 
-/// Words of tests that report an omission.
 const OMISSIONS: [&str; 4] = ["not tested", "left out", "skipping", "skipped"];
 
 /// Crates that a daemon links.
@@ -54,7 +53,6 @@ pub(crate) fn check(file: &RustFile) -> Vec<Finding> {
     broken(file).into_iter().filter(|(rule, _)| !is_excepted(*rule)).map(|(_, finding)| finding).collect()
 }
 
-/// Finds exceptions that are not needed.
 pub(crate) fn check_exceptions(tree: &Tree) -> Vec<Finding> {
     let is_needed = |path: &str, rule: Rule| {
         let file = tree.file(path).map(|file| RustFile::new(&file.path, &file.text));

@@ -27,7 +27,6 @@ pub(crate) struct RustFile {
     pub(crate) layers: Layers,
 }
 
-/// A violation of a rule.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Finding {
     path: String,
@@ -114,7 +113,6 @@ pub(crate) fn in_package(path: &str) -> Option<(&str, &str)> {
     below.split_once('/').filter(|(name, _)| *name != "fuzz")
 }
 
-/// Returns the root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }

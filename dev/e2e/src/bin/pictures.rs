@@ -7,7 +7,6 @@ use clap::Parser;
 /// Makes pictures of the page, of a report and of `sterna top`, with two busy hosts.
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The folder for the pictures.
     folder: PathBuf,
 }
 

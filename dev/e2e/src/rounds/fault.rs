@@ -10,7 +10,6 @@ use testbed::LinkState;
 
 use super::plan::{Act, Role, pick};
 
-/// A fault of a trip.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
     /// The link is cut for a while: connections break.
@@ -31,9 +30,7 @@ pub(super) enum Fault {
     KeptTouched,
     /// A host removes the other one, and is paired with it again.
     Unpaired,
-    /// The migration is paused for a while.
     Paused,
-    /// The migration is cancelled.
     Cancelled,
 }
 

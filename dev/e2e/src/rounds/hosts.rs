@@ -17,7 +17,6 @@ pub(super) enum Home {
     Beta,
 }
 
-/// The hosts of a trip.
 pub(super) struct Hosts<'a> {
     pub(super) pair: &'a mut Pair,
     pub(super) home: Home,
@@ -39,7 +38,6 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// Returns the source and the target.
     pub(super) fn both(&self) -> (&Host, &Host) {
         match self.home {
             Home::Alpha => (&self.pair.alpha, &self.pair.beta),
@@ -47,7 +45,6 @@ impl<'a> Hosts<'a> {
         }
     }
 
-    /// Returns whether a daemon answers requests.
     pub(super) fn answers(&mut self, role: Role) -> bool {
         self.host(role).runs() && !self.frozen.contains(&role)
     }

@@ -33,7 +33,6 @@ pub(super) enum Role {
 pub(super) enum Act {
     /// The link changes to this state.
     Link(LinkState),
-    /// A daemon is killed.
     Kill(Role),
     /// A daemon is ended in order.
     Stop(Role),
@@ -52,11 +51,8 @@ pub(super) enum Act {
     TouchKept,
     /// A host removes the other one.
     Unpair(Role),
-    /// The hosts are paired again.
     Pair,
-    /// The migration is paused.
     Pause,
-    /// The migration is resumed.
     Resume,
     /// The migration is cancelled at this host.
     Cancel(Role),
@@ -70,12 +66,10 @@ pub(super) enum Leaves {
     Replica,
 }
 
-/// The plan of one trip.
 #[derive(Debug)]
 pub(super) struct Plan {
     /// Acts before the order of the migration, by time.
     pub(super) at_rest: Vec<(Duration, Act)>,
-    /// Value of `--bandwidth`.
     pub(super) bandwidth: Option<String>,
     pub(super) leaves: Leaves,
     /// Acts during the migration, by time.
@@ -104,7 +98,6 @@ impl Plan {
     }
 }
 
-/// Returns a random element.
 pub(super) fn pick<T: Copy>(random: &mut Random, of: &[T]) -> T {
     // The number is below the length.
     of[random.below(of.len() as u64) as usize]

@@ -51,7 +51,6 @@ pub(super) enum Subject {
     Machine,
 }
 
-/// A trip under way.
 pub(super) struct Journey<'a> {
     pub(super) hosts: Hosts<'a>,
     subject: Subject,
@@ -93,7 +92,6 @@ impl<'a> Journey<'a> {
         self.settle()
     }
 
-    /// Returns the record of the trip.
     pub(super) fn told(self, number: u32) -> Trip {
         let to = match self.hosts.home {
             Home::Alpha => "beta",

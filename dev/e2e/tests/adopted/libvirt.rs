@@ -16,7 +16,6 @@ const REQUESTS: u64 = 100;
 /// Texts that the definition keeps.
 const KEPT: [&str; 2] = ["what stays as it is", "qemu:commandline"];
 
-/// Runs a test on one host with a libvirtd.
 fn play(test: impl FnOnce(&mut Host, &Libvirtd) -> anyhow::Result<()>) {
     e2e::play(|host| match Libvirtd::start(host)? {
         Some(libvirt) => test(host, &libvirt),

@@ -9,11 +9,9 @@ use anyhow::{Context as _, bail, ensure};
 
 /// Longest wait for bytes, longer than any of the daemon's deadlines.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Length of the server's greeting.
 const GREETING_BYTES: usize = 18;
 const REQUEST_MAGIC: u32 = 0x2560_9513;
 
-/// A request with all of its fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Request {
     pub(crate) magic: u32,
@@ -25,12 +23,10 @@ pub(crate) struct Request {
 }
 
 impl Request {
-    /// Returns a valid read request.
     pub(crate) fn read(offset: u64, length: u32) -> Self {
         Self { magic: REQUEST_MAGIC, flags: 0, command: 0, cookie: 7, offset, length }
     }
 
-    /// Returns the request with another command.
     pub(crate) fn command(self, command: u16) -> Self {
         Self { command, ..self }
     }

@@ -20,7 +20,6 @@ fn begin_to_come_home(pair: &Pair, bandwidth: Option<&str>) -> anyhow::Result<Mi
     pair.beta.begin_to_migrate("alpha:a", bandwidth)
 }
 
-/// Returns the migration under way at a host.
 fn under_way(scene: &Host) -> anyhow::Result<Migration> {
     let migrations: Vec<Migration> = scene.ask(&["migration", "list"])?;
     migrations.into_iter().find(|migration| !migration.state.has_ended()).context("nothing is under way")

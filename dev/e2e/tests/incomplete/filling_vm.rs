@@ -50,7 +50,6 @@ fn until_whole(pair: &Pair, begun: &Migration) -> anyhow::Result<()> {
     vm::check_at(&pair.beta, &pair.alpha)
 }
 
-/// Returns the VM at `beta`.
 fn seen(pair: &Pair) -> anyhow::Result<Vm> {
     pair.beta.ask(&["vm", "show", vm::NAME])
 }

@@ -9,7 +9,6 @@ use e2e::blocks::{Block, blocks};
 use e2e::program;
 use e2e::throw_away_root::{ThrowAwayRoot, repository};
 
-/// The heading of the tour.
 const TOUR: &str = "## The tour";
 /// The heading of the commands that end the tour.
 const CLEAN_UP: &str = "## Clean up after the tour";

@@ -4,12 +4,9 @@ use anyhow::{Context as _, ensure};
 use e2e::blocks::{Block, blocks};
 use e2e::throw_away_root::{ThrowAwayRoot, package, repository};
 
-/// The first version, and the version of the upgrade.
 const VERSIONS: [(&str, &str); 2] = [("first", "0.1.0"), ("next", "0.1.0+next")];
-/// The heading of the upgrade.
 const UPGRADE: &str = "## Upgrade";
 
-/// The heading of the removal.
 const UNINSTALL: &str = "## Uninstall";
 
 /// Commands of another page that run before the removal.

@@ -7,7 +7,6 @@ use anyhow::{Context as _, ensure};
 use e2e::throw_away_root::{ThrowAwayRoot, package, repository};
 use e2e::{Outcome, Program, program, until};
 
-/// The first version, and the version of the upgrade.
 const VERSIONS: [&str; 2] = ["0.1.0", "0.1.0+next"];
 
 /// A VM that boots from the volume `web1`.
@@ -40,7 +39,6 @@ const READ: &str =
     "qemu-io -f raw -c 'read -P 0x5a 1M 1M' 'nbd+unix:///web1?socket=/run/sterna/volumes/web1.sock' |
     grep -q '^read 1048576/1048576' && echo as it was";
 
-/// Returns a property of the unit.
 fn property(root: &ThrowAwayRoot, name: &str) -> anyhow::Result<String> {
     Ok(root.succeed(&format!("systemctl show --value --property {name} sterna.service"))?.trim().to_owned())
 }
@@ -51,7 +49,6 @@ fn daemon(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     property(root, "MainPID")
 }
 
-/// Returns the log of the daemons.
 fn journal(root: &ThrowAwayRoot) -> anyhow::Result<String> {
     root.succeed("journalctl --unit sterna --no-pager --lines 80")
 }

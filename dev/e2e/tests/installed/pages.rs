@@ -41,7 +41,6 @@ END
 until sterna store list && sterna --host "$PEER" store list; do sleep 0.1; done 2>/dev/null
 "#;
 
-/// Commands before each page.
 const WORDS: &str = r#"
 cd /root/work
 export PEER=unix:/run/rack3-b/sterna.sock
@@ -60,7 +59,6 @@ END
 state() { sterna vm show web1 --json | jq -r .state; }
 "#;
 
-/// The commands of a page.
 struct Part {
     document: &'static str,
     /// The heading, and the index of the block below it.

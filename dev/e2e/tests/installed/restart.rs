@@ -8,7 +8,6 @@ use e2e::{guest, program, until};
 use tempfile::TempDir;
 use testbed::nbd_client::{Address, Client, ClientOptions, Operation};
 
-/// Number of restarts of the daemon.
 const RESTARTS: u32 = 20;
 /// Size of the volume, and bytes that the guest fills at first.
 const DISK_BYTES: u64 = 32 << 20;

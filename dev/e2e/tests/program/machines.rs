@@ -64,7 +64,6 @@ fn definition(scene: &Scene, text: &str) -> PathBuf {
     path
 }
 
-/// Adds the VM `m`.
 fn add(scene: &Scene, text: &str) -> (i32, Value) {
     let path = definition(scene, text);
     scene.json(&["vm", "add", "m", "--definition", path.to_str().unwrap()])

@@ -93,7 +93,6 @@ impl Scene {
         command
     }
 
-    /// Runs a command to its end.
     pub(crate) fn run(&self, arguments: &[&str]) -> Outcome {
         outcome_of(self.command(arguments))
     }
@@ -180,7 +179,6 @@ impl DerefMut for Scene {
     }
 }
 
-/// Runs a command to its end.
 pub(crate) fn outcome_of(command: Command) -> Outcome {
     Program::from(command).run().unwrap()
 }
@@ -204,7 +202,6 @@ pub(crate) fn qemu_io(arguments: &[&str]) -> String {
     Program::qemu_io().args(arguments).succeed().unwrap()
 }
 
-/// The program under test.
 pub(crate) fn program() -> PathBuf {
     testbed::program::sterna().unwrap()
 }

@@ -12,7 +12,6 @@ use testbed::own_address;
 use crate::operations::pair;
 use crate::scene::{Scene, code, outcome_of, program, stop_and_verify};
 
-/// Number of take-overs in a row.
 const TIMES: u32 = 20;
 
 #[test]

@@ -10,7 +10,6 @@ use serde_json::Value;
 
 use crate::scene::{DEADLINE, Scene, program};
 
-/// A watch under way.
 struct Watch {
     child: Child,
     lines: Receiver<String>,

@@ -78,7 +78,6 @@ fn a_report_of_nothing_or_to_nowhere_is_refused_with_a_reason() {
     });
 }
 
-/// Returns the history of a migration by the API.
 fn history(scene: &Host, id: &str) -> anyhow::Result<api::MigrationHistory> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     Ok(runtime.block_on(api::Client::new(scene.address()?).migration_history(id))?)

@@ -13,7 +13,6 @@ const FILL_BYTES: u64 = DISK_BYTES;
 /// Requests of the guest before, between and after moves.
 const REQUESTS: u64 = 200;
 
-/// Returns the folder of a VM's TPM at a host.
 fn state(scene: &Host) -> PathBuf {
     scene.path("data").join("vms").join(vm::NAME).join("tpm")
 }

@@ -16,10 +16,8 @@ use transport::{
 /// Longest time for an answer, which only a hang reaches.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The result of a call.
 pub(crate) type Outcome = Result<Answered, Fault>;
 
-/// The hosts that it is paired with.
 #[derive(Default)]
 struct Known(Mutex<BTreeMap<[u8; 32], Peer>>);
 
@@ -38,7 +36,6 @@ impl Peers for Known {
     }
 }
 
-/// The messages that it has received.
 #[derive(Default)]
 struct Inbox {
     heard: Mutex<Vec<(HostId, ChannelId, Vec<u8>, Vec<u8>)>>,
@@ -122,7 +119,6 @@ impl Evil {
         self.outcome(session, call)
     }
 
-    /// Waits for the result of a call.
     pub(crate) fn outcome(&self, session: &Session, call: u64) -> (Outcome, Vec<u8>) {
         self.wait(session, "the answer to a call", |_, head, payload| match Head::decode(head) {
             Ok(Head::Answer { call: of, result }) if of == call => Some((result, payload.to_vec())),

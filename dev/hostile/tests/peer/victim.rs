@@ -83,7 +83,6 @@ impl Victim {
         assert!(content.iter().all(|found| *found == byte), "{name} has been changed");
     }
 
-    /// Returns the number of refused requests of a host.
     pub(crate) fn refused(&self, host: &str) -> u64 {
         run(self.client.peer(host)).unwrap().refused_requests
     }
@@ -97,7 +96,6 @@ impl Drop for Victim {
     }
 }
 
-/// Runs a client's future to its end.
 pub(crate) fn run<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }

@@ -64,7 +64,6 @@ pub(super) enum Copying {
     },
 }
 
-/// The guest of a copy.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Guested {
     pub(super) load: Load,
@@ -83,7 +82,6 @@ enum Until {
     Used(Duration),
 }
 
-/// A copy that has ended.
 #[derive(Debug)]
 struct Copied {
     begun_ms: u64,

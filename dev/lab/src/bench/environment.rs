@@ -15,11 +15,9 @@ pub(super) struct Environment {
     pub(super) cpus: usize,
     /// Release of the kernel, as `uname` says it.
     pub(super) kernel: String,
-    /// The file system that the images are on.
     pub(super) file_system: String,
     /// The page cache that was dropped before each measurement: `all`, or the pages of the `images` without root.
     pub(super) dropped_caches: &'static str,
-    /// Versions of the programs, by name.
     pub(super) versions: Versions,
 }
 

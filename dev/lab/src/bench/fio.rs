@@ -12,7 +12,6 @@ use tokio::process::Command;
 
 use super::tools::FIO;
 
-/// The workload of one run of fio.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Job {
     /// The kind of requests, and their order.
@@ -38,9 +37,7 @@ pub(super) enum Pattern {
         /// The exponent of the distribution, in hundredths.
         theta_percent: u32,
     },
-    /// Reads of random blocks.
     RandomReads,
-    /// Writes of random blocks.
     RandomWrites,
     /// Reads from the beginning to the end, and again.
     SequentialReads,
@@ -57,16 +54,12 @@ pub(super) enum Disk<'a> {
     },
 }
 
-/// The figures of one job of fio.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Measured {
-    /// Number of completed requests.
     pub(super) requests: u64,
-    /// Duration of the job, in seconds.
     pub(super) seconds: f64,
     /// Completed requests per second.
     pub(super) iops: f64,
-    /// Bytes moved per second.
     pub(super) bytes_per_second: f64,
     /// Mean time of a request, from its submission to its completion, in microseconds.
     pub(super) mean_latency_us: f64,

@@ -181,7 +181,6 @@ pub(super) struct Finished {
 }
 
 impl Images {
-    /// Makes the source.
     pub(super) async fn make(
         folder: &BenchFolder,
         size_bytes: u64,

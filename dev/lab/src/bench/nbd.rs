@@ -46,7 +46,6 @@ One image is measured raw, through a temporary daemon, and through qemu-storage-
 fio: an image of 2 GiB in 5 rounds, unless you say otherwise. It needs no root and leaves nothing behind; it needs fio and \
 qemu-storage-daemon (Debian: fio, qemu-system-common). Let the machine be idle meanwhile.";
 
-/// A workload of the client.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Workload {
     name: &'static str,

@@ -10,7 +10,6 @@ use super::table::{Table, names};
 const STYLE: &str = include_str!("page.css");
 
 impl Report {
-    /// Returns the report as an HTML page.
     pub(super) fn page(&self) -> String {
         let [machine, programs] = self.environment.lines();
         let [title, lead, machine, programs] = [self.title, &self.lead, &machine, &programs].map(escape);

@@ -88,7 +88,6 @@ pub(super) struct Part<C, V> {
     pub(super) variants: Vec<(&'static str, V)>,
 }
 
-/// One round of one variant.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn<'a, C, V> {
     pub(super) part: &'a str,

@@ -138,7 +138,6 @@ impl Scale {
     }
 }
 
-/// The speed of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 struct Device {
     /// Added latency of each read and each write, in microseconds.

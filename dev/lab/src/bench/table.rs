@@ -16,7 +16,6 @@ pub(super) struct Table {
 const NOTHING: &str = "-";
 
 impl Report {
-    /// Returns the report as text for a terminal.
     pub(super) fn text(&self) -> String {
         let [machine, programs] = self.environment.lines();
         let mut text = format!("{machine}\n{programs}\n{}\n", self.lead);

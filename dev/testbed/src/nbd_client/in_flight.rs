@@ -47,7 +47,6 @@ impl InFlight {
         self.slots[slot as usize] = Some(waiting);
     }
 
-    /// Returns the request with this cookie.
     pub(super) fn get_mut(&mut self, cookie: u64) -> Option<&mut Waiting> {
         let slot = usize::try_from(cookie & u64::from(u32::MAX)).ok()?;
         self.slots.get_mut(slot)?.as_mut().filter(|waiting| waiting.cookie == cookie)

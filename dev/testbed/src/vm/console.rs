@@ -22,7 +22,6 @@ const LINES_KEPT_MAX: usize = 200;
 /// Largest number of kept descriptions of wrong blocks.
 const WRONG_KEPT_MAX: usize = 16;
 
-/// A line of the checker.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Line {
     Disk(SeenDisk),
@@ -34,12 +33,10 @@ enum Line {
     Failed(String),
 }
 
-/// The disk that the checker works on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct SeenDisk {
     /// Its device file, whose name depends on the bus.
     pub(super) device: String,
-    /// Bytes of a logical sector.
     pub(super) sector_bytes: u64,
 }
 
@@ -90,7 +87,6 @@ pub struct Console {
 }
 
 impl Console {
-    /// Takes the next line.
     pub(super) fn take(&mut self, line: &str, now: Instant) {
         match parse(line) {
             Some(Line::Disk(disk)) => self.disk = Some(disk),
@@ -123,7 +119,6 @@ impl Console {
         self.was_connected && self.connections == 0
     }
 
-    /// Returns the disk that the checker has found.
     pub(super) fn disk(&self) -> Option<&SeenDisk> {
         self.disk.as_ref()
     }

@@ -6,7 +6,6 @@ use anyhow::bail;
 
 use crate::program::target_folder;
 
-/// The variable with the folder of the guest image.
 const VARIABLE: &str = "STERNA_GUEST_IMAGE";
 /// The folder of the guest image in a package.
 const SYSTEM_FOLDER: &str = "/usr/share/sterna/guest-image";

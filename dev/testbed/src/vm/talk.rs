@@ -38,7 +38,6 @@ impl Talk {
         Self { console: Arc::default(), changed: Arc::new(watch::Sender::new(())) }
     }
 
-    /// Returns the record so far.
     pub(super) fn console(&self) -> MutexGuard<'_, Console> {
         locked(&self.console)
     }

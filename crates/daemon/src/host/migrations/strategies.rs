@@ -15,7 +15,6 @@ use crate::host::vms::move_vm::downtime_max;
 /// The largest useful number of rounds: further rounds achieve nothing more.
 const ROUNDS_MAX: u32 = 50;
 
-/// Returns how an order copies volumes.
 pub(super) fn choice(order: &MigrateVolume) -> Choice {
     let hot = if order.ignore_hot_blocks { HotBlocks::AsOthers } else { HotBlocks::PutOff };
     match (order.strategy, order.not_incremental) {

@@ -11,7 +11,6 @@ pub(super) struct Words<'a> {
     pub(super) doubt: Option<&'a Doubt>,
     /// Where it had moved when the backup was made.
     pub(super) moved: Option<&'a Moved>,
-    /// Hosts that have to be asked.
     pub(super) named: &'a [NamedHost],
     /// Returns the name of a host, and its identity if it is not paired.
     pub(super) name_of: &'a dyn Fn(HostId) -> String,

@@ -210,7 +210,6 @@ impl Host {
         }
     }
 
-    /// Serves the image of an adopted disk as its volume.
     async fn serve_disk(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
         let text = kept.file.to_str().ok_or_else(|| not_utf8(&kept.file))?;
         let source = VolumeSource::Add {

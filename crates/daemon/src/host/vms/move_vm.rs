@@ -40,7 +40,6 @@ const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
 /// move is better than a downtime without a move.
 pub(in crate::host) const HANDOVER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A VM that moves along with its volumes.
 pub(in crate::host) struct Company {
     pub(in crate::host) name: String,
     /// What the target host needs to run the VM.
@@ -63,7 +62,6 @@ pub(in crate::host) fn resumed_wishes() -> Wishes {
     Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() }
 }
 
-/// The state of a VM that is to arrive.
 pub(in crate::host) enum Expected {
     Anew,
     /// An earlier daemon expected it; it may be here, and loaded.
@@ -381,7 +379,6 @@ pub(in crate::host) fn not_to_a_store(volumes: &[String], order: &MigrateVolume)
     ))
 }
 
-/// Returns the error for a VM without volumes.
 pub(in crate::host) fn no_volumes(vm: &str) -> RequestError {
     RequestError::Invalid(format!(
         "the VM \"{vm}\" has no volume that could move: start it at the other host"

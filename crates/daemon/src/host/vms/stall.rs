@@ -29,7 +29,6 @@ struct Remembered {
     late_before: Option<u64>,
 }
 
-/// A volume that lacks blocks.
 struct Lacking {
     volume: String,
     host: String,

@@ -119,7 +119,6 @@ impl Host {
     }
 }
 
-/// Returns the kept image that a request means.
 fn choose<'a>(found: &'a [Kept], volume: &str, migration: Option<&str>) -> Result<&'a Kept, RequestError> {
     let of_volume: Vec<&Kept> = found.iter().filter(|kept| kept.volume == volume).collect();
     let fits = |kept: &&&Kept| migration.is_none_or(|id| kept.migration.to_string() == id);

@@ -102,7 +102,6 @@ impl Host {
         RequestError::CannotGrow { volume, needed, reason }
     }
 
-    /// Returns the place of a store, and a description of it.
     fn place_of(&self, record: &VolumeRecord, store: StoreRole) -> (Place, String) {
         let target = match store {
             StoreRole::Owner => None,

@@ -11,7 +11,6 @@ use crate::config::HooksConfig;
 use crate::hooks::tests::alone;
 use crate::hooks::{HookContext, HookSide};
 
-/// One direction of the link.
 struct Wire {
     to: UnboundedSender<ChannelEvent>,
     loses_next: AtomicBool,

@@ -43,7 +43,6 @@ pub(crate) trait Send: std::marker::Send + Sync {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerStatus {
-    /// It has sent nothing yet.
     Nothing,
     /// The whole VM description is here; the other host asks whether the VM could run.
     Check,
@@ -266,7 +265,6 @@ impl Drop for VmChannel {
     }
 }
 
-/// A stream besides the main one.
 pub(crate) struct SideStream {
     pub(crate) stream: Stream,
     window: Arc<Window>,

@@ -40,7 +40,6 @@ pub(super) struct Convergence {
     taken_since: Duration,
 }
 
-/// The result of a convergence check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Verdict {
     GoOn,

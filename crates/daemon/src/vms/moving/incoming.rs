@@ -76,7 +76,6 @@ pub(crate) struct IncomingVm {
 }
 
 impl IncomingVm {
-    /// Returns a VM that is to come over `channel`.
     pub(crate) fn new(channel: VmChannel, hooks: Arc<HookRunner>) -> Self {
         Self {
             channel,
@@ -178,7 +177,6 @@ impl IncomingVm {
         self.receive(&*vm, terms, keeper).await
     }
 
-    /// Receives the memory of a VM that waits for it.
     async fn receive(&self, vm: &dyn Hypervisor, terms: Terms, keeper: &dyn Keeper) -> Result<(), MoveFault> {
         let socket = &vm.memory_socket();
         let file = SocketFile(socket.clone());

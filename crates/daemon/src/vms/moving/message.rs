@@ -33,7 +33,6 @@ use serde::{Deserialize, Serialize};
 const VERSION: u8 = 1;
 /// The longest head; a reason in it is cut to fit.
 const HEAD_BYTES_MAX: usize = 8 << 10;
-/// The longest reason, in bytes.
 const DETAIL_BYTES_MAX: usize = 4 << 10;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +112,6 @@ pub(crate) enum VmMessageError {
 }
 
 impl VmMessage {
-    /// Returns the message that the move fails.
     pub(crate) fn failed(detail: &str) -> Self {
         Self::Failed { detail: cut(detail) }
     }

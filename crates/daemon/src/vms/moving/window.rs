@@ -151,7 +151,6 @@ mod tests {
 
     const PIECE: usize = 256 << 10;
 
-    /// A simulated link, with its queue.
     struct Link {
         flow: Flow,
         now: Instant,

@@ -88,7 +88,6 @@ impl Files {
         sync_folder_of(&self.image_path(key))
     }
 
-    /// Deletes files of other residencies of the volume.
     pub(super) fn delete_other_stays(&self, key: StayKey) -> io::Result<()> {
         self.delete_all_but(|of| of.volume != key.volume || of.stay == key.stay)
     }

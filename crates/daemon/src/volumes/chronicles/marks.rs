@@ -27,7 +27,6 @@ const PAGE_BYTES: usize = 4096;
 /// The longest file that is read: marks of 1 PiB in blocks of 4 KiB.
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
-/// The open mark file of one epoch.
 #[derive(Debug)]
 pub(super) struct MarksFile {
     file: File,

@@ -235,7 +235,6 @@ enum Sync {
     InMemory,
 }
 
-/// The files of one residency.
 struct Names {
     file: PathBuf,
     spare: PathBuf,

@@ -24,7 +24,6 @@ const ATTEMPT_PAUSE: Duration = Duration::from_secs(1);
 const REST: Duration = Duration::from_millis(10);
 
 impl Source {
-    /// Notes the new state of a volume's replica.
     pub(super) fn stands(&mut self, now: Duration, volume: VolumeIndex, state: SyncState) {
         let Some(known) = self.replicas.get_mut(volume.as_usize()) else { return };
         let before = std::mem::replace(known, state);

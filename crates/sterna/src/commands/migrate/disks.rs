@@ -9,7 +9,6 @@ use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::progress::Display;
 
-/// How the disks are moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Course {
     /// The preflight checks are printed, and nothing moves.

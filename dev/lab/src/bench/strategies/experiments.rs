@@ -44,7 +44,6 @@ pub(super) const EXPERIMENTS: [(&str, Experiment, &str); 8] = [
     ),
 ];
 
-/// One point of an experiment.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::bench) struct Case {
     pub(super) experiment: Experiment,
@@ -115,7 +114,6 @@ fn part(
 }
 
 impl StrategiesOptions {
-    /// Returns the parts of an experiment.
     pub(super) fn parts(&self, experiment: Experiment, size_bytes: u64) -> Vec<Part<Case, Variant>> {
         let (scale, target) = (self.scale(), self.device());
         let usual = Case { experiment, size_bytes, load: Load::database_in_flight(DEPTH), target };

@@ -44,7 +44,6 @@ pub(super) fn check_command(arguments: &[Argument]) -> Result<(), NotAllowed> {
     Ok(())
 }
 
-/// Looks at one argument.
 fn check(argument: &Argument) -> Result<(), NotAllowed> {
     let (driver, has_audio) = match &argument.body {
         Body::Keys { said, .. } => {
