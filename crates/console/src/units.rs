@@ -60,9 +60,11 @@ pub enum UnitError {
         unit: String,
     },
     /// The suffix may mean bits, or bytes.
-    #[error("\"{unit}\" may mean bits or bytes: a byte is a B, bits are written as in Gbit")]
+    #[error(
+        "\"{unit}\" may mean bits or bytes: write bytes with a capital B (GB), and bits with \"bit\" (Gbit)"
+    )]
     BitOrByte {
-        /// What stands behind the number.
+        /// The text after the number.
         unit: String,
     },
     /// A rate has no `/s`.

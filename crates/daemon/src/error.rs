@@ -200,7 +200,7 @@ pub(crate) enum RequestError {
     #[error("migration {0} was cancelled before it had begun")]
     CancelledBeforehand(MigrationId),
     /// The migration can be cancelled only before its handover.
-    #[error("cannot cancel migration {0}: it is being completed")]
+    #[error("cannot cancel migration {0}: it is being completed; see: sterna migration show {0}")]
     TooLate(MigrationId),
     /// The volumes are handed over, and wait for the other host's word.
     #[error("cannot cancel migration {migration}: {advice}")]

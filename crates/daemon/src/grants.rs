@@ -98,13 +98,15 @@ pub(crate) enum GrantsError {
     )]
     Key,
     /// The lifetime of an access token is out of its range.
-    #[error("an invitation is good for between 1 and {LIFETIME_S_MAX} seconds, not for {0}")]
+    #[error("an access token lives between 1 and {LIFETIME_S_MAX} seconds, not {0}")]
     Lifetime(u64),
     /// The access token is not valid.
-    #[error("the invitation is redeemed, revoked or expired; ask for a new one: sterna access grant")]
+    #[error(
+        "the access token was redeemed or revoked, or has expired; ask for a new one: sterna access grant"
+    )]
     NotInvited,
     /// The system has no randomness for a secret, or no key can be made of it.
-    #[error("a key for the invitation cannot be made; the daemon's log says more")]
+    #[error("cannot make a key for the access token; the daemon's log says more")]
     Secret,
     #[error(transparent)]
     Listing(#[from] ListingError),

@@ -53,7 +53,7 @@ pub enum RequestViolation {
         magic: u32,
     },
     /// The payload is longer than the limit.
-    #[error("a request brings {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
+    #[error("a request has a payload of {length} bytes, more than {PAYLOAD_LENGTH_MAX}")]
     PayloadTooLong {
         /// Length of the payload in bytes.
         length: u64,

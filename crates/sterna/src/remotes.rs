@@ -69,7 +69,6 @@ pub(crate) enum RemoteError {
     /// This user's key cannot be used.
     #[error("this user's key cannot be used")]
     Identity(#[from] IdentityError),
-    /// The given text is no invitation.
     #[error(transparent)]
     Token(#[from] GarbledAccessToken),
     /// The given text is no key.

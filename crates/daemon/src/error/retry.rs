@@ -16,7 +16,7 @@ pub(crate) enum RetryObstacle {
     #[error("it came from host \"{peer}\": retry it there")]
     Incoming { peer: String },
     /// Its volume or VM has moved to another host since.
-    #[error("\"{name}\" is now at host \"{host}\"")]
+    #[error("\"{name}\" is at host \"{host}\": order its next move there")]
     Away { name: String, host: String },
     /// Its volume or VM has been removed here.
     #[error("\"{0}\" is not here now; see: sterna volume list")]

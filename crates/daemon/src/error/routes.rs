@@ -25,7 +25,7 @@ pub(crate) enum RouteError {
     Invited(String),
     /// A client without an access token tries to redeem one.
     #[error(
-        "an invitation is redeemed over TLS, by the key that it holds: sterna remote add https://HOST:PORT"
+        "an access token is redeemed over TLS, with the key that is in the token: sterna remote add https://HOST:PORT"
     )]
     NotInvited,
     /// The client's key was revoked while it was connected.

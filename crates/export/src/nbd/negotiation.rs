@@ -136,7 +136,7 @@ pub enum Violation {
         magic: u64,
     },
     /// The option has more data than is read.
-    #[error("option {option} brings {length} bytes")]
+    #[error("option {option} has {length} bytes of data, more than this server reads")]
     OptionTooLong {
         /// Number of the option.
         option: u32,

@@ -9,7 +9,7 @@ use crate::remotes::RemoteAddress;
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum AccessCommand {
-    /// Grant a user access to this daemon over TLS: print an invitation, or use the user's present key.
+    /// Grant a user access to this daemon over TLS: print an access token, or use the user's present key.
     #[command(after_help = GRANT_HELP)]
     Grant(GrantArguments),
     /// List who may use this daemon over TLS.
@@ -39,17 +39,17 @@ pub(crate) struct GrantArguments {
     /// Role of the user.
     #[arg(long, value_name = ROLES)]
     pub(crate) role: Role,
-    /// Life of the invitation.
+    /// Life of the access token.
     #[arg(long, value_name = "MINUTES", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=10_080))]
     pub(crate) minutes: u64,
-    /// Digest of the user's present key, instead of an invitation; `sterna remote key` prints it.
+    /// Digest of the user's present key, instead of an access token; `sterna remote key` prints it.
     #[arg(long, value_name = "64 DIGITS", conflicts_with = "minutes")]
     pub(crate) key: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum RemoteCommand {
-    /// Add a daemon over TLS, by an invitation of its administrator.
+    /// Add a daemon over TLS, with an access token from its administrator.
     #[command(after_help = ADD_HELP)]
     Add(AddRemoteArguments),
     /// List the daemons that this user has added.
@@ -72,7 +72,7 @@ pub(crate) struct AddRemoteArguments {
     /// Address of the daemon.
     #[arg(value_name = "https://HOST:PORT")]
     pub(crate) address: RemoteAddress,
-    /// Read the invitation from this file; `-`: from the standard input. By default there is a prompt.
+    /// Read the access token from this file; `-`: from the standard input. By default there is a prompt.
     #[arg(long, value_name = "FILE", conflicts_with = "server_key")]
     pub(crate) token_file: Option<PathBuf>,
     /// Digest of the daemon's key (`sterna access list`), if the daemon knows this user's key already.
@@ -91,8 +91,8 @@ read     sees everything except tickets and definitions of VMs; runs preflight c
 operate  migrates, pauses, cancels, resizes; adopts, starts and stops VMs: operations that lose nothing
 admin    everything: makes, promotes and removes volumes, pairs hosts, grants access. This equals root
 
-The daemon serves its API over TLS if its configuration has [api_tls]. The invitation holds a secret: send it where only this
-user reads it. It works once, and registers the user's own key, which never leaves the user's machine.";
+The daemon serves its API over TLS if its configuration has [api_tls]. The access token holds a secret: send it where only
+this user reads it. It works once, and registers the user's own key, which never leaves the user's machine.";
 
 const ADD_HELP: &str = "\
 Examples:
@@ -100,5 +100,5 @@ Examples:
   ssh rack3-a sterna access grant alice --role read --json | jq -r .token | sterna remote add https://rack3-a --token-file -
   sterna --host https://rack3-a:7425 volume list
 
-The invitation is read at a prompt, from a file, or from the environment variable STERNA_INVITATION. It has the daemon's key:
-nothing is sent to another server at that address. This user's key is in ~/.config/sterna/identity.";
+The access token is read at a prompt, from a file, or from the environment variable STERNA_INVITATION. It has the daemon's
+key: nothing is sent to another server at that address. This user's key is in ~/.config/sterna/identity.";

@@ -80,7 +80,7 @@ fn ask() -> io::Result<String> {
         return from_standard_input();
     }
     // A failure loses only the prompt itself.
-    let _ = write!(io::stderr(), "invitation: ");
+    let _ = write!(io::stderr(), "token: ");
     let mut line = String::new();
     stdin.lock().take(INVITATION_BYTES_MAX).read_line(&mut line)?;
     Ok(line)

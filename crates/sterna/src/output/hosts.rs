@@ -44,7 +44,7 @@ pub(crate) fn joined(peer: &Peer) -> String {
     let mut text = format!("{} ({}) and this host know each other\n", peer.name, short(&peer.id));
     if let Some(name) = &peer.calls_itself {
         text.push_str(&format!(
-            "its name {name} is taken here by another host or this one: here it is {}\n",
+            "another host, or this one, has the name {name} here already: the new host is called {} here\n",
             peer.name
         ));
     }
@@ -115,7 +115,7 @@ pub(crate) fn peer(peer: &Peer) -> String {
     if peer.refused_requests > 0 {
         rows.push((
             "refused",
-            format!("{} of its requests, for which it had no permission", peer.refused_requests),
+            format!("{} requests of that host, for which it had no permission", peer.refused_requests),
         ));
     }
     let mut text = properties(&rows);

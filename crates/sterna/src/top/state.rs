@@ -14,7 +14,7 @@ use crossterm::event::{KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 
 use super::sheet::{self, Order, Sheet};
 
-/// Largest number of figures in a line: the width of a wide screen.
+/// Largest number of figures that are kept for a line: the width of a wide screen.
 const LOOKS_MAX: usize = 240;
 /// Largest length of a filter, longer than any name.
 const FILTER_MAX: usize = 64;

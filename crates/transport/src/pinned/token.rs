@@ -1,4 +1,4 @@
-//! An invitation to use a daemon's API, as a line of text: the daemon's key, and a secret with which a client enrols its own key.
+//! An access token, as a line of text: the daemon's key, and a secret with which a client of the API registers its own key.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ const BYTES: usize = 32 + 32 + 4;
 /// Name in the certificate that goes with the secret.
 const NAME: &str = "invitation";
 
-/// An invitation to use a daemon's API. It can be redeemed once.
+/// A token with which a client registers its key for a daemon's API. It can be redeemed once.
 #[derive(Clone, PartialEq, Eq)]
 pub struct AccessToken {
     /// The daemon's key: no other server gets the secret.
@@ -83,10 +83,10 @@ impl FromStr for AccessToken {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum GarbledAccessToken {
     /// The text lacks the prefix of a token.
-    #[error("this is no invitation to use a daemon: copy the whole line that begins with {PREFIX}")]
+    #[error("this is no access token: copy the whole line that begins with {PREFIX}")]
     NoToken,
     /// The text after the prefix is damaged.
-    #[error("the invitation is damaged: copy the whole line again")]
+    #[error("the access token is damaged: copy the whole line again")]
     Damaged,
 }
 
