@@ -51,11 +51,11 @@ pub enum Step {
     Compact,
     /// The process of a VM is started.
     Launch,
-    /// A disk of a VM changes hands by one step.
+    /// One step of an adoption or a release switches a disk of the VM.
     Exchange,
     /// An ended daemon passes its clients on.
     PassOn,
-    /// The next daemon adopts these clients.
+    /// The next daemon adopts those clients.
     TakeUp,
 }
 

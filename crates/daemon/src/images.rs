@@ -68,7 +68,7 @@ pub(crate) fn fenced_paths(path: &Path, migration: MigrationId) -> impl Iterator
     std::iter::once(first).chain(others)
 }
 
-/// Where the journal says that it is kept; the first name, if it says nothing.
+/// Returns the path at which a migration has kept the image: by the journal, or else the first possible one.
 pub(crate) fn kept_path(state: &State, path: &Path, migration: MigrationId) -> PathBuf {
     let is_kept = |kept: &PathBuf| {
         let known = kept.to_str().and_then(|kept| state.images.get(&Place::File(kept.to_owned())));

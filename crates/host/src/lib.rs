@@ -3,7 +3,7 @@
 //! ```text
 //!   MigrationSession ── Action ──► run() ──► Work: room, images, lanes      Journal: stages, ends      Clock
 //!         ▲                          │
-//!         └────────── Event ─────────┘ ◄── wishes of users, the driver's end, deadlines, the stop of the host
+//!         └────────── Event ─────────┘ ◄── orders of users, the driver's end, deadlines, the stop of the host
 //! ```
 //!
 //! What a session needs of the world is behind the traits [`Work`], [`Journal`] and [`Clock`]. The daemon implements them with files,

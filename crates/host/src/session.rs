@@ -80,7 +80,7 @@ pub async fn run<J, C, S>(
     }
 }
 
-/// Resolves with the first news: the stop of the host, a wish, or the session's deadline.
+/// Resolves with the first of three: the stop of the host, an order of a user, or the session's deadline.
 async fn news<S: Future<Output = ()>>(
     clock: &impl Clock,
     due: Option<Duration>,

@@ -8,7 +8,7 @@ use migration::{CommitFault, Failure, MigrationId};
 
 use crate::ports::Journal;
 
-/// What a host does for one migration. What a role in a migration does not need, it leaves at the default: nothing.
+/// What a host does for one migration. Methods with a default do nothing: a role implements them only if it needs them.
 pub trait Work {
     /// Returns the migration's number at this host, once it has one.
     fn migration(&self) -> Option<MigrationId>;
@@ -16,19 +16,19 @@ pub trait Work {
     /// Makes *started* durable.
     fn record(&mut self) -> impl Future<Output = Result<(), CommitFault>>;
 
-    /// Carries out any other step.
+    /// Carries out a step other than [`Step::Record`].
     fn perform(&mut self, step: Step) -> impl Future<Output = Result<(), Failure>>;
 
-    /// Undoes the earlier steps. Returns the images that could not be deleted, for people.
+    /// Undoes the earlier steps. Returns the images that could not be deleted, as text for the administrator; empty: none.
     fn undo(&mut self, undo: Undo) -> impl Future<Output = String>;
 
     /// Resolves when the migration's driver has ended it, or with `None` when the driver is gone.
     fn driver_ends(&mut self) -> impl Future<Output = Option<Outcome>>;
 
-    /// Lets the driver cancel the migration, if that is still possible.
+    /// Orders the driver to cancel the migration, if that is still possible.
     fn cancel(&mut self) -> impl Future<Output = ()>;
 
-    /// Lets the driver end the migration, because the VM stays.
+    /// Orders the driver to end the migration, because the VM stays at the source.
     fn keep_vm(&mut self) -> impl Future<Output = ()> {
         ready(())
     }
@@ -46,7 +46,7 @@ pub trait Work {
         ready(())
     }
 
-    /// Makes the place of the VM durable.
+    /// Records durably at which host the VM is.
     fn note(&mut self, _place: VmPlace) -> impl Future<Output = Result<(), String>> {
         ready(Ok(()))
     }

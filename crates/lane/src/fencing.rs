@@ -117,13 +117,13 @@ impl FencingTokens {
         self.own.all_before()
     }
 
-    /// Resolves when earlier forwarded changes of local clients have ended: a new client by the same way may have made them. If
-    /// the volume is found here, forwarded changes need no wait: they return with an outdated token.
+    /// Resolves when earlier forwarded changes of local clients have ended, because a new client that is forwarded as well may
+    /// have made them. Not needed if the volume is here: forwarded changes then come back with an outdated token.
     pub(crate) fn goes_on(&self) -> impl Future<Output = ()> + use<> {
         self.sent_on.all_before()
     }
 
-    /// Notes that the volume has arrived: tokens of an earlier residency are invalid, and clients may have connected elsewhere.
+    /// Notes that the volume has arrived: tokens of an earlier residency are invalid, and other hosts may have new clients.
     pub(crate) fn changes_hands(&self) {
         self.arrivals.set(self.arrivals.get() + 1);
         self.renew();
@@ -152,7 +152,7 @@ impl FencingTokens {
 #[derive(Default)]
 struct Ledger {
     current: RefCell<Rc<Cell<usize>>>,
-    /// Counters of earlier moments that are waited for, while changes of them are in flight.
+    /// One counter for each earlier moment that a task waits for, until the changes that began before it have ended.
     former: RefCell<Vec<Rc<Cell<usize>>>>,
     ended: Rc<Signal>,
 }

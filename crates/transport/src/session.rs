@@ -432,7 +432,6 @@ impl Shared {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Fault {
-    /// It has been given up already.
     #[error("it was replaced by another connection")]
     Fenced,
     #[error("the peer broke the rules: {0}")]

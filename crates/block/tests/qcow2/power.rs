@@ -34,7 +34,7 @@ struct Notes {
 
 struct Change {
     begun: usize,
-    /// `usize::MAX` while it has not ended.
+    /// `usize::MAX` until it ends.
     ended: usize,
     durability: Durability,
     offset: u64,

@@ -104,12 +104,13 @@ pub(super) fn add_loops(book: &mut Book, step: Step, owner: &Owner, object: &Obj
     }
 }
 
-/// How long a descriptor of this daemon is waited for: a lane that has just ended, and another order that looks, close theirs.
+/// How long to wait until this daemon closes its descriptors of an image. A lane that has just ended, or another order that
+/// examines the image, closes its own soon.
 const OURS_MAX: Duration = Duration::from_secs(1);
 const OURS_POLL: Duration = Duration::from_millis(20);
 
-/// Adds this daemon if it has an image open, against orders about an image that is only named: somebody may have renamed the image
-/// of a volume that is served, so that no claim has its name. Sleeps.
+/// Adds a claim of this daemon if it has the file open and the order knows the image by its name only. A user may have renamed
+/// the image of a volume that is served: then no other claim has its new name. Sleeps.
 pub(super) fn add_ourselves(book: &mut Book, step: Step, owner: &Owner, file: &OwnedFd, object: &Object) {
     let is_about_a_name = matches!(owner, Owner::Administrator(_) | Owner::Housekeeping);
     if matches!(step, Step::Discard | Step::TakeBack) && is_about_a_name && stays_ours(file) {
@@ -153,7 +154,7 @@ impl Custody {
         let state = self.state();
         let mut chains = Chains::new(book, self.headers(), &state, object);
         for (holder, path) in beside {
-            // It may be closed by now.
+            // The descriptor may have been closed since it was listed.
             let Ok(name) = std::fs::read_link(&path) else { continue };
             chains.add(&Top::Image(format!("{}, which {holder} has open,", name.display())), path);
         }

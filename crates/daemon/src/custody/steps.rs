@@ -170,7 +170,7 @@ impl Custody {
             let order = Order { step: Step::Fence, owner: &owner, path, only: None, operation: "rename", to };
             match self.handle(order, rename) {
                 Ok(Taken { ending: Ending::Taken, .. }) => return Ok(fenced),
-                // It was renamed before.
+                // An earlier run has renamed the image already.
                 Ok(Taken { ending: Ending::Gone, .. }) => {
                     return Ok(self.read(|state| kept_path(state, path, migration)));
                 }

@@ -168,7 +168,7 @@ impl SocketFolder {
         self.grants.give(volume, user);
         self.let_others_through().map_err(failed)?;
         match std::os::unix::fs::lchown(&path, Some(user), None) {
-            // It is made later.
+            // The socket does not exist yet: it gets its owner when it is made.
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             given => given.map_err(failed),
         }

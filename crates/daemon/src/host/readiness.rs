@@ -178,7 +178,7 @@ fn store_problem(name: &str, space: Result<Option<Space>, ()>) -> Option<Problem
     Some(problem(Part::Store, Some(name), &message))
 }
 
-/// Returns whether somebody has to look at a VM.
+/// Returns whether an administrator has to act on a VM.
 fn vm_attention(vm: &Vm) -> Attention {
     let told = || {
         let why = vm.message.as_ref().map(|why| format!(": {why}")).unwrap_or_default();

@@ -104,7 +104,7 @@ impl Host {
                 host.read_configuration(&read);
                 Ok(())
             });
-            // It logs itself what it could not read.
+            // Each part has logged what it could not read.
             let _ = done.await;
             service_manager::tell_reloaded();
         }

@@ -294,7 +294,7 @@ impl Host {
         let branch = BranchId(random_bytes());
         let records = self.journal.read(|state| restoration::order(state, volume, &standing, how, branch));
         let records = records.map_err(|reason| self.refused(&name, reason))?;
-        tracing::warn!(volume = %name, ?standing, ?how, "a volume of the restored journal is this host's by order");
+        tracing::warn!(volume = %name, ?standing, ?how, "by order, this host owns a volume of the restored journal");
         self.reinstate(claim, volume, &name, records, order.size_bytes).await?;
         self.volumes.lane(&name).await?;
         self.describe_volume(&name).await

@@ -77,7 +77,7 @@ impl Known {
 
     /// Sets this host's own name.
     pub(crate) fn is_called(&self, own_name: &str) {
-        // It has one name.
+        // An error means that the name is set already, and it never changes.
         let _ = self.own_name.set(own_name.to_owned());
     }
 

@@ -83,7 +83,7 @@ pub(crate) fn elsewhere(stores: &Stores, state: &State) -> Vec<Kept> {
             let Some(text) = kept.to_str() else { continue };
             let is_named = kept.file_name().and_then(|name| name.to_str()).and_then(parse).is_some();
             if is_named && path.parent().is_some_and(|parent| folders.contains(parent)) {
-                // It was found there.
+                // The search of that folder has found it.
                 continue;
             }
             let image = ImageLocation { place: Place::File(text.to_owned()), ..moving.source.clone() };

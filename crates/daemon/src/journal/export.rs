@@ -176,7 +176,7 @@ fn volume(record: &VolumeRecord) -> Map<String, Value> {
     });
     match shown {
         Value::Object(fields) => fields,
-        // It is made as an object.
+        // Unreachable: the value above is an object.
         _ => Map::new(),
     }
 }

@@ -311,25 +311,23 @@ impl Migrations {
     }
 
     pub(crate) fn name(&self, own: impl Fn() -> Option<HostId> + Send + Sync + 'static) {
-        // It is set once.
+        // An error means that it is set already: the daemon sets it once, at its start.
         let _ = self.own.set(Box::new(own));
     }
 
     /// Sets the source of VMs' states.
     pub(crate) fn ask_of_vms(&self, moving: &Arc<VmMoves>) {
-        // It is set once.
         let _ = self.moving.set(Arc::clone(moving));
     }
 
     pub(crate) fn add_waiting(&self, queue: &Arc<Queue>, metadata_folder: &Arc<MetadataFolder>) {
-        // It is set once.
         let _ = self.waiting.set((Arc::clone(queue), Arc::clone(metadata_folder)));
     }
 
     /// Returns a receiver of each migration that ends; only the first caller's receiver works.
     pub(crate) fn ends(&self) -> mpsc::UnboundedReceiver<MigrationId> {
         let (accountant, ends) = mpsc::unbounded_channel();
-        // It is requested once.
+        // An error means that there is a receiver already.
         let _ = self.accountant.set(accountant);
         ends
     }

@@ -37,10 +37,10 @@ struct Route {
     session: Arc<Mutex<Session>>,
 }
 
-/// The former sessions of a host's channels.
+/// Tells whether a host's channels used an earlier session before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Former {
-    /// The same session, or there are no channels.
+    /// All channels used the present session already, or there are no channels.
     Same,
     /// A channel used a session that has been closed since.
     Closed,

@@ -93,7 +93,7 @@ impl Successors {
         loop {
             tokio::select! {
                 heard = self.heard.recv() => match heard {
-                    // N.B. This daemon may have heard late: its end would leave no daemon.
+                    // N.B. The daemon that asked has gone meanwhile: if this one ended for it, no daemon would be left.
                     Some((Asked::Asks(_), Some(stream))) if has_gone(&stream) => {}
                     Some((Asked::Asks(successor), Some(stream))) => {
                         self.waiting.insert(successor, stream);

@@ -29,7 +29,7 @@ pub(crate) enum Event {
     Ended,
     /// The heir has everything.
     Delivered,
-    /// The heir did not get it.
+    /// The heir did not get everything.
     Failed,
 }
 
@@ -51,15 +51,15 @@ pub(crate) enum Action {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Clients {
     Closed,
-    /// They are left open where possible.
+    /// Connections are left open where possible, and their descriptors are given to the heir.
     PassedOn,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heir {
-    /// A daemon that waits for it.
+    /// Another daemon, which waits for the connections.
     Successor(Successor),
-    /// The service manager, which keeps it for the next daemon.
+    /// The service manager, which keeps the connections for the next daemon.
     ServiceManager,
 }
 
@@ -73,7 +73,7 @@ pub(crate) enum Refusal {
         "the daemon was started by a service manager, which keeps its clients over a restart: systemctl restart sterna"
     )]
     Managed,
-    /// It stops for another reason.
+    /// This daemon stops for another reason than the take-over.
     #[error("the daemon is stopping; start it again when it has ended")]
     Stopping,
 }
@@ -234,7 +234,7 @@ mod tests {
         let gone = |event| after(ServiceManager::Absent, &[Asks(FIRST), event, Ended])[1];
         assert_eq!(gone(Gone(FIRST)), Action::Close);
         assert_eq!(gone(Gone(SECOND)), Action::Deliver(Heir::Successor(FIRST)));
-        // It disconnects at this very moment.
+        // The successor disconnects at the moment of the delivery.
         let late = after(ServiceManager::Absent, &[Asks(FIRST), Ended, Failed]);
         assert_eq!(late[2..], [Action::Close, Action::Exit]);
         let full = after(ServiceManager::Present, &[Event::Signal, Ended, Failed]);

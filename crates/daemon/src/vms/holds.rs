@@ -83,7 +83,10 @@ impl Holds {
     pub(crate) fn open(data_dir: &Path) -> Arc<Self> {
         let notes = Listing::open(data_dir).map_err(|error| crate::error::with_causes(&error));
         if let Err(problem) = &notes {
-            tracing::warn!(%problem, "VMs cannot be adopted, released or moved");
+            tracing::warn!(
+                %problem,
+                "cannot read the list of paused VMs: until that is repaired, no VM can be adopted, released or moved"
+            );
         }
         Arc::new(Self { notes, held: Mutex::default() })
     }

@@ -247,7 +247,7 @@ async fn carried<T>(streams: impl Future<Output = io::Result<T>>) -> MoveFault {
 /// Has the VM announce its place to the network. If that fails, the network learns it from the guest's next packet.
 async fn announce(vm: &dyn Hypervisor) {
     if let Err(error) = vm.announce().await {
-        tracing::warn!(%error, "the VM does not announce itself to the network");
+        tracing::warn!(%error, "cannot announce the VM to the network, which learns its place from the guest's next packet");
     }
 }
 

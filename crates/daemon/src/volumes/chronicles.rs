@@ -291,7 +291,7 @@ impl Keeper for Chronicles {
 /// Returns whether a residency exists, may begin, or may be resumed.
 fn is_known(state: &State, key: StayKey) -> bool {
     let here = state.volumes.get(&key.volume).is_some_and(|volume| volume.stay == key.stay);
-    // It may be handed back.
+    // Until its migration ends, a released volume may be handed back.
     let released = state.moved.get(&key.volume).is_some_and(|moved| {
         moved.volume.stay == key.stay && state.unfinished().any(|(id, _)| id == moved.migration)
     });

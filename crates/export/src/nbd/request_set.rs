@@ -108,7 +108,7 @@ impl Wake for SlotWaker {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        // The one that marked it before has woken the task, or is its `poll`.
+        // If the bit was set already, its setter has woken the task, or is the task's own `poll`.
         if !self.woken.mark(self.slot) {
             self.woken.task.wake();
         }

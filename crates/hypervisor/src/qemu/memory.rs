@@ -83,7 +83,7 @@ fn parameters(options: MemoryOptions) -> Value {
     let downtime = options.downtime_target.min(DOWNTIME_LIMIT_MAX).as_millis();
     json!({
         "max-bandwidth": options.bandwidth_max_bytes_per_s.map_or(UNLIMITED_BYTES_PER_S, NonZeroU64::get),
-        // It is at most two million.
+        // At most DOWNTIME_LIMIT_MAX, so the conversion cannot fail.
         "downtime-limit": u64::try_from(downtime).unwrap_or(u64::MAX),
         "cpu-throttle-initial": THROTTLE_LEAST_PERCENT,
         "cpu-throttle-increment": THROTTLE_LEAST_PERCENT,

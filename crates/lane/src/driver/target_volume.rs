@@ -30,7 +30,7 @@ const TRIAL_BYTES: u64 = 4096;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum TargetOrder {
-    /// Flush its store before it is promised. A leased image is taken back first.
+    /// Flush its store, before the target promises to wait. A leased image is taken back first.
     Flush(Attempt),
     /// The same, and verify that exactly these blocks are known to be missing.
     FlushHollow(Attempt, Manifest),
@@ -83,7 +83,7 @@ impl TargetVolume {
         let (changes_before, led_to) = (Cell::new(0), RefCell::default());
         let part =
             Self { index, handle, buffers, coming, trial_max, service, changes_before, led_to, events };
-        // After a restart the volume may be promised: the driver says if it is not.
+        // After a restart the target may have promised to wait. If it has not, the driver orders [`TargetOrder::PromiseNothing`].
         part.hold_changes();
         Rc::new(part)
     }
@@ -99,7 +99,7 @@ impl TargetVolume {
                     let result = match take_back(leased).await {
                         Ok(()) => flush(&store).await,
                         Err(error) => {
-                            warn!(%error, "the source's host has not closed the target's image, so the target does not promise");
+                            warn!(%error, "the target cannot become prepared: the source's host has not closed its image");
                             FlushResult::Failed
                         }
                     };

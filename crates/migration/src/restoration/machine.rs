@@ -219,7 +219,7 @@ impl Restoration {
         self.actions.pop_front()
     }
 
-    /// Returns when something is to be asked, and why; `None` if nothing waits.
+    /// Returns when the next host must be asked, and why; `None` if no volume waits for an answer.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         if self.claims.is_empty() {
             return None;

@@ -181,7 +181,7 @@ fn believe(kept: &Kept, found: &Found) -> Result<(), Distrust> {
             if look.changed_at < known.changed_at {
                 return Err(Distrust::Touched);
             }
-            // Every write is marked or kept before it is made: without either there was none by us.
+            // This program marks or records every write before it makes it: without either it has written nothing.
             let wrote = kept.through >= *since || kept.epochs.iter().any(|(epoch, _)| epoch >= since);
             let is_exact = !wrote && looks.len() == 1;
             match look.state == known.state {

@@ -1,4 +1,4 @@
-//! When and how long a lane polls for the next event instead of sleeping. Without I/O.
+//! Decides when and how long a lane polls for the next event instead of sleeping. One such time is a *look*. Without I/O.
 //!
 //! A sleeping thread takes tens of microseconds to wake up on a virtual processor, and some on an idle real one. That is little
 //! beside a wait of a millisecond. But if many operations end together, as on a disk that raises one interrupt for all of them, a
@@ -89,7 +89,7 @@ impl Looking {
         }
     }
 
-    /// Plans a wait with `operations` file operations in flight since `age`; `None`: sleep only.
+    /// Plans a wait while `operations` file operations are in flight, the oldest for `age`; `None`: sleep without a look.
     pub(super) fn plan(&self, operations: usize, age: Duration) -> Option<Plan> {
         match operations {
             0 => {

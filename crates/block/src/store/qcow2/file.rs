@@ -52,17 +52,17 @@ enum Kind {
 
 struct Growing {
     image: Image,
-    /// Its end: data behind it reads as zeroes. A multiple of direct I/O's alignment.
+    /// The end of the file: reads beyond it yield zeroes. A multiple of direct I/O's alignment.
     end: Cell<u64>,
     completed: Cell<u64>,
     durable: Cell<u64>,
     /// Held during a sync, so that other waiters need not sync.
     syncing: Mutex<()>,
-    /// Bytes of a cluster: more than direct I/O's alignment of a write.
+    /// Bytes of a cluster, which are more than the alignment that direct I/O requires of writes.
     cluster_size: u64,
     l1: RefCell<Range<u64>>,
     size_to_say: Cell<Option<u64>>,
-    /// The tables that are written before it; dead until the image is open.
+    /// The tables, which are written before the file is synced; no tables until the image is open.
     tables: RefCell<Weak<Tables>>,
     /// Cleared if the file system cannot free space.
     gives_back: Cell<bool>,

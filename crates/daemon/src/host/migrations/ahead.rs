@@ -189,7 +189,7 @@ impl Ahead {
             }
         }
         if refusal.code == RefusalCode::Busy {
-            // This passes: the offer waits for it.
+            // A busy host is no obstacle: the later offer waits until the host has room.
             return Ok(self.warnings);
         }
         Err(RequestError::HostRefused { host, refusal })

@@ -45,7 +45,7 @@ impl Host {
             _ => None,
         });
         let lanes: Vec<_> = lanes.collect();
-        // N.B. first: a driver that has just heard of the end deletes the images.
+        // N.B. The lanes first: a driver that has just learned of the end would delete the images.
         let aside = self.set_aside(migration, Aside::Released, &lanes).await?;
         let mut taken = Vec::new();
         for record in &departed.volumes {
@@ -67,7 +67,7 @@ impl Host {
         self.look_again(migration);
         begun?;
         let host = &departed.host_name;
-        tracing::warn!(volume = %name, %migration, host, "a volume was taken back by order, as it was when it left");
+        tracing::warn!(volume = %name, %migration, host, "took a volume back by order, with its content of when it left");
         Ok(())
     }
 

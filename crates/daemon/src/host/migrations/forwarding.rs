@@ -291,10 +291,13 @@ impl Host {
             lane.stop(self.limits().stop_wait_max).await;
             let socket = self.sockets.volume_socket(&name);
             if let Err(error) = self.sockets.forget_volume(&name) {
-                tracing::warn!(path = %socket.display(), %error, "the socket of a volume that has left is left over");
+                tracing::warn!(path = %socket.display(), %error, "cannot remove the socket of a volume that has left this host");
             }
             claim.removed();
-            tracing::info!(volume = %name, host = %host, "the last client has left; nothing of the volume is left here");
+            tracing::info!(
+                volume = %name, host = %host,
+                "the last forwarded client has disconnected; this host keeps nothing of the volume"
+            );
             return;
         }
     }

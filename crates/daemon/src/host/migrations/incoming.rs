@@ -4,7 +4,7 @@
 //!   MakeRoom    names, places and limits (arrive.rs)
 //!   Record      started, durably, under a number of its own
 //!   MakeImages  or reuses those that an earlier residency has left
-//!   Begin       lanes wait, their gates closed (await_arrival.rs); what is to be run for a VM, or hooks
+//!   Begin       lanes wait with closed gates (await_arrival.rs), and so does what receives the VM, or runs hooks
 //! ```
 
 use std::sync::Arc;

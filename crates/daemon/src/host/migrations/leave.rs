@@ -166,8 +166,8 @@ impl Host {
         };
         let keep_source = order.keep_source;
         let started = Record::MigrationStarted { migration, volumes, keep_source, side };
-        // N.B. before the beginning, so that a restart knows the order or finds no migration. On a full disk a migration begins
-        // all the same, and its order is kept in memory only.
+        // N.B. The order is stored before *started*: a restart then knows the order, or finds no migration. On a full disk the
+        // migration begins all the same, and its order is in memory only.
         if let Err(error) = self.metadata_folder.announce(migration, order).await {
             tracing::warn!(%migration, %error, "cannot store the order of a migration");
         }

@@ -126,7 +126,7 @@ impl Work for LocalMigration {
         };
         match (undo, file, target) {
             (Undo::Room, Some((path, made)), _) => {
-                // It is empty, and in no journal.
+                // The reserved file is empty, and no journal names it.
                 self.task.host.custody.unreserve(&path, &made);
                 String::new()
             }

@@ -136,7 +136,7 @@ impl Host {
             Withdrawal::Withdrawn(wish) => {
                 let ended = self.end_waiting(migration, &wish, Outcome::Cancelled).await;
                 if let Err(error) = ended {
-                    // It must stay visible.
+                    // Its end was not recorded: it stays in the queue, where users see it.
                     self.queue.join(migration, wish);
                     return Err(error);
                 }
@@ -218,7 +218,7 @@ impl Host {
         let is_known = self.begun_unix_ms(id).is_some();
         match begun {
             Ok(_) => tracing::info!(%name, migration = %id, "migration begun in its turn"),
-            // It waits for the next daemon.
+            // The migration stays in the queue, and the next daemon begins it.
             Err(RequestError::ShuttingDown) => return,
             Err(error) if error.code() == ErrorCode::VolumeBusy && !is_known => {
                 tokio::time::sleep(BUSY_PAUSE).await;

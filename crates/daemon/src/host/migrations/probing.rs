@@ -89,7 +89,7 @@ impl Host {
             drop(probes);
             Ok(())
         });
-        // This cannot fail.
+        // The closure cannot fail.
         let _ = removed.await;
     }
 

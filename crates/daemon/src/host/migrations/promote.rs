@@ -112,12 +112,15 @@ impl Host {
                 format!("the image of \"{name}\" is the one that it was; see: sterna volume show {name}");
             return Err(RequestError::Invalid(text));
         }
-        tracing::warn!(volume = %name, image = %record.image.place, "what has the name of a volume's image is its image from now on, by order");
+        tracing::warn!(
+            volume = %name, image = %record.image.place,
+            "by order, the file or device that has the name of the volume's image is its image from here on"
+        );
         let deadline = tokio::time::Instant::now() + TAKEN_MAX;
         while !matches!(self.volumes.service(&name), Some(Service::Serving(_)))
             && tokio::time::Instant::now() < deadline
         {
-            // It is tried again by itself.
+            // Another task tries to serve the volume again; this one only waits for that.
             tokio::time::sleep(TAKEN_POLL).await;
         }
         self.describe_volume(&name).await
@@ -159,10 +162,13 @@ impl Host {
             let text = format!("the image is the one that it was; see: sterna migration show {migration}");
             return Err(RequestError::Invalid(text));
         }
-        tracing::warn!(volume = %name, image = %place, "what has the name of an image that a volume left is that image from now on, by order");
+        tracing::warn!(
+            volume = %name, image = %place,
+            "by order, the file or device that has the name of the image that the volume left is that image from here on"
+        );
         let deadline = tokio::time::Instant::now() + TAKEN_MAX;
         while self.migrations.obstacles().contains_key(&migration) && tokio::time::Instant::now() < deadline {
-            // It is tried again by itself.
+            // Another task tries again to end the migration; this one only waits for that.
             tokio::time::sleep(TAKEN_POLL).await;
         }
         self.describe_volume(&name).await

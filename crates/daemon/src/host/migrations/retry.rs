@@ -47,7 +47,7 @@ impl Host {
             interrupted.map(|(id, migration)| (id, migration.clone())).collect::<Vec<_>>()
         });
         for (id, migration) in interrupted {
-            // It is of one volume.
+            // Interrupted migrations within a host have one volume.
             let look = match migration.volumes.into_iter().next() {
                 Some(moving) => {
                     tokio::task::spawn_blocking(move || look(&moving.target)).await.ok().flatten()

@@ -85,7 +85,7 @@ impl Host {
             let image = self.image_of(kept).await?;
             let before = process.descriptors_of(numbers(&image), kept.used());
             if before > 0 {
-                // It has the disk back already.
+                // QEMU has its own image open again: this disk is done.
                 continue;
             }
             let mut opened = qemu.prove_file(&disk, &kept.file, kept.number).await;

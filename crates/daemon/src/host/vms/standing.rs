@@ -54,7 +54,7 @@ impl Host {
         let Err(error) = self.try_to_settle(name, standing, is_here).await else { return };
         tracing::error!(
             vm = %name, %error,
-            "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
+            "cannot record at which host the VM is; trying again, and until then the VM cannot be moved, started or stopped"
         );
         let (host, name) = (Arc::clone(self), name.to_owned());
         tokio::spawn(async move {
@@ -87,7 +87,7 @@ impl Host {
         self.try_to_settle(name, standing, place == VmPlace::Here).await.inspect_err(|error| {
             tracing::error!(
                 vm = %name, %error,
-                "where the VM is could not be noted, and it cannot be moved, started or stopped until it is; it is tried again"
+                "cannot record at which host the VM is; trying again, and until then the VM cannot be moved, started or stopped"
             );
         })
     }

@@ -288,9 +288,9 @@ struct Listener {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Carries {
-    /// A moving VM, from the beginning.
+    /// The whole move of a VM: the main stream of its memory, and messages.
     MainStream,
-    /// The recovery of a VM whose main stream has broken.
+    /// Messages only: the recovery of a VM whose main stream has broken.
     Messages,
 }
 

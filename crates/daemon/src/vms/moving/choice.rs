@@ -21,7 +21,7 @@ pub(crate) fn side_streams(ordered: Option<u8>, memory_bytes: u64, links: usize)
         // QEMU's main stream would only wait for a single side stream.
         (Some(0 | 1), _) => 0,
         (Some(ordered), _) => ordered,
-        // It is at most eight.
+        // STREAMS_MAX fits into a u8.
         (None, 2..) => u8::try_from((links * STREAMS_OF_LINK).min(STREAMS_MAX)).unwrap_or(STREAMS_OF_LARGE),
         (None, _) if memory_bytes >= LARGE_BYTES => STREAMS_OF_LARGE,
         (None, _) => 0,

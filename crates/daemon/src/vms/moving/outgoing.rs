@@ -452,13 +452,13 @@ impl OutgoingVm {
                 Verdict::GoOn => {}
                 Verdict::DowntimeTarget { divisor } => {
                     if let Err(error) = self.vm.set_downtime_target(self.downtime_target(divisor)).await {
-                        tracing::warn!(%error, "the hypervisor refuses another target downtime");
+                        tracing::warn!(%error, "QEMU refuses another downtime limit for the transfer; the previous one stays");
                     }
                 }
                 Verdict::Throttle { percent } => {
                     tracing::info!(percent, "the VM writes memory faster than it is sent; it is slowed down");
                     if let Err(error) = self.vm.raise_throttle(percent).await {
-                        tracing::warn!(%error, "the VM cannot be slowed down");
+                        tracing::warn!(%error, "cannot slow the VM down; its memory may not converge");
                     }
                 }
                 Verdict::PostCopy => return Converged::NotSoon,
@@ -487,7 +487,7 @@ enum Converged {
     Yes,
     /// It shrinks too slowly, and may follow later.
     NotSoon,
-    /// It never will be, for this reason.
+    /// It will not become small enough, for this reason.
     Never(String),
 }
 

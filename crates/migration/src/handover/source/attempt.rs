@@ -305,7 +305,7 @@ impl Source {
         }
     }
 
-    /// A paused VM resumes at once at this host. Moving it starts anew, or not at all.
+    /// Ends the migration, so that the paused VM resumes at this host at once.
     fn keep_vm(&mut self) {
         let detail = format!(
             "the disks were not handed over within {} ms after the VM had been stopped{}",

@@ -118,7 +118,7 @@ impl LocalMigration {
         store.require()?;
         let name = self.record.name.clone();
         let lane = host.volumes.lane(&name).await?;
-        // It may have grown.
+        // The volume may have grown since the order.
         self.record = host.record(self.record.volume, &name)?;
         let unavailable = |refused: Refused| {
             let (volume, reason) = (name.clone(), refused.to_string());

@@ -78,7 +78,7 @@ fn open_this(path: &Path, meant: FileIdentity) -> io::Result<File> {
     let file = open(path)?;
     if FileIdentity::of(&file.metadata()?) != meant {
         return Err(io::Error::other(
-            "it is neither the file that was made nor the former one of the domain",
+            "another file has this name: neither the one that Sterna made, nor the domain's disk of before",
         ));
     }
     Ok(file)

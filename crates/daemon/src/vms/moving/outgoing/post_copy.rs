@@ -112,7 +112,7 @@ impl OutgoingVm {
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
                     // The target returns the volumes if the VM does not run there.
-                    tracing::warn!(%reason, "cannot run a paused VM at the target");
+                    tracing::warn!(%reason, "cannot switch a paused VM over to the target");
                     leaving.channel.send(&VmMessage::failed(&reason.to_string()));
                 }
             }
@@ -236,7 +236,7 @@ impl OutgoingVm {
                     match self.recover(&channel, attempt).await {
                         Ok(carrying) => self.post_copy.lock().carrying = Some(carrying),
                         Err(reason) => {
-                            tracing::info!(%reason, "the rest of a VM's memory waits");
+                            tracing::info!(%reason, "cannot send the rest of a VM's memory yet; trying again");
                             sleep(RECOVER_INTERVAL).await;
                         }
                     }
@@ -313,15 +313,15 @@ impl OutgoingVm {
             Ok(PeerStatus::Complete) => Asked::Told(PostCopyState::Complete),
             Ok(PeerStatus::Lost(reason)) => Asked::Told(PostCopyState::Lost { reason }),
             Ok(PeerStatus::Failed(reason)) => Asked::Refused { reason },
-            // It waits for what is missing.
+            // The target still waits for missing memory.
             Ok(_) => {
                 if self.vm.memory_progress().await.is_ok_and(|progress| progress.status != *status) {
                     return Asked::TakesAnother;
                 }
                 let product = self.vm.product();
                 let reason = format!(
-                    "a daemon was stopped when {product} at the source had sent all of it and some had not arrived, and QEMU \
-                     sends no page twice"
+                    "a daemon was stopped after {product} at the source had sent all of the memory and before all of it had \
+                     arrived, and QEMU sends no page twice"
                 );
                 channel.send(&VmMessage::lost(&reason));
                 Asked::Told(PostCopyState::Lost { reason })
