@@ -1,7 +1,7 @@
 //! Descriptors that the process was started with: sockets that a service manager has kept.
 
 // UNSAFETY: the environment names descriptors by number, and only that says who owns them.
-#![expect(unsafe_code, reason = "whoever started the process says by number which descriptors it was given")]
+#![expect(unsafe_code, reason = "the service manager names the passed descriptors by number")]
 
 use std::collections::BTreeSet;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};

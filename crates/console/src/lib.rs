@@ -1,4 +1,4 @@
-//! How programs print: text for people, JSON for programs. Used by `sterna` and `sterna-lab`.
+//! How programs print: text for terminals, JSON for programs. Used by `sterna` and `sterna-lab`.
 //!
 //! What comes from other programs passes [`words::printable`] here, so that it cannot command a terminal.
 

@@ -7,7 +7,7 @@ use serde::Serialize;
 /// The form in which results are printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
-    /// Text, for people at a terminal.
+    /// Text, for a terminal.
     Text,
     /// JSON, for other programs.
     Json,

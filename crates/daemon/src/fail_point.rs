@@ -72,7 +72,7 @@ struct Armed {
 enum Side {
     Before,
     After,
-    /// Only the lane that passes the step ends, by a panic.
+    /// The lane that passes the step panics; the daemon survives.
     Lane,
 }
 

@@ -165,7 +165,7 @@ impl Hosts {
         let known = self.known()?;
         let missing = || HostsError::NotFound(name.to_owned());
         let id = known.get(name).ok_or_else(missing)?.id;
-        // N.B. first, so that a forgotten host cannot return by an invitation that it has redeemed.
+        // N.B. Invitations end first, so that the removed host cannot return by one that it has redeemed.
         let endpoint = self.endpoint().ok();
         if let Some(endpoint) = &endpoint {
             endpoint.end_invitations_of(id);

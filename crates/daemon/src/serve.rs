@@ -124,7 +124,7 @@ pub async fn serve(config: Config, start: Start, read: ReadConfig) -> Result<(),
         };
         Daemon::start_with(config, manager, left, ending).await
     };
-    // Also while it starts, because an image may be locked for long.
+    // A signal also ends a start, which may wait for long: for a locked image.
     let daemon = tokio::select! {
         daemon = starting => daemon?,
         signal = asked() => {
@@ -295,7 +295,7 @@ impl Daemon {
                             tracing::info!("stopping: another daemon takes over");
                             successors.accept(successor);
                         }
-                        // N.B. this cannot be undone.
+                        // N.B. From here on the daemon stops, and nothing undoes that.
                         let _ = stop.take().map(|stop| stop.send(clients));
                     }
                     Action::Deliver(heir) => {

@@ -59,7 +59,7 @@ fn sort(kept: Vec<(String, OwnedFd)>, keep_no_longer: impl Fn(&str)) -> Estate {
             listeners.push(PassedListener { volume, place, socket: descriptor });
             continue;
         }
-        // N.B. its copies would keep connections open that the daemon closes.
+        // N.B. The service manager gives its copies up: they would keep connections open that the daemon closes.
         keep_no_longer(&name);
         if name == DOCUMENT {
             document = Some(descriptor);

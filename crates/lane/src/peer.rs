@@ -117,7 +117,7 @@ impl From<mpsc::UnboundedReceiver<ChannelEvent>> for ChannelEvents {
 
 impl Drop for ChannelEvents {
     fn drop(&mut self) {
-        // N.B. first: the sender of later events then knows that they are not received.
+        // N.B. Closed first: the sender of later events then knows that no task receives them.
         self.receiver.close();
         while let Some(arrival) = self.try_next() {
             self.give_back(arrival);

@@ -192,7 +192,7 @@ impl Control for Recorder {
         self.below.report(report);
     }
 
-    /// N.B. the gates may be closed: the phase is reported with the next sample.
+    /// **N.B.** The gates may be closed: the phase is reported with the next sample.
     fn entered(&self, migration: MigrationId, phase: Phase) {
         self.phases.borrow_mut().push((self.handle.now(), phase));
         self.below.entered(migration, phase);

@@ -1,5 +1,5 @@
-//! Keeps, while a volume is copied to another host or store, the missing set of the copy: a restart continues
-//! from the last record.
+//! Records the missing set of a copy while a volume is copied to another host or store. A restart continues from the last
+//! record.
 //!
 //! ```text
 //!   regularly:                         the target flushes ──► missing set taken, epoch ends, source flushes ──► kept

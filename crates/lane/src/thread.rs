@@ -387,8 +387,8 @@ impl Lane {
         let recorder = current.recorder.borrow().clone();
         self.handle.spawn(async move {
             if let Either::Right((asked, run)) = select(Box::pin(run), is_set_aside).await
-                // N.B. the driver may have learned at this very instant that nothing is missing: its image is being
-                // deleted or renamed then.
+                // N.B. The driver may have learned meanwhile that nothing is missing. Then its image is being deleted or
+                // renamed.
                 && !asked.is_ok_and(|aside| aside.is_at(driver.phase()))
             {
                 run.await;

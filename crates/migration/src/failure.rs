@@ -1,4 +1,4 @@
-//! A failure, for programs and for people.
+//! A failure, for programs and for administrators.
 
 use crate::journal::{FailureCode, Outcome};
 
@@ -7,7 +7,7 @@ use crate::journal::{FailureCode, Outcome};
 pub struct Failure {
     /// The cause, for programs.
     pub code: FailureCode,
-    /// The cause, for people: a fragment that follows "failed:".
+    /// The cause, for the administrator: a fragment that follows "failed:".
     pub detail: String,
 }
 

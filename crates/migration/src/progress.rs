@@ -1,4 +1,4 @@
-//! The progress of a migration, for people: it never falls, and ends only with the migration.
+//! The progress of a migration, as it is shown to users: it never falls, and ends only with the migration.
 
 use std::time::Duration;
 
@@ -80,7 +80,7 @@ pub struct Carried {
 /// A wait, with its reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Waiting {
-    /// The reason of the wait, for people.
+    /// The reason of the wait, as it is shown to users.
     pub reason: &'static str,
     /// The time until the wait is given up; `None`: it has no limit.
     pub remaining: Option<Duration>,

@@ -255,7 +255,7 @@ pub enum VolumeAction {
     Failed {
         /// The cause, for programs.
         code: FailureCode,
-        /// The cause, for people.
+        /// The cause, for the administrator.
         detail: String,
     },
 }

@@ -11,7 +11,8 @@
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
 //! ```
 //! The peer may be hostile: [`decode`] never panics, and limits the length of messages ([`MESSAGE_BYTES_MAX`]), lists and texts.
-//! Text for people is [cleaned](words::clean). The wire has types of its own, so those of the core may change independently.
+//! Text for administrators is [cleaned](words::clean). The wire has types of its own, so those of the core may change
+//! independently.
 
 mod forms;
 mod opening;
@@ -37,7 +38,7 @@ pub const MESSAGE_BYTES_MAX: usize = 1 << 20;
 pub const VOLUMES_MAX: usize = 256;
 /// The longest name, in bytes.
 pub const NAME_BYTES_MAX: usize = 255;
-/// The longest explanation for people, in bytes; a longer one is cut before it is sent.
+/// The longest explanation for the administrator, in bytes; a longer one is cut before it is sent.
 pub const DETAIL_BYTES_MAX: usize = 4096;
 /// The longest path, in bytes: the kernel's limit.
 pub const PLACE_BYTES_MAX: usize = 4096;
@@ -136,7 +137,7 @@ pub enum Message {
     },
     /// The program version of the sending host.
     Program {
-        /// The version, for people.
+        /// The version, for the administrator.
         version: String,
     },
 }

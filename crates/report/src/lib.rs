@@ -3,7 +3,7 @@
 //! ```text
 //!   api::MigrationHistory ──► page() ──┬─ story      what happened, in words and figures
 //!                                      ├─ course     plots over time, phases shaded
-//!                                      ├─ VM    how long a VM that went along stood still
+//!                                      ├─ machine    how long a VM that moved as well was paused
 //!                                      ├─ hold       the parts of the switch-over
 //!                                      └─ account    before, while, after; what was decided; bytes
 //! ```

@@ -321,7 +321,7 @@ impl Image {
         if kind == Kind::Device {
             flags |= OFlags::EXCL;
         }
-        // N.B. the file that was found: the name may lead elsewhere by now.
+        // N.B. Opens the file that was found: its name may lead to another one by now.
         let file = held.open(flags).map_err(|error| match kind {
             Kind::Device => device_kind::why_not_opened(path, held.status().st_rdev, error),
             Kind::File => ImageError::of("open", path, error),

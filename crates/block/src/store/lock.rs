@@ -161,9 +161,8 @@ fn holder_by_locks(stat: &rustix::fs::Stat) -> Option<u32> {
     locks.lines().find_map(|line| holder_in(line, stat.st_dev, stat.st_ino))
 }
 
-/// Returns the process in a line of `/proc/locks`, if the line is about this file.
-///
-/// `7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`; locks that belong to a description have -1 for the process.
+/// Returns the process in a line of `/proc/locks`, if the line is about this file. Locks of an open file description have -1 for
+/// the process. A line: `7: FLOCK  ADVISORY  WRITE 1234 fe:00:5678 0 EOF`.
 fn holder_in(line: &str, device: u64, inode: u64) -> Option<u32> {
     let mut words = line.split_whitespace().skip(1).filter(|word| *word != "->");
     let (_kind, _advisory, _mode) = (words.next()?, words.next()?, words.next()?);

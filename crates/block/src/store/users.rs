@@ -9,7 +9,7 @@
 //! their owner permits it.
 
 // UNSAFETY: rustix does not support LOOP_GET_STATUS64; `file_behind` calls it through libc.
-#![expect(unsafe_code, reason = "what is behind a loop device is told by an ioctl that has no safe wrapper")]
+#![expect(unsafe_code, reason = "the ioctl that names the file of a loop device has no safe wrapper")]
 
 use std::fs::File;
 use std::io;

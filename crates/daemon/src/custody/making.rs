@@ -65,7 +65,7 @@ impl Custody {
         if !is_reserved || reserved.metadata().map_err(failed)?.len() != 0 {
             return Err(failed(io::Error::other("another file has taken its place")));
         }
-        // N.B. before the rename: a restart then finds the recorded file, or the empty one, which it recognises as another.
+        // N.B. Recorded before the rename: a restart finds the recorded file, or the empty one, which it recognises as another.
         if let Some(lasting) = opened.lasting().cloned() {
             let place = place_of(path);
             let purpose = self.read(|state| state.purpose_of(&place));

@@ -52,11 +52,11 @@ impl Custody {
     pub(crate) fn discard(&self, image: &ImageLocation, owner: &Owner) -> Result<(), CustodyError> {
         fail_point::before(FailStep::Discard);
         if let Some(path) = image.place.file().map(Path::new) {
-            // N.B. first: an image with a token counts as the offered one.
+            // N.B. The token goes first: an image with a token counts as the offered one.
             lane::shared_storage::remove(path)
                 .map_err(|error| CustodyError::io("delete what is beside", path, error))?;
             self.delete(path, owner)?;
-            // N.B. last: an image that could not be deleted stays marked.
+            // N.B. The mark goes last: an image that could not be deleted stays marked.
             half_made::unmark(path).map_err(|error| CustodyError::io("delete the mark of", path, error))?;
         }
         fail_point::after(FailStep::Discard);

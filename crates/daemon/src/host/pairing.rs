@@ -115,7 +115,7 @@ impl Host {
                 let warning = format!("the host \"{name}\" was removed");
                 self.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
             }
-            // N.B. durable first: a target that has promised waits for an administrator's decision.
+            // N.B. Recorded first. That fails if this target has promised to wait: only an administrator decides then.
             if self.record_cancel(migration).await.is_ok() && self.sessions.tell(migration, Event::Cancel) {
                 tracing::info!(%migration, host = name, "ending a migration with a removed host");
             }

@@ -267,7 +267,7 @@ impl Host {
                 ExportAccess::ReadWrite => Access::ReadWrite,
                 ExportAccess::ReadOnly => Access::ReadOnly,
             };
-            // N.B. opened, which proves that no other program has it locked.
+            // N.B. The image is opened, not only examined: that proves that no other program has it locked.
             let size = opening::open_whole(&record.image, access, opening::at_once)?.size();
             Ok(match record.image.place.outlasts_its_volume() {
                 true => Measured::Room(size),
@@ -287,7 +287,7 @@ impl Host {
         let found = self.journal.read(|state| state.questioned_named(&name).map(|(volume, _)| volume));
         let volume = found.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let (claim, _) = self.volumes.claim(&name)?;
-        // N.B. at the moment of the order, because earlier observations may be outdated.
+        // N.B. The volume is examined at the moment of the order, because earlier observations may be outdated.
         let standing = self.look_anew(volume).await;
         let standing = standing.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let how = if order.force { Order::Force } else { Order::Known };

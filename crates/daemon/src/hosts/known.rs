@@ -162,7 +162,7 @@ impl Peers for Known {
     fn joined(&self, peer: &Peer, by: InvitationId) -> Result<(), String> {
         let trust = lock(&self.terms).get(&by).copied();
         let added = self.add(peer, trust).map_err(|error| crate::error::with_causes(&error))?;
-        // N.B. once: a host that redeems it again keeps its present trust.
+        // N.B. The terms apply once: a host that redeems the invitation again keeps its present trust.
         lock(&self.terms).remove(&by);
         let (Acquaintance { peer, trust, calls_itself }, calls) = (added, peer.name.as_str());
         if let Some(audit) = &self.audit {

@@ -89,7 +89,7 @@ pub(crate) fn take(
         Ok(found) if found.len() > RECORD_BYTES_MAX => return Err(io::ErrorKind::FileTooLarge.into()),
         Ok(_) => std::fs::read(&record)?,
     };
-    // N.B. first, and durably: the image may be written from here on.
+    // N.B. The record is removed durably before anything else: the image may be written from here on.
     std::fs::remove_file(&record)?;
     sync_folder_of(&record)?;
     let Ok(Record { version, facts, image, look }) = serde_json::from_slice(&bytes) else { return Ok(None) };

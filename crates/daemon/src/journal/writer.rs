@@ -223,7 +223,7 @@ impl<S: Storage> Writer<S> {
                 }
                 self.compaction_failed = true;
             }
-            // N.B. both files have the same state only as long as nothing is written.
+            // N.B. A power cut may bring either file back. Both have the same state only as long as nothing is written.
             Err(ReplaceFault::Unknown(error)) => {
                 tracing::error!(%error, "the journal's folder cannot be made durable; restart the daemon");
                 self.is_closed = true;

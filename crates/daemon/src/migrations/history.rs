@@ -94,7 +94,7 @@ impl Histories {
         let histories = Arc::clone(self);
         helpers.spawn_blocking(move || {
             histories.write(migration, &recording);
-            // Only now, so that the recording is available at any time.
+            // Removed from memory only after the file was written, so that the recording is available at any time.
             histories.lock().remove(&migration);
         });
     }

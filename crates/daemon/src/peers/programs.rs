@@ -22,7 +22,7 @@ impl Peers {
     /// Reports this program's version to a connected host.
     pub(super) fn say_program(&self, session: &Session) {
         let session = session.clone();
-        // N.B. in a task, because the caller holds the session.
+        // N.B. Sent by a task, because the caller holds the session.
         self.runtime.spawn(async move {
             let version = env!("CARGO_PKG_VERSION").to_owned();
             send_opening(&session, &Message::Program { version });

@@ -147,7 +147,7 @@ impl Successors {
 impl Drop for Successors {
     fn drop(&mut self) {
         self.listening.abort();
-        // N.B. while the folder is locked by this daemon: the next one makes its own socket.
+        // N.B. This runs while this daemon still locks the folder: the next one makes its own socket.
         let _ = std::fs::remove_file(self.folder.join(SOCKET));
     }
 }

@@ -258,7 +258,7 @@ impl Vms {
         let more: Vec<&str> = WAITING.into_iter().chain(lifeline).collect();
         let Alive { qemu, .. } = self.launch(name, sockets, &more).await?;
         if terms.post_copy {
-            // N.B. made now: when it is needed, the main thread may not answer.
+            // N.B. The lifeline is made at the start: when it is needed, QEMU's main thread may not answer.
             self.agree_on_lifeline(name).await?;
         }
         Ok(qemu)

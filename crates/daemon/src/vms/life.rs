@@ -91,7 +91,7 @@ impl Vms {
         }
         // Reasons of an earlier QEMU to be paused have ended.
         self.holds.forget(name).await;
-        // N.B. before the process starts, so that a daemon that is killed in between looks for it at its next start.
+        // N.B. Recorded before the process starts: if the daemon is killed in between, the next one looks for the process.
         self.remember(name, Fate::Started).await?;
         self.set(name, None, Life::Starting);
         let launched = async {

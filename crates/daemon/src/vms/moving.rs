@@ -192,7 +192,7 @@ impl VmMoves {
             _ => return,
         }
         let departure = lock(&self.leaving).get_mut(&migration).map(|departure| {
-            // N.B. this breaks the stream, which even a hanging hypervisor notices.
+            // N.B. The abort breaks the stream, which even a hanging hypervisor notices.
             departure.stops.take().inspect(AbortHandle::abort);
             Arc::clone(&departure.leaving)
         });

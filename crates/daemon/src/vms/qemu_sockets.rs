@@ -63,7 +63,7 @@ pub(crate) fn take_out(path: &Path) -> io::Result<()> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         renamed => renamed?,
     }
-    // N.B. checked here, where it cannot be exchanged.
+    // N.B. The socket is checked only here: QEMU's user cannot exchange it in this folder.
     let found = std::fs::symlink_metadata(path)?;
     if found.file_type().is_socket() && found.uid() == user {
         return Ok(());

@@ -213,7 +213,7 @@ impl Chronicles {
         Rc::new(self.clone())
     }
 
-    /// N.B. if this fails, the earlier record remains. It claims no more than this one would.
+    /// **N.B.** If this fails, the earlier record remains. It claims no more than this one would.
     fn change_image(&self, key: StayKey, change: impl FnOnce(Option<ImageRecord>) -> ImageRecord) {
         if let Err(error) = self.files.change_image(key, |record| Some(change(record))) {
             tracing::warn!(volume = %key.volume, %error, "cannot record the state of the image");

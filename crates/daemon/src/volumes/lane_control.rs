@@ -148,7 +148,7 @@ impl Control for LaneControl {
             match queued {
                 Some(committed) => committed.await?,
                 None => {
-                    // N.B. first: after a restart the other host reads the image only if it still has its present attributes.
+                    // N.B. The attributes first: after a restart the other host reads the image only if they are unchanged.
                     let noted = runtime.spawn_blocking(move || {
                         left.iter().for_each(|(stay, image)| chronicles.close_image(*stay, image));
                     });
@@ -157,8 +157,8 @@ impl Control for LaneControl {
                 }
             }
             if !ending.is_empty() {
-                // N.B. before the lane is answered: an image with a mark may be deleted, and from here on
-                // guests write to this one.
+                // N.B. The mark is removed before the lane is answered: guests write to the image after that, and a marked image
+                // may be deleted.
                 let unmarked = runtime.spawn_blocking(move || half_made::unmark_completed(&journal, &ending));
                 // If a mark remains, `retention` tries again.
                 drop(unmarked.await);
@@ -186,7 +186,7 @@ impl Control for LaneControl {
         let (location, facts) = (image.clone(), self.facts(&image, migration));
         let (data_dir, chronicles) = (self.data_dir.clone(), self.chronicles.clone());
         let custody = self.custody.clone();
-        // N.B. only once all of the VM's memory has gone: its hypervisor here has the missing pages.
+        // N.B. Retired only once all of the VM's memory is sent: the hypervisor here has pages that the target lacks.
         let gone = self.moving.memory_has_gone(migration);
         self.run_after(gone, &location, "retire", move || {
             let kept = custody.retire(&image, retirement, migration)?;

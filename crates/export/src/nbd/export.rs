@@ -16,7 +16,7 @@ pub use crate::nbd::protocol::ReplyStyle;
 pub struct Export {
     /// Name that clients ask for; at most 4,096 bytes.
     pub name: String,
-    /// Text for people; may be empty.
+    /// Human-readable text; may be empty.
     pub description: String,
     /// The device for requests: a flush covers the writes of all connections.
     pub device: Rc<dyn BlockDevice>,

@@ -45,7 +45,7 @@ pub enum Body {
     Failed {
         /// The error in the protocol.
         code: ErrorCode,
-        /// Text for people; not sent in simple replies.
+        /// Human-readable text; not sent in simple replies.
         message: &'static str,
     },
     /// The data of a read.

@@ -119,7 +119,7 @@ pub enum ExtentCount {
 pub struct Refusal {
     /// The error in the protocol.
     pub code: ErrorCode,
-    /// The reason, for people to read.
+    /// The reason, as human-readable text.
     pub reason: &'static str,
 }
 

@@ -149,7 +149,7 @@ impl Libvirt {
         let answer = self.call(procedure::DOMAIN_GET_STATE, about(domain).unsigned(0)).await?;
         let mut decoder = Decoder::new(&answer);
         let (state, reason) = (DomainState::of(decoder.int()?), decoder.int()?);
-        // N.B. after the state: a QEMU that ends in between gives an inconsistent state, which is queried again.
+        // N.B. Asked after the state: if QEMU ends in between, the answers contradict each other, and are queried again.
         let is_active = self.is_true(procedure::DOMAIN_IS_ACTIVE, about(domain)).await?;
         let saved = if is_active {
             SavedMemory::None

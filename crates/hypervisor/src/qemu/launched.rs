@@ -88,7 +88,7 @@ impl Launched {
             let entry = entry?.path();
             // A descriptor that was closed meanwhile leads nowhere.
             files.extend(std::fs::read_link(&entry).ok().filter(|file| file.is_absolute()));
-            // N.B. that leads to the file itself, not to its name here.
+            // N.B. The link of a descriptor leads to the open file itself, whatever has its name.
             let (Ok(open), Some(number)) = (std::fs::metadata(&entry), entry.file_name()) else { continue };
             let told = std::fs::read_to_string(process.join("fdinfo").join(number)).unwrap_or_default();
             let used = use_told(&told);

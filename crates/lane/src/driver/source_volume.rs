@@ -97,7 +97,7 @@ impl SourceVolume {
             events,
         });
         if let Some(filling) = &part.leaving.filling {
-            // N.B. blocks that arrive from there from now on would be useless there.
+            // N.B. The volume returns to the host that has its missing blocks: to fetch them here would be useless.
             filling.rest(Rest::Pause);
         }
         if let Some(lease) = &part.leaving.lease {
@@ -166,7 +166,7 @@ impl SourceVolume {
                 self.tell_copy(event);
             }
             SourceOrder::PeerRestarted => {
-                // N.B. first: notices after this one are made with knowledge of the restart.
+                // N.B. The event is sent first: the copying knows of the restart when it makes later notices.
                 self.send(Event::RestartHeard(self.index));
                 self.tell_copy(VolumeEvent::TargetRestarted);
             }
@@ -229,7 +229,7 @@ impl SourceVolume {
                 self.copy.replace(None);
                 self.source.replace(None);
                 if let Some(reservoir) = &self.leaving.reservoir {
-                    // N.B. nothing is missing at the target: late requests are to find nothing.
+                    // N.B. Nothing is missing at the target, so late requests for blocks find no reservoir.
                     reservoir.close();
                 }
             }
@@ -421,7 +421,7 @@ fn start_copy(
     let filling = leaving.filling.clone();
     handle.spawn(async move {
         in_place.await;
-        // N.B. after the wait: writes that passed the mirror by are in the chronicle once they have ended.
+        // N.B. Asked after the wait: writes that passed the mirror by are in the chronicle once they have ended.
         let lacking = known.and_then(|(of, generation)| match forgets_writes {
             true => chronicler.lacked_when_kept(of),
             false => chronicler.lacking(of, generation),

@@ -93,7 +93,7 @@ impl TargetVolume {
         match order {
             TargetOrder::Flush(attempt) => {
                 self.hold_changes();
-                // N.B. it fails until the copying has learned of an earlier failed flush.
+                // N.B. This flush fails until the copying has learned of an earlier failed one.
                 let (store, leased) = (self.coming.store.ours(), self.coming.leased.clone());
                 self.answer_after(async move {
                     let result = match take_back(leased).await {
@@ -139,7 +139,7 @@ impl TargetVolume {
                 self.leave_filling();
             }
             TargetOrder::CloseAndCount => {
-                // N.B. closed first: later requests cannot pass.
+                // N.B. The gate is closed before changes are counted, so that no later request passes.
                 drop(volume.close());
                 let changes = volume.gate().changes_admitted() - self.changes_before.get();
                 let _ = self.events.unbounded_send(Heard::Changes(index, changes));
@@ -176,7 +176,7 @@ impl TargetVolume {
     fn start(&self, filling: Option<Rc<FillingStore>>) {
         let (index, volume) = (self.index, Rc::clone(&self.coming.volume));
         if let Some(service) = &self.service {
-            // N.B. against late requests of the source: the store belongs to a volume from here on (design §5.10).
+            // N.B. Late requests of the source are refused: the store belongs to a volume from here on (design §5.10).
             service.withdraw(Address::Replica(index.0));
         }
         if volume.gate().mode() == GateMode::Open {

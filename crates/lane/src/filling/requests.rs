@@ -110,7 +110,7 @@ impl FillingStore {
         let result = self.store.change(change).await;
         let ended = result.map_err(|_| StoreFault);
         self.event(FillingEvent::WriteEnded { request: ticket.id, result: ended });
-        // N.B. only once a restart would know of it.
+        // N.B. Answered only once a restart would know of the write.
         if let Word::Left = ticket.word().await {
             return Err(IoError::Closed);
         }
@@ -152,7 +152,7 @@ impl FillingStore {
             return self.reservoir.background.allocation(range).await;
         }
         self.check_still_here()?;
-        // N.B. before the store is queried: blocks that arrive meanwhile are data either way.
+        // N.B. Missing blocks are read before the store is queried: blocks that arrive in between count as data either way.
         let missing = match &*self.state.borrow() {
             FillingState::Filling(machine) => machine.missing_in(range),
             _ => Vec::new(),

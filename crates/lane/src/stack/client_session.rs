@@ -228,7 +228,7 @@ impl ClientSession {
     }
 }
 
-// Not boxed, for callers that embed them in a future of their own.
+// The futures are not boxed, because callers embed them in futures of their own.
 impl ClientSession {
     pub(crate) async fn reading(&self, offset: u64, buffer: Buffer) -> Result<Buffer, IoError> {
         self.begin_read().await?;

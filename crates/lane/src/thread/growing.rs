@@ -30,7 +30,7 @@ impl Lane {
                 continue;
             };
             let Some(size) = self.volume.while_at(&owner, owner.grows()).await else { continue };
-            // N.B. first: the offered size must survive a restart.
+            // N.B. Recorded before clients see it: the offered size must survive a restart.
             let (volume, size_bytes) = (self.volume.id(), size);
             while let Err(fault) =
                 self.control.commit(vec![Record::GrewElsewhere { volume, size_bytes }]).await

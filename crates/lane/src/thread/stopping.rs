@@ -50,7 +50,7 @@ impl Lane {
             Home::Elsewhere(_) => false,
         };
         let is_closed = is_flushed && self.volume.gate().in_flight() == 0;
-        // N.B. after the last write: from here on the marks are not needed.
+        // N.B. Kept after the last write: from here on the marks are not needed.
         if let Err(error) = self.volume.chronicler().close().await {
             warn!(volume = %self.settings.name, %error, "its chronicle is kept only as exactly as its marks");
         }

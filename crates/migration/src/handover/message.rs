@@ -93,7 +93,7 @@ pub enum ToSource {
     },
     /// The target's images are deleted.
     Discarded {
-        /// The images that could not be deleted, for people; empty if all are gone.
+        /// The images that could not be deleted, as text for the administrator; empty if all are gone.
         left_over: String,
     },
     /// The target's host does not know this migration, or only one that ended without the volumes.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 use crate::journal::{MigrationState, Side, Stage, State};
 
-/// The beginning of every ticket, for people and for searches; the number is the version.
+/// The beginning of every ticket, for the administrator and for searches; the number is the version.
 const PREFIX: &str = "sterna-ticket-1-";
 /// The digits of a ticket. None of them is mistaken for another when it is read aloud or typed.
 const DIGITS: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";

@@ -15,7 +15,7 @@ use crate::identity::{Attempt, MigrationId, VolumeId};
 /// One commit: records that become durable together, with the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Entry {
-    /// The wall-clock time of the commit in milliseconds since 1970, for people; no decision depends on it.
+    /// The wall-clock time of the commit in milliseconds since 1970, for the administrator; no decision depends on it.
     pub at_unix_ms: u64,
     /// The facts that became true, in order.
     pub records: Vec<Record>,
@@ -280,7 +280,7 @@ pub struct MigratingVolume {
 pub enum Outcome {
     /// The volumes are at the target.
     Moved {
-        /// The source images that could not be deleted or renamed, for people; empty if there are none.
+        /// The source images that could not be deleted or renamed, as text for the administrator; empty if there are none.
         left_over: String,
     },
     /// The administrator cancelled it; the volumes are at the source.
@@ -289,7 +289,7 @@ pub enum Outcome {
     Failed {
         /// The cause, for programs.
         code: FailureCode,
-        /// The cause, for people.
+        /// The cause, for the administrator.
         detail: String,
     },
     /// The volumes could not be started at the target and are at the source again.

@@ -23,9 +23,9 @@ use crate::identity::{HostId, MigrationId, VolumeId};
 /// The fact that this host's journal was restored from a backup, and the volumes that wait since then.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Restored {
-    /// The time of the backup's last commit, in milliseconds since 1970; for people.
+    /// The time of the backup's last commit, in milliseconds since 1970, for the administrator.
     pub backup_unix_ms: u64,
-    /// The time of the restoration, in milliseconds since 1970; for people.
+    /// The time of the restoration, in milliseconds since 1970, for the administrator.
     pub restored_unix_ms: u64,
     /// Migrations with lower numbers may have continued without this journal.
     pub numbers_from: u64,

@@ -39,7 +39,7 @@ pub enum Event {
     Abandoned(Result<(), CommitFault>),
     /// The undo is complete, as far as possible.
     Undone {
-        /// The images that could not be deleted, for people; empty if there are none.
+        /// The images that could not be deleted, as text for the administrator; empty if there are none.
         left_over: String,
     },
     /// *Ended* is durable, or could not be recorded.

@@ -40,7 +40,7 @@ pub struct Beginning {
 pub struct GivenUp {
     /// The number of copies forgotten.
     pub copies: usize,
-    /// The cause, for people.
+    /// The cause, for the administrator.
     pub reason: String,
 }
 

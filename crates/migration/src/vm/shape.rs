@@ -18,7 +18,7 @@ pub struct Shape {
     pub drives: Vec<Drive>,
     /// The nameless devices that may exist besides, because a drive brings its own.
     pub spare_devices: usize,
-    /// The jobs that work on its disks beside the guest, or would be lost with them, for people.
+    /// The jobs that work on its disks beside the guest, or would be lost with them, for the administrator.
     pub works: BTreeSet<String>,
 }
 

@@ -153,7 +153,7 @@ pub enum FormerContent {
 pub struct Refusal {
     /// The cause, for programs.
     pub code: RefusalCode,
-    /// The cause, for people, with the remedy.
+    /// The cause, for the administrator, with the remedy.
     pub detail: String,
 }
 

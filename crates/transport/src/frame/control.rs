@@ -65,7 +65,7 @@ pub(crate) enum Refusal {
     WrongHost {
         expected: [u8; 32],
     },
-    /// Both have changed while they were agreeing: dial again.
+    /// Another connection has changed the pair of incarnations meanwhile: dial again.
     Superseded,
     TooMany,
     /// The host is stopping, or the session is closed.

@@ -31,7 +31,7 @@ impl AccessToken {
         Some(Self { server, secret })
     }
 
-    /// Derives the identity of the client until it has enrolled its own key.
+    /// Derives the identity of the client until it has registered its own key.
     ///
     /// # Errors
     /// The key cannot be made.

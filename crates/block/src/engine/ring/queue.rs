@@ -341,7 +341,7 @@ impl Queue {
                     let key = *key;
                     match self.entry(key) {
                         Ok(entry) => entry,
-                        // N.B. it is removed: while something is in the backlog no task waits for completions.
+                        // N.B. The failed operation is removed: while the backlog has entries, no task waits for completions.
                         Err(error) => {
                             self.backlog.pop_front();
                             self.finish(key, Err(error), wakers);

@@ -151,7 +151,8 @@ struct Mount {
 }
 
 impl Mount {
-    /// `43 27 7:0 / /mnt rw,relatime shared:1 - ext4 /dev/loop0 rw`; the words before the dash vary in number.
+    /// Parses a line such as `43 27 7:0 / /mnt rw,relatime shared:1 - ext4 /dev/loop0 rw`. The number of words before the dash
+    /// varies.
     fn parse(line: &str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(2);

@@ -244,7 +244,7 @@ impl Link {
             }
             return repeated;
         }
-        // N.B. from here on requests in flight are sent again: the server has all changes before them.
+        // N.B. From here on requests in flight are sent again, because the server has all earlier changes.
         let is_whole = connections.iter().all(|connection| connection.load().is_some());
         self.state.replace(LinkState::Connected(connections));
         self.connected_at.set(self.handle.now());

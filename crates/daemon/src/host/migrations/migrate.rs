@@ -204,7 +204,7 @@ impl Host {
         loop {
             let (migration, name) = self.running_named(id)?;
             let lane = self.volumes.lane(&name).await?;
-            // N.B. before the lane changes: a change that is answered also holds after a restart.
+            // N.B. Recorded before the lane changes: a change that was answered also holds after a restart.
             let before = self.order_durably(migration, |metadata| change.swap(metadata)).await?;
             let Err(refused) = change.give(&lane, migration).await else {
                 tracing::info!(%migration, ?change, "a migration is changed");
@@ -266,7 +266,7 @@ impl Host {
         }
         let (migration, name) = self.running_named(&id)?;
         self.record_cancel(migration).await?;
-        // N.B. durable: the lane that has the migration, or will have it, ends it.
+        // N.B. The cancellation is durable: the lane that has the migration, or will have it, ends it.
         if let Ok(lane) = self.volumes.lane_of_migration(&name).await
             && lane.cancel(migration).await.is_ok()
         {

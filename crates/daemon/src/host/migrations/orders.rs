@@ -104,7 +104,7 @@ impl Host {
                 Err(error) => error.message(),
             };
             tracing::warn!(migration = %id, name = %metadata.name, reason, "cannot begin a migration that waited");
-            // N.B. before any other migration gets a number.
+            // N.B. The migration ends before any other one gets a number.
             self.end_hopeless(id, metadata, order, reason).await;
         }
         let host = Arc::clone(self);
@@ -286,7 +286,7 @@ impl Host {
         });
         let target = |record: &VolumeRecord| ImageLocation {
             store: wish.shown.target.store.clone().unwrap_or_default(),
-            // N.B. no place, so that no existing file counts as a half-made copy.
+            // N.B. The path is empty, so that no existing file counts as a half-made copy.
             place: Place::File(String::new()),
             format: record.image.format,
         };

@@ -155,7 +155,7 @@ impl Host {
         let place = image.place.clone();
         let is_taken = blocking(move || {
             let is_other = custody.accept(&Owner::Migration(migration), &image.place)?;
-            // N.B. also if an earlier order ended between the two records.
+            // N.B. Both records are tried: an earlier order may have ended between them.
             Ok(chronicles.accept_left(key, &image) || is_other)
         });
         if !is_taken.await? {
@@ -300,7 +300,7 @@ impl Host {
         let records = waiting.records(promotion);
         self.journal.commit(records.clone()).await?;
         let journal = self.journal.clone();
-        // N.B. before guests write to the images.
+        // N.B. The marks go before guests write to the images.
         blocking(move || {
             half_made::unmark_completed(&journal, &records);
             Ok(())

@@ -92,7 +92,7 @@ impl Host {
             return;
         };
         let next = Arc::clone(&self).retry_migration(id.to_string()).await;
-        // N.B. not again at the next start, whatever the outcome.
+        // N.B. Whatever the outcome, the next start does not try again.
         self.metadata_folder.note(id, begun, |metadata| metadata.goes_on = false).await;
         match next {
             Ok(next) => {

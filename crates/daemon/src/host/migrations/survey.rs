@@ -51,14 +51,14 @@ impl Host {
         if (offer.vm.is_some() || !vm.is_empty())
             && let Err(error) = self.check_may_bring_vms(peer)
         {
-            // N.B. nothing else: a peer that may not bring a VM must not learn what this host would need to run one.
+            // N.B. The answer says nothing else: a peer that may not bring VMs must not learn what this host has.
             found.refusals.push(refusal(&error));
             return found;
         }
         if !vm.is_empty()
             && let Err(error) = self.vms.check_announced(&vm)
         {
-            // N.B. nothing else: a definition that cannot be parsed is no reason to inspect this host.
+            // N.B. The answer says nothing else: for a definition that cannot be parsed this host is not examined.
             let (code, detail) = (RefusalCode::Unsuitable, error.to_string());
             found.refusals.push(Refusal { code, detail });
             return found;

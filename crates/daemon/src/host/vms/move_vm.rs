@@ -182,7 +182,8 @@ impl Host {
     pub(in crate::host) async fn expected(self: &Arc<Self>, vm: &str, stage: Option<&Stage>) -> Expected {
         match stage {
             None => Expected::Anew,
-            // N.B. without a promise the migration fails, and a loaded VM might wait for volumes that wait for it.
+            // N.B. Before this host has promised to wait, a restart ends the migration: a loaded VM might wait for volumes that
+            // wait for it.
             Some(Stage::Copying) => Expected::Again(None),
             Some(_) => {
                 let found = self.vms.found(vm).await;

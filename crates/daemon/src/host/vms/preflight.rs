@@ -48,7 +48,7 @@ impl Host {
         manifest: &[u8],
         wished: Terms,
     ) -> Result<Terms, MoveFault> {
-        // N.B. first: it refuses a description that cannot be parsed, before it reads anything of this host.
+        // N.B. The comparison comes first: it refuses a description that cannot be parsed before it reads anything of this host.
         let compared = self.vms.compare_files(manifest).await?;
         // Warnings were shown before the VM was offered.
         let (Differences { faults, .. }, _) = compared;

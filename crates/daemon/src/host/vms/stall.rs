@@ -117,7 +117,7 @@ impl Host {
         note: Note,
         remembered: &mut Remembered,
     ) -> Result<Seen, VmError> {
-        // N.B. first: a read that is refused after this is counted by the next check, if it has stopped the guest.
+        // N.B. Reads are counted before the guest is examined: the next check counts reads that are refused in between.
         let (late_reads, units_owed) = late(lacking).await;
         let guest = match alive.qemu.status().await.map_err(VmError::of(&vm.name))? {
             RunState::Running => Guest::Runs,
@@ -189,7 +189,7 @@ impl Host {
             Step::Unsay => holds.tell(name, None),
             Step::Continue => {
                 let Some(alive) = alive else { return Ok(()) };
-                // N.B. no read is refused from before this point on.
+                // N.B. Counted before the resume, so that reads refused after it are seen by the next check.
                 let (late_reads, _) = late(lacking).await;
                 if let Err(error) = alive.qemu.resume().await {
                     holds.tell(

@@ -83,7 +83,7 @@ impl Host {
         let record = record(&name, staged.size_bytes, staged.image.clone(), export);
         let file = staged.image.place.file().map(PathBuf::from);
         let new = file.as_deref().map(new_path);
-        // N.B. together: nothing else is taken for its image, ever.
+        // N.B. One commit for both: at no time is another file taken for the image.
         let added =
             vec![Record::VolumeAdded(record.clone())].into_iter().chain(staged.known.clone()).collect();
         if let Err(fault) = self.journal.commit(added).await {
@@ -164,7 +164,7 @@ impl Host {
             Some(given) if (given.format, image.format) == (ImageFormat::Raw, ImageFormat::Raw) => {
                 let source = given.opened.held();
                 let source = source.ok_or_else(|| RequestError::Internal("a file is none".to_owned()))?;
-                // N.B. what is locked, whatever has its name by now.
+                // N.B. Copies the locked file, whatever has its name by now.
                 images::copy_into(source, new, &creation.bytes_done)?;
             }
             Some(given) => {
@@ -206,7 +206,7 @@ impl Host {
             Ok(ImageLocation { store: String::new(), place, format })
         })
         .await?;
-        // N.B. from the check until the record: of two orders for one image, one gets it.
+        // N.B. Held from the check until the record: of two orders for one image, one gets it.
         let _adding = self.adding_image.lock().await;
         let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finder_of(name));
         let (size_bytes, known) = blocking(move || {

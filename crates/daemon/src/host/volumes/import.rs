@@ -62,7 +62,7 @@ impl Host {
             if let (Err(CommitFault::NotWritten), Some(after)) = (&committed, after.file().map(Path::new)) {
                 host.undo_rename(after, &before);
             }
-            // N.B. only after the journal knows it, so that no other program locks the image.
+            // N.B. The image stays open and locked until the journal has it, so that no other program can lock it before.
             drop(opened);
             Ok(committed?)
         })

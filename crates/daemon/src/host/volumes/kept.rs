@@ -156,7 +156,7 @@ fn delete(
     owner: &Owner,
 ) -> Result<(), RequestError> {
     custody.check(Step::Discard, owner, image)?;
-    // N.B. first: a return must never begin with an image that is half deleted.
+    // N.B. The record is removed first: a return must never begin with an image that is half deleted.
     replicas::forget(data_dir, path).map_err(|error| RequestError::storage("forget", path, &error))?;
     Ok(custody.discard(image, owner)?)
 }

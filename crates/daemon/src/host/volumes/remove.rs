@@ -59,7 +59,7 @@ impl Host {
             wish(&record, how)?,
         );
         if let Some(image) = doomed(&record, fate) {
-            // N.B. before it is stopped: what is refused changes nothing.
+            // N.B. Checked before the volume is stopped: a refused removal changes nothing.
             let custody = self.custody.clone();
             blocking(move || Ok(custody.check_removal(volume, &image)?)).await?;
         }
@@ -143,7 +143,7 @@ impl Host {
         let given_up = lacks_blocks.then_some(Record::MissingGivenUp { volume });
         let removed: Vec<Record> = given_up.into_iter().chain([Record::VolumeRemoved { volume }]).collect();
         if let Some(image) = record.image.place.file().map(PathBuf::from) {
-            // N.B. while the journal says that the image is complete: later nothing records that.
+            // N.B. The mark is deleted before the volume is: after the removal nothing records that the image is complete.
             let unmarked = tokio::task::spawn_blocking(move || half_made::unmark(&image)).await;
             if let Ok(Err(error)) = unmarked {
                 tracing::warn!(volume = %record.name, %error, "cannot delete the half-made mark of a complete image");

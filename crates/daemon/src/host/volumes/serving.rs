@@ -179,7 +179,7 @@ impl Host {
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
-        // N.B. before the socket is passed on: guests wait there if this fails.
+        // N.B. The port first: if it cannot be had, guests keep waiting at the unix socket, which is not passed on yet.
         let tcp = self.listen_on_port(&record)?;
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));

@@ -134,7 +134,7 @@ impl IncomingVm {
         let vm = self.started.get().ok_or(MoveFault::NotLoaded)?;
         let mut loaded = self.loaded.subscribe();
         if loaded.borrow().is_none() && self.channel.terms().post_copy {
-            // N.B. from here on it may not be able to run at the source.
+            // N.B. From here on the VM may not be able to run at the source.
             self.runs_ahead.store(true, Ordering::Release);
             self.channel.send(&VmMessage::Owned);
             // The sender lives as long as this.
@@ -170,7 +170,7 @@ impl IncomingVm {
         };
         let (manifest, terms) = self.unless_over(asked).await?;
         self.unless_over(async { Ok(self.hooks.before().await?) }).await?;
-        // N.B. to its end in any case: nothing would end a VM that is half started.
+        // N.B. The start is awaited in any case: nothing would end a VM that is half started.
         let vm = keeper.start(manifest, terms).await?;
         // It is started once.
         let _ = self.started.set(Arc::clone(&vm));
@@ -202,7 +202,7 @@ impl IncomingVm {
             }
         };
         self.unless_over(loads).await?;
-        // N.B. before the source learns that it is loaded, because the source may then forget it.
+        // N.B. The files are written before the source learns that the VM is loaded, because the source may then forget the VM.
         let last = self.channel.last();
         if !last.files.is_empty() {
             keeper.renew(last.files).await?;
@@ -214,7 +214,7 @@ impl IncomingVm {
         keeper.keep().await?;
         self.loaded.send_replace(Some(Ok(())));
         self.channel.send(&VmMessage::Loaded);
-        // N.B. the next move of this VM uses the same name.
+        // N.B. The socket goes before the next move of this VM, which uses the same name.
         drop(file);
         if !terms.post_copy {
             // N.B. the last bytes of the hypervisor here may not have been read yet, and the source's hypervisor waits for them.

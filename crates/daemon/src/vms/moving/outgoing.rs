@@ -223,7 +223,7 @@ impl OutgoingVm {
                     let (accepted, _) = socket.listener.accept().await?;
                     carries.push(side.stream.carry(accepted));
                 }
-                // N.B. the next move of this VM uses the same name.
+                // N.B. The socket goes before the next move of this VM, which uses the same name.
                 drop(socket);
                 try_join_all(carries).await.map(drop)
             };
@@ -314,7 +314,7 @@ impl OutgoingVm {
     async fn note_stop(&self, mut changes: Box<dyn RunChanges>) -> Result<Infallible, MoveFault> {
         loop {
             let change = changes.next().await;
-            // N.B. now: its hypervisor answers nothing before its disks have.
+            // N.B. The time is taken before the hypervisor is asked, which answers nothing until its disks have.
             let at = Instant::now();
             let does = match change {
                 Some(RunChange::Stopped) => Does::of(self.vm.run_state().await?.as_str()),

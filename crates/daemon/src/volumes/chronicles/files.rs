@@ -41,14 +41,14 @@ impl Files {
     /// Replaces the recorded chronicle of a residency durably.
     pub(super) fn keep(&self, key: StayKey, kept: &Kept) -> io::Result<()> {
         whole_file::replace(&self.kept_path(key), &kept.encode(key.volume.0, key.stay))?;
-        // N.B. only now: an earlier restart would have found an older chronicle, which needs them.
+        // N.B. The marks are deleted last: a restart before that finds the older chronicle, which needs them.
         self.delete_marks(key, kept.through)
     }
 
     /// Deletes the recorded chronicle of a residency durably, with its marks of epochs up to `through`. Needs no space.
     pub(super) fn forget(&self, key: StayKey, through: Epoch) -> io::Result<()> {
         remove(&self.kept_path(key))?;
-        // N.B. durably, before the marks are deleted.
+        // N.B. The removal is durable before the marks are deleted.
         sync_folder_of(&self.kept_path(key))?;
         self.delete_marks(key, through)
     }

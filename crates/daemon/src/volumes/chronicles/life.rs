@@ -43,7 +43,7 @@ impl SignsOfLife {
         let bytes = whole_file::read(&path, 2 * SLOT_BYTES as u64)?.unwrap_or_default();
         let lives = Lives::begin(&bytes, now());
         let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-        // N.B. before an image is in use: the daemon may be killed before the next sign.
+        // N.B. The first sign is written before an image is in use: the daemon may be killed before the next one.
         if let Err(error) = first_sign(&file, &lives).and_then(|()| sync_folder_of(&path)) {
             unwritten(&error);
         }

@@ -41,7 +41,7 @@ impl MarksFile {
         let file = options.custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
         let bits = match read_bits(&file)? {
             Some(bits) => {
-                // N.B. written once more: data of a failed write may be in memory only, and reads as if it were on the disk.
+                // N.B. Written once more: data of a failed write may be in memory only, and reads as if it were on the disk.
                 file.write_all_at(&bits, PAGE_BYTES as u64)?;
                 sync_folder_of(path)?;
                 bits

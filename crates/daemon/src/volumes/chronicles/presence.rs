@@ -308,7 +308,7 @@ fn write_anew(names: &Names, bytes: &[u8], reserved: u64) -> io::Result<File> {
     }
     let file = with_space(&names.spare, reserved)?;
     file.write_all_at(bytes, 0)?;
-    // N.B. older entries behind it would be mistaken for its own.
+    // N.B. The rest of the file is zeroed: older entries there would be mistaken for new ones.
     zero(&file, bytes.len() as u64, reserved)?;
     file.sync_all()?;
     match rustix::fs::renameat_with(CWD, &names.spare, CWD, &names.file, RenameFlags::EXCHANGE) {

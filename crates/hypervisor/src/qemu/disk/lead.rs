@@ -148,7 +148,7 @@ impl Qemu {
         };
         self.drop_node(&format_node).await;
         self.tell("blockdev-add", format_options(&led, &below.node), DRAIN_DEADLINE).await?;
-        // N.B. before the device has it: the former node vanishes with its last user, for good.
+        // N.B. Checked before the device uses the new node: the former node vanishes for good with its last user.
         let checked = match self.check(&led).await {
             Ok(()) => self.give(&disk.device, &format_node).await,
             Err(error) => Err(error),

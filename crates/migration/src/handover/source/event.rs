@@ -63,7 +63,7 @@ pub enum SourceEvent {
     Suspended {
         /// The volume that is suspended.
         volume: VolumeIndex,
-        /// The reason, for people.
+        /// The reason, for the administrator.
         reason: &'static str,
     },
     /// The target durably knows the missing blocks of a volume, which may be handed over without them. Precedes `Synchronised`.
@@ -77,7 +77,7 @@ pub enum SourceEvent {
     VolumeFailed {
         /// The cause, for programs.
         code: FailureCode,
-        /// The cause, for people.
+        /// The cause, for the administrator.
         detail: String,
     },
     /// A volume's gate is closed, and no request is in flight below it.

@@ -21,9 +21,10 @@ use crate::strategy::FlushId;
 
 pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
-    /// Also missing: blocks that guests have written in this epoch, not copied before it ends. Empty without rounds.
+    /// Blocks that are missing as well, because guests have written them in this epoch. They are copied after its end. Empty
+    /// without rounds.
     dirty: LayeredBitmap,
-    /// Also missing, but not copied before they are taken up.
+    /// Blocks that are missing as well, and are hot: the policy decides when they are copied.
     put_off: LayeredBitmap,
     /// Applied at the target since the last successful flush was requested.
     unconfirmed: LayeredBitmap,

@@ -108,7 +108,7 @@ impl OutgoingVm {
         let leaving = Arc::clone(self);
         let switches = tokio::spawn(async move {
             match leaving.switch_over_when_owned().await {
-                // N.B. not only once it runs there: missing memory may keep it, or its daemon, from confirming that.
+                // N.B. The VM need not run there yet: missing memory may keep it, or its daemon, from confirming that.
                 Ok(()) => drop(leaving.memory_has_gone(&Handle::current())),
                 Err(reason) => {
                     // The target returns the volumes if the VM does not run there.
@@ -146,7 +146,7 @@ impl OutgoingVm {
 
     async fn switch_over_when_owned(&self) -> Result<(), MoveFault> {
         self.channel.wait_for(&PeerStatus::Owned).await?;
-        // N.B. a target that says so too early would run the VM without its disks.
+        // N.B. The target's message is not enough: if it came before the release, the VM would run without its disks.
         if !self.post_copy.is_released.load(Ordering::Acquire) {
             return Err(MoveFault::NotReleased);
         }
@@ -245,7 +245,7 @@ impl OutgoingVm {
                 MigrationStatus::Completed | MigrationStatus::None | MigrationStatus::Cancelled => {
                     break PostCopyState::Complete;
                 }
-                // N.B. it was never told to switch over, and the volumes are the target's: a restart there has served them.
+                // N.B. The VM was never switched over, and the volumes are the target's, which has served them since a restart.
                 MigrationStatus::Setup | MigrationStatus::Active | MigrationStatus::PreSwitchover => {
                     let reason = "a daemon was stopped before the VM's devices were sent".to_owned();
                     self.account.send_modify(|account| account.post_copy = Some(PostCopyState::OnItsWay));
