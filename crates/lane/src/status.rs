@@ -45,7 +45,7 @@ pub struct LaneStatus {
     pub generation: u64,
     /// The migrations that have begun to copy the volume, and whose missing sets are known.
     pub copies: Vec<MigrationId>,
-    /// Progress of filling an incomplete volume; `None`: it is complete since before this start.
+    /// Progress of filling an incomplete volume; `None`: it was complete before this lane began.
     pub filling: Option<FillingProgress>,
     /// The first runs of its missing blocks.
     pub missing: Vec<ByteRange>,

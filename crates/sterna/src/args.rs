@@ -333,7 +333,7 @@ pub(crate) struct PromoteArguments {
     /// Name of the volume.
     #[arg(required_unless_present = "store")]
     pub(crate) name: Option<String>,
-    /// Accept, by --exchanged, the present images of all failed volumes of this store.
+    /// Accept, together with --exchanged, the present images of all failed volumes of this store.
     #[arg(long, requires = "exchanged", conflicts_with = "name")]
     pub(crate) store: Option<String>,
     /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.
@@ -350,9 +350,9 @@ pub(crate) struct PromoteArguments {
     /// --force even if another host contradicts.
     #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
     pub(crate) restored: bool,
-    /// Of a volume that is not served because another file or device has the name of its image: a backup that was put back, or a store
-    /// that was copied to another disk. What has the name is the volume's image from now on. The same for an image that a volume has left,
-    /// and from which its new host still reads blocks.
+    /// For a volume that is not served because another file or device has the name of its image: accept that one as the image. It
+    /// may be a backup that was put back, or be on a disk to which the store was copied. This also applies to an image that a
+    /// volume has left, and from which its new host still reads blocks.
     #[arg(long, conflicts_with_all = ["ticket", "force", "without_missing", "restored"])]
     pub(crate) exchanged: bool,
     /// With --restored, for a volume on a larger device or export: the size of the volume. It may have grown since the backup.

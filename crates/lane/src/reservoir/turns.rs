@@ -1,7 +1,7 @@
 //! The order and the times of background reads of a reservoir.
 //!
-//! A read is paid for when its turn comes, not when it arrives: a pause, another rate and the end of the lane hold for every
-//! read that still waits, and a read that is given up costs the others nothing.
+//! A read counts against the rate when its turn comes, not when it arrives. So a pause, another rate and the end of the lane apply
+//! to every read that still waits, and an abandoned read delays no other.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -15,11 +15,11 @@ pub(super) struct Turn(u64);
 pub(super) enum Step {
     /// The read may begin at once.
     Go,
-    /// It asks again then, or when something has changed.
+    /// The read asks again at this time, or when something has changed.
     AskAt(Duration),
-    /// It asks again when something has changed.
+    /// The read asks again when something has changed.
     Wait,
-    /// It fails, because the lane ends.
+    /// The read fails, because the lane ends.
     End,
 }
 

@@ -90,7 +90,7 @@ Examples:
   sterna vm adopt web1 --qmp /run/web1.qmp
   sterna vm adopt --libvirt web1 --store fast
 
-It works for raw and qcow2 images, attached by -blockdev or -drive. The machine is paused for a moment, but not restarted. Then
+The disks must be raw or qcow2 images, attached by -blockdev or -drive. The VM is paused for a moment, but not restarted. Then
 its disks can be moved, and it can move to another host as a whole: sterna migrate web1 --to HOST. No other client may be
 connected to the monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner, and
 [volume_sockets] of the configuration.

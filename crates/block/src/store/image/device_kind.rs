@@ -151,8 +151,7 @@ struct Mount {
 }
 
 impl Mount {
-    /// Parses a line such as `43 27 7:0 / /mnt rw,relatime shared:1 - ext4 /dev/loop0 rw`. The number of words before the dash
-    /// varies.
+    /// Parses a line with any number of words before the dash: `43 27 7:0 / /mnt rw,relatime shared:1 - ext4 /dev/loop0 rw`.
     fn parse(line: &str) -> Option<Self> {
         let (before, after) = line.split_once(" - ")?;
         let mut before = before.split(' ').skip(2);

@@ -21,8 +21,8 @@ use crate::strategy::FlushId;
 
 pub(super) struct ReplicaBlocks {
     missing: LayeredBitmap,
-    /// Blocks that are missing as well, because guests have written them in this epoch. They are copied after its end. Empty
-    /// without rounds.
+    /// Blocks that are missing as well, because guests have written them in this epoch. They are copied after its end.
+    /// The set is empty without rounds.
     dirty: LayeredBitmap,
     /// Blocks that are missing as well, and are hot: the policy decides when they are copied.
     put_off: LayeredBitmap,
