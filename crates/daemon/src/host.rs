@@ -347,7 +347,7 @@ impl Host {
         if closed > 0 {
             tracing::warn!(
                 clients = closed,
-                "clients of the previous daemon used volumes that have left this host"
+                "closed connections of clients to volumes that have left this host"
             );
         }
         let is_known = |name: &String| by_name.contains(name) || self.volumes.service(name).is_some();

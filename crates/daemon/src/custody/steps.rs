@@ -296,7 +296,7 @@ impl Custody {
                 Err(Ok(ending)) => {
                     // A name that is remembered for too long only refuses new files under it.
                     if let Err(error) = self.forget(path) {
-                        tracing::warn!(%error, "a name that nothing has is remembered");
+                        tracing::warn!(%error, "cannot forget the name of a deleted image; new files with this name are refused");
                     }
                     return Ok(Taken { ending, file: opened.into_file() });
                 }

@@ -154,7 +154,7 @@ impl Migrations {
     fn take(&self, migration: MigrationId, report: Report) {
         let live = self.lock();
         let Some(tracked) = live.get(&migration) else {
-            tracing::error!(%migration, "a report about an unknown migration");
+            tracing::error!(%migration, "a lane reports about an unknown migration; this is a defect");
             return;
         };
         tracked.news.send_modify(|live| {

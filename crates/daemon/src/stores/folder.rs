@@ -99,7 +99,7 @@ impl Folder {
             }
         }
         if let Err(error) = half_made::settle(&self.path, |image| half_made::is_complete(image, state)) {
-            tracing::warn!(store, %error, "cannot settle the marks of half-made targets");
+            tracing::warn!(store, %error, "cannot remove outdated marks of half-made targets");
         }
         let unknown = if *state == State::default() { self.unknown_images(state)? } else { Vec::new() };
         if !unknown.is_empty() {

@@ -99,7 +99,10 @@ impl Listening {
         let (socket, place) = match kept {
             Ok(kept) => kept,
             Err(error) => {
-                return tracing::warn!(%volume, %error, "clients are refused at the daemon's next restart");
+                return tracing::warn!(
+                    %volume, %error,
+                    "cannot pass the volume's socket on: clients are refused during the daemon's next restart"
+                );
             }
         };
         let mut state = self.lock();

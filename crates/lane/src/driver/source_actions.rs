@@ -60,7 +60,7 @@ impl SourceDriver {
         self.is_released |= phase == Phase::Committing;
         let migration = self.migration;
         if before != phase && !before.may_become(phase) {
-            error!(%migration, %before, %phase, "a transition that is not in the table");
+            error!(%migration, %before, %phase, "a transition of phases that is not in the table; this is a defect");
         }
         info!(%migration, %phase, attempt = %self.source.attempt(), "phase");
         match phase {

@@ -275,7 +275,7 @@ impl TargetDriver {
             match confirmed.await {
                 Ok(()) => Heard::Confirmed(volume, order),
                 Err(error) => {
-                    warn!(%error, "a target is neither promised nor used");
+                    warn!(%error, "cannot confirm that the name of the target's image leads to it; the target is not used");
                     Heard::Target(fault(error.to_string()))
                 }
             }

@@ -111,7 +111,7 @@ impl TargetVolume {
                 let knows = self.coming.filling.as_ref().is_some_and(|filling| filling.knows(manifest));
                 if !knows {
                     warn!(
-                        "a source's missing blocks differ from its updates, so the target does not promise"
+                        "the target cannot become prepared: the source's list of missing blocks differs from its updates"
                     );
                 }
                 let store = self.coming.store.ours();

@@ -1,7 +1,7 @@
 //! The order and the times of background reads of a reservoir.
 //!
-//! A read counts against the rate when its turn comes, not when it arrives. So a pause, another rate and the end of the lane apply
-//! to every read that still waits, and an abandoned read delays no other.
+//! A read counts against the rate when its turn comes, not when it arrives. So a pause, another rate and the end of the lane
+//! apply to every read that still waits, and an abandoned read delays no other.
 
 use std::collections::VecDeque;
 use std::time::Duration;

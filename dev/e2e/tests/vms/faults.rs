@@ -180,7 +180,7 @@ fn a_data_folder_that_is_full_when_a_move_ends_costs_the_machine_nothing_once_it
             // The target may write a record into the space of an earlier one.
             if !moves {
                 until("it cannot be noted where it is", || {
-                    Ok(noting.log()?.contains("could not be noted").then_some(()))
+                    Ok(noting.log()?.contains("cannot record at which host the VM is").then_some(()))
                 })?;
             }
             noting.free_data()?;

@@ -229,7 +229,7 @@ impl Host {
         let name = moved.volume.record.name.clone();
         let (claim, _) = self.volumes.claim_new(&name).ok()?;
         if let Err(error) = self.forward_and_see(moved).await {
-            tracing::error!(volume = %name, reason = %error.message(), "another host's clients are not forwarded");
+            tracing::error!(volume = %name, reason = %error.message(), "cannot forward another host's clients to the volume");
             return None;
         }
         drop(claim);

@@ -217,7 +217,7 @@ impl Host {
                 return Err(RequestError::Invalid(detail));
             }
             if Instant::now() > begins_until {
-                tracing::warn!(%migration, %refused, "a migration cannot be changed");
+                tracing::warn!(%migration, %refused, "the lane refuses to change a migration");
                 return Err(RequestError::VolumeBusy(name));
             }
             tokio::time::sleep(BEGINS_LOOK).await;

@@ -209,9 +209,9 @@ impl Host {
             let host = Arc::clone(self);
             tokio::spawn(async move {
                 let name = note.name;
-                tracing::info!(vm = %name, reason = ?note.reason, "a VM may have been left paused");
+                tracing::info!(vm = %name, reason = ?note.reason, "an earlier daemon may have left the VM paused");
                 if let Err(error) = host.settle_hold(&name, note.reason).await {
-                    tracing::warn!(vm = %name, reason = error.message(), "a VM that was left paused");
+                    tracing::warn!(vm = %name, reason = error.message(), "cannot resume the VM that was left paused");
                 }
             });
         }

@@ -53,7 +53,7 @@ impl Host {
         }
         let is_local = listener.local_addr().is_ok_and(|address| address.ip().is_loopback());
         if matches!(self.encryption, Encryption::Off) && !is_local {
-            tracing::warn!(%volume, %address, "all that reach this port can use the volume: no TLS is configured");
+            tracing::warn!(%volume, %address, "any machine that reaches this port can use the volume: no TLS is configured");
         }
         Ok(Some((listener.into(), self.encryption.clone())))
     }

@@ -93,7 +93,7 @@ impl Host {
                 });
                 let found = found.await.flatten();
                 if found.is_none() {
-                    tracing::warn!(store = %name, "cannot examine the kept images in it");
+                    tracing::warn!(store = %name, "cannot examine the kept images in the store");
                 }
                 found.unwrap_or_default()
             }
