@@ -151,7 +151,7 @@ impl Hosts {
     pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Acquaintance, HostsError> {
         let changed = self.known()?.set_trust(name, trust)?;
         let changed = changed.ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
-        tracing::info!(host = %name, machines = trust.machines, "what a host is trusted with has changed");
+        tracing::info!(host = %name, machines = trust.machines, "the permissions of a host have changed");
         Ok(changed)
     }
 

@@ -278,7 +278,7 @@ impl Daemon {
                     Event::Ended
                 }
                 signal = signals() => {
-                    tracing::info!(signal, "stopping; once more: at once");
+                    tracing::info!(signal, "stopping; a second signal ends the daemon at once");
                     Event::Signal
                 }
                 asked = successors.next() => match asked {

@@ -317,7 +317,7 @@ impl Lane {
                     let volume = Rc::clone(&self.volume);
                     self.handle.spawn(async move {
                         if let Err(error) = volume.chronicler().forget(of).await {
-                            warn!(%error, "what a copy lacks that is gone is remembered after a restart");
+                            warn!(%error, "cannot forget the missing set of a copy that is gone; a restart finds it again");
                         }
                         let _ = answer.send(());
                     });

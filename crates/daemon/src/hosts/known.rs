@@ -97,7 +97,7 @@ impl Known {
         self.listing.get(name).map(Acquaintance::from)
     }
 
-    /// Returns what a host is trusted with; an unknown host with nothing.
+    /// Returns the permissions of a host; an unknown host has none.
     pub(crate) fn trust(&self, id: HostId) -> Trust {
         self.listing.find(|known| known.id == id).map(|known| known.trust).unwrap_or_default()
     }
@@ -112,7 +112,7 @@ impl Known {
         terms.insert(invitation, trust);
     }
 
-    /// Changes durably what a host is trusted with; `None`: there is no such host.
+    /// Changes the permissions of a host durably; `None`: there is no such host.
     pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Option<Acquaintance>, ListingError> {
         let changed = self.listing.change(|hosts| {
             let entry = hosts.get_mut(name)?;

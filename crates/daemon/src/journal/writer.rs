@@ -101,7 +101,7 @@ impl<S: Storage> Writer<S> {
                 }
                 // The opposite order was committed first.
                 Err(Inconsistent::Overtaken(migration)) => {
-                    tracing::info!(%migration, "the journal takes either a handover or its cancellation");
+                    tracing::info!(%migration, "refused a handover or its cancellation: the journal has the other one");
                     answer(request.reply, Err(CommitFault::NotWritten));
                 }
                 Err(error) => {

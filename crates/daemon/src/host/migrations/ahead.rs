@@ -114,7 +114,7 @@ impl Host {
                 ahead.surveyed = Some(surveyed);
             }
             None if thoroughness == Thoroughness::DryRun => {
-                let reason = format!("it did not say within {} s what it would do", limit.as_secs());
+                let reason = format!("it has not answered the preflight check within {} s", limit.as_secs());
                 ahead.refusals.push(RequestError::HostUnreachable { host, reason });
             }
             // The offer has a deadline of its own.

@@ -231,7 +231,10 @@ impl Host {
                 let detail = format!("it could not begin when its turn came: {}", error.message());
                 let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
                 if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
-                    tracing::error!(migration = %id, reason = %fault.message(), "the next start tries again");
+                    tracing::error!(
+                        migration = %id, reason = %fault.message(),
+                        "cannot record the end of a queued migration; the next start tries again"
+                    );
                 }
             }
         }
@@ -269,7 +272,10 @@ impl Host {
         let detail = format!("it could not stay in the queue after a restart of the daemon: {reason}");
         let outcome = Outcome::Failed { code: FailureCode::NotBegun, detail };
         if let Err(fault) = self.end_waiting(id, &wish, outcome).await {
-            tracing::error!(migration = %id, reason = %fault.message(), "the next start tries again");
+            tracing::error!(
+                migration = %id, reason = %fault.message(),
+                "cannot record the end of a queued migration; the next start tries again"
+            );
         }
     }
 

@@ -95,7 +95,7 @@ impl Host {
         let record = self.record_named(&name)?;
         if let Some(Service::Serving(_)) = self.volumes.service(&name) {
             let text = format!(
-                "\"{name}\" is served from the image that it was opened with: nothing has to be taken in its place"
+                "\"{name}\" is served from the image that it was opened with: there is no other image to accept"
             );
             return Err(RequestError::Invalid(text));
         }
@@ -143,8 +143,8 @@ impl Host {
         let migration = left.migration;
         if !self.migrations.obstacles().contains_key(&migration) {
             let text = format!(
-                "host \"{}\" reads the missing blocks of \"{name}\" from the image that the volume left: nothing has to be taken in \
-                 its place",
+                "host \"{}\" reads the missing blocks of \"{name}\" from the image that the volume left: there is no other \
+                 image to accept",
                 left.host_name
             );
             return Err(RequestError::Invalid(text));

@@ -80,8 +80,8 @@ impl Host {
         blocking(move || match left.into_iter().find(|(_, key)| !chronicles.vouches(*key)) {
             None => Ok(()),
             Some((name, _)) => Err(RequestError::Invalid(format!(
-                "\"{name}\" lacks blocks that are here, in an image that may have lost others: a flush of it has failed, or \
-                 could not be recorded; wait until the volume is complete, then it is copied completely"
+                "\"{name}\" lacks blocks that an image here has, and that image may have lost other blocks: a flush of it has \
+                 failed, or could not be recorded; wait until the volume is complete: its return then copies everything"
             ))),
         })
         .await

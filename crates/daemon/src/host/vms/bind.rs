@@ -65,7 +65,7 @@ impl Host {
         }
         for (volume, disk) in &bound {
             self.prove_client(name, qemu, volume).await.map_err(|error| {
-                tracing::warn!(vm = name, volume, disk = disk.device, %error, "a monitor names a volume as its disk without proof");
+                tracing::warn!(vm = name, volume, disk = disk.device, %error, "a monitor names a volume as a disk without proof");
                 error
             })?;
         }

@@ -206,15 +206,18 @@ impl Host {
             volume: record.name.clone(),
             reason: format!(
                 "it is unknown which of its blocks are missing ({why}), so it cannot be served: blocks that were fetched again \
-                 would overwrite newer writes. Restore that file; or go on without what was written here, with what host \"{0}\" \
-                 has of the time of the move: there sterna volume promote {1} --force, then here sterna volume remove {1} --force",
+                 would overwrite newer writes. Restore that file; or give up what was written here, and continue with what host \
+                 \"{0}\" had when the volume moved: there sterna volume promote {1} --force, then here sterna volume remove {1} \
+                 --force",
                 filling.peer_name, record.name
             ),
         };
         let read = tokio::task::spawn_blocking(move || chronicles.missing(key, size_bytes, &place)).await;
         let missing = match read {
             Ok(Ok(missing)) if missing.manifest == filling.manifest => missing,
-            Ok(Ok(_)) => return Err(unknown("its file is not the file of the handover".to_owned())),
+            Ok(Ok(_)) => {
+                return Err(unknown("the file that lists them is not that of the handover".to_owned()));
+            }
             Ok(Err(error)) => return Err(unknown(with_causes(&error))),
             Err(error) => return Err(RequestError::Internal(error.to_string())),
         };

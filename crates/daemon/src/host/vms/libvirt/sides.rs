@@ -391,7 +391,7 @@ impl Host {
         if let Err(error) = had.await {
             tracing::warn!(
                 vm = %name, disk = %kept.device, %error,
-                "the copy would not wait for a restarted daemon: it would begin again"
+                "the copy would not survive a restart of the daemon, and would begin again"
             );
         }
     }
