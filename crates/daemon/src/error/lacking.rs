@@ -29,8 +29,8 @@ pub(crate) enum LackingError {
     /// It is unknown which blocks are missing, or another obstacle keeps it from being served.
     #[error(
         "volume \"{volume}\" is not removed: it lacks blocks that host \"{host}\" has, and {reason}; to continue with what \
-         that host had when the volume moved: there sterna volume promote {volume} --force, then here sterna volume remove {volume} \
-         --force"
+         that host had when the volume moved: there sterna volume promote {volume} --force, then here sterna volume remove \
+         {volume} --force"
     )]
     Unserved {
         volume: String,
