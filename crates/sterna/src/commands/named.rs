@@ -48,7 +48,8 @@ mod tests {
         let migrations: Vec<Migration> = known
             .into_iter()
             .map(|(id, name, volume, started_unix_ms, ended_unix_ms)| {
-                let shown = serde_json::from_value(migration(id, "moved", "ended")["migration"].clone()).unwrap();
+                let shown =
+                    serde_json::from_value(migration(id, "moved", "ended")["migration"].clone()).unwrap();
                 let (name, volume) = (name.to_owned(), volume.to_owned());
                 Migration { name, volume, started_unix_ms, ended_unix_ms, ..shown }
             })
