@@ -40,7 +40,7 @@ def type_of(schema):
         return f"Literal[{', '.join(json.dumps(value) for value in schema['enum'])}]"
     kind = schema.get("type")
     if isinstance(kind, list):
-        return " | ".join(PRIMITIVES[one] for one in kind)
+        return " | ".join(type_of({**schema, "type": one}) for one in kind)
     if kind == "array":
         return f"list[{type_of(schema['items'])}]"
     if kind in PRIMITIVES:

@@ -66,12 +66,16 @@ pub struct JoinHost {
     pub allow_machines: Option<bool>,
 }
 
-/// Changes the permissions of another host.
+/// Changes what this host knows of another one. What is left out stays.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetPeer {
     /// Whether it may bring VMs, which run on this one.
-    pub allow_machines: bool,
+    #[serde(default)]
+    pub allow_machines: Option<bool>,
+    /// Addresses and ports at which it can be reached, the best first; none: it has to connect to this host.
+    #[serde(default)]
+    pub addresses: Option<Vec<String>>,
 }
 
 /// Another host that this one is paired with.

@@ -23,8 +23,8 @@ use std::time::Duration;
 
 use migration::journal::Unlisted;
 use transport::{
-    Endpoint, GarbledToken, HandshakeError, Identity, IdentityError, JoinError, Peer, Receiver, Session,
-    Settings, Token,
+    Endpoint, GarbledToken, HandshakeError, Identity, IdentityError, JoinError, LINKS_MAX, Link, Peer,
+    Receiver, Session, Settings, Token,
 };
 
 pub(crate) use self::history::{hosts_since, listed};
@@ -77,6 +77,11 @@ pub(crate) enum HostsError {
          and hosts.links if others reach it at other addresses; then restart the daemon"
     )]
     NotListening,
+    /// It is no address of a host.
+    #[error("\"{0}\" is no HOST:PORT, such as 10.0.0.2:7423, rack3-b:7423 or [fd00::2]:7423")]
+    Address(String),
+    #[error("a host has at most {LINKS_MAX} addresses")]
+    Addresses,
     #[error(transparent)]
     Identity(#[from] IdentityError),
     #[error(transparent)]
@@ -85,6 +90,15 @@ pub(crate) enum HostsError {
     Token(#[from] GarbledToken),
     #[error(transparent)]
     Join(JoinError),
+}
+
+/// Returns the links with these addresses, as an administrator has given them.
+fn links(addresses: &[String]) -> Result<Vec<Link>, HostsError> {
+    if addresses.len() > LINKS_MAX {
+        return Err(HostsError::Addresses);
+    }
+    let link = |address: &String| Link::parse(address).ok_or_else(|| HostsError::Address(address.clone()));
+    addresses.iter().map(link).collect()
 }
 
 impl Hosts {
@@ -147,11 +161,23 @@ impl Hosts {
         Ok(joined)
     }
 
-    /// Changes what another host is trusted with. May block.
-    pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Acquaintance, HostsError> {
-        let changed = self.known()?.set_trust(name, trust)?;
+    /// Changes what another host is trusted with, and where it is reached, where that is given. It is dialled at new addresses at
+    /// once. May block.
+    pub(crate) fn set(
+        &self,
+        name: &str,
+        trust: Option<Trust>,
+        addresses: Option<Vec<String>>,
+    ) -> Result<Acquaintance, HostsError> {
+        let links = addresses.map(|addresses| links(&addresses)).transpose()?;
+        let changed = self.known()?.set(name, trust, links)?;
         let changed = changed.ok_or_else(|| HostsError::NotFound(name.to_owned()))?;
-        tracing::info!(host = %name, machines = trust.machines, "the permissions of a host have changed");
+        let addresses =
+            changed.peer.links.iter().map(|link| link.address.as_str()).collect::<Vec<_>>().join(" ");
+        tracing::info!(host = %name, machines = changed.trust.machines, %addresses, "what is known of a host has changed");
+        if let Ok(endpoint) = self.endpoint() {
+            drop(endpoint.session(&changed.peer));
+        }
         Ok(changed)
     }
 
@@ -309,7 +335,10 @@ impl HostsError {
         match self {
             Self::NoIdentity | Self::Unusable(_) | Self::NotListening => ErrorCode::NoIdentity,
             Self::NotFound(_) => ErrorCode::HostNotFound,
-            Self::Lifetime(_) | Self::Identity(IdentityError::Name { .. }) => ErrorCode::InvalidRequest,
+            Self::Lifetime(_)
+            | Self::Address(_)
+            | Self::Addresses
+            | Self::Identity(IdentityError::Name { .. }) => ErrorCode::InvalidRequest,
             Self::Identity(IdentityError::Exists { .. }) => ErrorCode::IdentityExists,
             Self::Identity(_) | Self::Known(_) => ErrorCode::StorageFailed,
             Self::Token(_) => ErrorCode::InvitationRefused,

@@ -33,12 +33,7 @@ use crate::greeting::{HandshakeError, RefusalReason, Wire};
 use crate::host_id::HostId;
 use crate::identity;
 use crate::own_networks;
-use crate::peer::{Link, Peer};
-
-const LINKS_MAX: usize = 16;
-
-/// Longest address of a link, in characters: a host name has 253, and a port follows.
-const ADDRESS_LENGTH_MAX: usize = 260;
+use crate::peer::{LINKS_MAX, Link, Peer};
 
 const EXPORT_LABEL: &[u8] = b"EXPORTER-sterna-join";
 
@@ -228,15 +223,10 @@ fn wire_links(links: &[Link]) -> Vec<WireLink> {
 /// Makes a peer from its own description; returns `None` if that is invalid.
 fn peer(id: HostId, name: String, links: Vec<WireLink>) -> Option<Peer> {
     identity::check_name(&name).ok()?;
-    let is_address = |link: &WireLink| {
-        link.address.len() <= ADDRESS_LENGTH_MAX
-            && link.address.chars().all(|character| character.is_ascii_graphic())
-    };
-    if links.len() > LINKS_MAX || !links.iter().all(is_address) {
-        return None;
-    }
     let link = |WireLink { address, speed_bits_per_second }| Link { address, speed_bits_per_second };
-    Some(Peer { id, name, links: links.into_iter().map(link).collect() })
+    let links: Vec<Link> = links.into_iter().map(link).collect();
+    let is_valid = links.len() <= LINKS_MAX && links.iter().all(Link::is_plain);
+    is_valid.then_some(Peer { id, name, links })
 }
 
 /// Why two hosts could not be paired.

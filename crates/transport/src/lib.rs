@@ -62,7 +62,7 @@ pub use message::{
     PriorityBoost,
 };
 pub use pairing::Incarnation;
-pub use peer::{Link, Peer, Peers};
+pub use peer::{LINKS_MAX, Link, Peer, Peers};
 pub use receiver::Receiver;
 pub use session::{ConnectionStatus, Session, SessionStatus};
 pub use settings::{Limits, Settings, VERSION, Versions};

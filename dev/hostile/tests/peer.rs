@@ -273,7 +273,8 @@ fn a_host_that_may_bring_no_machines_learns_nothing_of_files() {
     let refused = offered(&evil, &session, 1, offer(VolumeId([3; 16]), "v", machine));
     assert_eq!(refused, Err(there[0].clone()));
     // The request of a host with permission is examined.
-    run(alpha.client.set_peer("evil", &api::SetPeer { allow_machines: true })).unwrap();
+    run(alpha.client.set_peer("evil", &api::SetPeer { allow_machines: Some(true), addresses: None }))
+        .unwrap();
     assert!(!ask(4, &path, 4).contains(&there[0]));
 }
 

@@ -101,7 +101,7 @@ class Operations(Connection):
         return self.ask("GET", f"/v1/hosts/{segment(name)}")
 
     def change_host(self, name: str, order: SetPeer) -> Peer:
-        """Changes what another host is trusted with."""
+        """Changes what another host is trusted with, and at which addresses it is reached."""
         return self.ask("PATCH", f"/v1/hosts/{segment(name)}", order=order)
 
     def show_identity(self) -> Identity:

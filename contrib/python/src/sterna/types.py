@@ -1140,10 +1140,12 @@ class SetMigration(TypedDict):
 
 
 class SetPeer(TypedDict):
-    """Changes the permissions of another host."""
+    """Changes what this host knows of another one. What is left out stays."""
 
+    # Addresses and ports at which it can be reached, the best first; none: it has to connect to this host.
+    addresses: NotRequired[list[str] | None]
     # Whether it may bring VMs, which run on this one.
-    allow_machines: bool
+    allow_machines: NotRequired[bool | None]
 
 
 # Whether a store of another host may be written to directly.

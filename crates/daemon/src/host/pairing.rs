@@ -50,14 +50,15 @@ impl Host {
         .await
     }
 
-    /// Changes what another host is trusted with. A VM that is already on its way still arrives.
+    /// Changes what another host is trusted with, and where it is reached. A VM that is already on its way still arrives.
     pub(crate) async fn set_host(
         self: Arc<Self>,
         name: String,
         order: api::SetPeer,
     ) -> Result<api::Peer, RequestError> {
         blocking(move || {
-            self.hosts.set_trust(&name, Trust { machines: order.allow_machines })?;
+            let trust = order.allow_machines.map(|machines| Trust { machines });
+            self.hosts.set(&name, trust, order.addresses)?;
             self.describe_other_host(&name)
         })
         .await

@@ -112,11 +112,17 @@ impl Known {
         terms.insert(invitation, trust);
     }
 
-    /// Changes the permissions of a host durably; `None`: there is no such host.
-    pub(crate) fn set_trust(&self, name: &str, trust: Trust) -> Result<Option<Acquaintance>, ListingError> {
+    /// Changes the permissions and the links of a host durably, where they are given; `None`: there is no such host.
+    pub(crate) fn set(
+        &self,
+        name: &str,
+        trust: Option<Trust>,
+        links: Option<Vec<Link>>,
+    ) -> Result<Option<Acquaintance>, ListingError> {
         let changed = self.listing.change(|hosts| {
             let entry = hosts.get_mut(name)?;
-            entry.trust = trust;
+            entry.trust = trust.unwrap_or(entry.trust);
+            entry.links = links.unwrap_or_else(|| entry.links.clone());
             Some(Acquaintance::from(entry.clone()))
         })?;
         self.history.list_changed(None);

@@ -76,7 +76,7 @@ async fn show_other_host(State(host): State<Arc<Host>>, Segment(name): Segment) 
     Ok(Json(host.describe_other_host(&name)?))
 }
 
-/// Changes what another host is trusted with.
+/// Changes what another host is trusted with, and at which addresses it is reached.
 #[utoipa::path(patch, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
     request_body = api::SetPeer, responses((status = 200, description = "The host", body = api::Peer)))]
 async fn change_host(

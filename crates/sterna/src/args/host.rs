@@ -35,13 +35,13 @@ pub(crate) enum HostCommand {
         /// Name of the other host.
         name: Option<String>,
     },
-    /// Change the permissions of another host.
+    /// Change the permissions of another host, or the addresses at which it is reached.
     #[command(after_help = SET_HELP)]
     Set {
         /// Name of the host.
         name: String,
         #[command(flatten)]
-        machines: MachinesArguments,
+        change: HostChange,
     },
     /// Remove another host, which is refused from then on. Remove this host there as well.
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
@@ -72,14 +72,17 @@ pub(crate) struct JoinArguments {
 }
 
 #[derive(Debug, Args)]
-#[group(required = true, multiple = false)]
-pub(crate) struct MachinesArguments {
+#[group(required = true, multiple = true)]
+pub(crate) struct HostChange {
     /// Let the host bring VMs, which run on this one.
     #[arg(long)]
     pub(crate) allow_machines: bool,
     /// Let the host bring no VMs from now on.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "allow_machines")]
     pub(crate) deny_machines: bool,
+    /// An address of the host, instead of all that are known. Give it several times if the host has several.
+    #[arg(long = "address", value_name = "HOST:PORT")]
+    pub(crate) addresses: Vec<String>,
 }
 
 const INVITE_HELP: &str = "\
@@ -104,9 +107,13 @@ const SET_HELP: &str = "\
 Examples:
   sterna host set rack3-b --allow-machines
   sterna host set rack3-b --deny-machines
+  sterna host set rack3-b --address 10.0.7.2:7423
 
 A machine that another host brings runs on this one. A host needs this permission, by --allow-machines here, with sterna host
-invite or with sterna host join; sterna host list shows it. A machine that is already moving here is not affected.";
+invite or with sterna host join; sterna host list shows it. A machine that is already moving here is not affected.
+
+If one of two hosts gets another address, the other one still reaches it if it calls; if both do, set one of them at the other.
+The keys of both stay, so nothing has to be paired again.";
 
 const JOIN_HELP: &str = "\
 Examples:

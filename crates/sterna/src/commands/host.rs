@@ -40,9 +40,16 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
         HostCommand::Show { name: Some(name) } => {
             output::print(format, &client.peer(&name).await?, hosts::peer)?;
         }
-        HostCommand::Set { name, machines } => {
-            let change = SetPeer { allow_machines: machines.allow_machines };
-            output::print(format, &client.set_peer(&name, &change).await?, hosts::trust)?;
+        HostCommand::Set { name, change } => {
+            let allow_machines =
+                (change.allow_machines || change.deny_machines).then_some(change.allow_machines);
+            let addresses = Some(change.addresses).filter(|addresses| !addresses.is_empty());
+            let change = SetPeer { allow_machines, addresses };
+            output::print(format, &client.set_peer(&name, &change).await?, |peer| {
+                let trust = if allow_machines.is_some() { hosts::trust(peer) } else { String::new() };
+                let reached = if change.addresses.is_some() { hosts::reached(peer) } else { String::new() };
+                trust + &reached
+            })?;
         }
         HostCommand::Remove { name, force } => {
             let removed = client.remove_peer(&name, RemovePeer { force }).await?;

@@ -61,6 +61,16 @@ pub(crate) fn trust(peer: &Peer) -> String {
     }
 }
 
+/// Returns where another host is reached.
+pub(crate) fn reached(peer: &Peer) -> String {
+    let addresses: Vec<&str> = peer.links.iter().map(|link| link.address.as_str()).collect();
+    format!(
+        "{} is called at {}; to see whether it answers: sterna host show {0}\n",
+        peer.name,
+        addresses.join(", ")
+    )
+}
+
 pub(crate) fn peers(peers: &Vec<Peer>) -> String {
     if peers.is_empty() {
         return "no other hosts; on both of two: sterna host init; then on one of them: sterna host invite\n"

@@ -60,6 +60,40 @@ fn two_hosts_are_paired_and_find_each_other_again() {
 }
 
 #[test]
+fn two_hosts_that_have_both_got_other_addresses_find_each_other_again_by_an_order() {
+    let ((mut one, former), (mut two, former_of_two)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &former, &token]);
+    wait_connected(&one, "two");
+    one.stop();
+    two.stop();
+    let moved = |scene: &Scene, former: &str| {
+        let address = own_address().unwrap().to_string();
+        let text = std::fs::read_to_string(scene.path("sterna.toml")).unwrap();
+        std::fs::write(scene.path("sterna.toml"), text.replace(former, &address)).unwrap();
+        address
+    };
+    let address = moved(&one, &former);
+    moved(&two, &former_of_two);
+    one.start(None);
+    two.start(None);
+    for wrong in ["10.0.0.1", ":7423", "fd00::2:7423", "rack3-b:0", "rack 3:7423"] {
+        let (exit, error) = two.json(&["host", "set", "one", "--address", wrong]);
+        assert_eq!((exit, code(&error)), (2, "invalid_request"), "{wrong}: {error}");
+    }
+    let said = two.succeed(&["host", "set", "one", "--address", &address]);
+    assert!(said.contains(&format!("one is called at {address}")), "{said}");
+    wait_connected(&one, "two");
+    // It is known after a restart, and the permissions are as before.
+    two.stop();
+    two.start(None);
+    let peer = wait_connected(&two, "one");
+    assert_eq!((&peer["links"][0]["address"], &peer["machines"]), (&address.into(), &false.into()), "{peer}");
+}
+
+#[test]
 fn a_host_tells_its_version_and_what_goes_over_its_links() {
     let ((one, address), (two, _)) = (host(), host());
     init(&one, "one");
