@@ -3,6 +3,7 @@
 pub mod file;
 pub mod image;
 mod lock;
+mod loops;
 pub mod memory;
 pub mod opened;
 pub mod qcow2;
@@ -12,8 +13,9 @@ mod users;
 pub use file::FileStore;
 pub use image::{Access, DeviceUser, Image, ImageError, Kind};
 pub use lock::Holder;
+pub use loops::{Below, LoopDevice, loop_devices};
 pub use memory::MemoryStore;
 pub use opened::Opened;
 pub use qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};
 pub use remote::{RemoteError, RemoteImage, RemoteOptions, RemoteStore};
-pub use users::{file_behind, is_ours, loops_of, open_beside, try_hold, users_of};
+pub use users::{is_ours, open_beside, try_hold, users_of};

@@ -8,21 +8,13 @@
 //! A daemon that is not root cannot examine another user's process. That process cannot open the daemon's images either, unless
 //! their owner permits it.
 
-// UNSAFETY: rustix does not support LOOP_GET_STATUS64; `file_behind` calls it through libc.
-#![expect(unsafe_code, reason = "the ioctl that names the file of a loop device has no safe wrapper")]
-
-use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use super::image::Access;
 use super::lock::{self, Holder, Locked};
-
-/// The request for a `loop_info64` of `linux/loop.h`, which begins with the device and the inode of the file.
-const LOOP_GET_STATUS64: libc::Ioctl = 0x4C05;
-const LOOP_STATUS_WORDS: usize = 29;
-const BLOCK_DEVICES: &str = "/sys/block";
+use super::loops::loop_devices;
 
 /// Locks an open image as a served one is locked, without waiting; returns the holder if another process has it. The lock
 /// ends with the description.
@@ -63,16 +55,12 @@ pub fn users_of(file: &OwnedFd) -> io::Result<Vec<String>> {
             users.push(lock::holder(Some(process)).to_string());
         }
     }
-    users.extend(loops_over(Path::new(BLOCK_DEVICES), &wanted)?);
+    for device in loop_devices()? {
+        if device.is_over(&wanted)? {
+            users.push(device.to_string());
+        }
+    }
     Ok(users)
-}
-
-/// Returns the loop devices over the file at `path`, which the kernel writes to without any lock.
-///
-/// # Errors
-/// The system cannot tell, or there is no such file.
-pub fn loops_of(path: &Path) -> io::Result<Vec<String>> {
-    loops_over(Path::new(BLOCK_DEVICES), &rustix::fs::stat(path)?)
 }
 
 /// What the other programs that have the file open have open besides: links in `/proc` that lead to it, each with its program.
@@ -135,60 +123,9 @@ fn is_over(error: &io::Error) -> bool {
     error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(NO_PROCESS)
 }
 
-fn loops_over(devices: &Path, wanted: &rustix::fs::Stat) -> io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(devices) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    let mut found = Vec::new();
-    for entry in entries {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with("loop") {
-            continue;
-        }
-        // A loop device without a file has no such entry.
-        let Ok(path) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        let device = format!("/dev/{name}");
-        let named = rustix::fs::stat(path.trim_end_matches('\n'));
-        let is_it = match named {
-            Ok(behind) if lock::is_same(&behind, wanted) => true,
-            // The path may be of another mount namespace, or lead to another file by now.
-            named => match file_behind(&device) {
-                Ok(behind) => behind == (wanted.st_dev, wanted.st_ino),
-                Err(error) if named.is_ok() || is_of_another(&error) => false,
-                Err(error) => return Err(error),
-            },
-        };
-        if is_it {
-            found.push(format!("the loop device {device}"));
-        }
-    }
-    Ok(found)
-}
-
-/// Returns whether no file that answers can be behind the loop device: the system asks the file, and that one has another file
-/// system, which is lost; or the device has let its file go by now.
-fn is_of_another(error: &io::Error) -> bool {
-    const LOST: [i32; 4] = [libc::ENOTCONN, libc::ESTALE, libc::EIO, libc::ETIMEDOUT];
-    const LET_GO: [i32; 3] = [libc::ENXIO, libc::ENODEV, libc::ENOENT];
-    error.raw_os_error().is_some_and(|number| LOST.contains(&number) || LET_GO.contains(&number))
-}
-
-/// The file that a loop device is over: the number of its file system, and its own there. Errors: those of the system.
-pub fn file_behind(device: &str) -> io::Result<(u64, u64)> {
-    let device = File::open(device)?;
-    let mut status = [0_u64; LOOP_STATUS_WORDS];
-    // SAFETY: the descriptor is open during the call, and the kernel writes one `loop_info64`, which is as large as `status`.
-    let outcome = unsafe { libc::ioctl(device.as_raw_fd(), LOOP_GET_STATUS64, status.as_mut_ptr()) };
-    match outcome {
-        0 => Ok((status[0], status[1])),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
     use std::process::Command;
 
     use super::*;
@@ -212,23 +149,5 @@ mod tests {
         stranger.wait().unwrap();
         assert!(users.len() == 1 && users[0].starts_with("sleep (process "), "{users:?}");
         assert_eq!(users_of(&file).unwrap(), Vec::<String>::new());
-    }
-
-    #[test]
-    fn a_loop_device_over_a_file_is_named() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("v.img");
-        std::fs::write(&path, b"bytes").unwrap();
-        let file = OwnedFd::from(File::open(&path).unwrap());
-        let wanted = rustix::fs::fstat(&file).unwrap();
-        let device = folder.path().join("devices/loop7/loop");
-        std::fs::create_dir_all(&device).unwrap();
-        std::fs::write(device.join("backing_file"), format!("{}\n", path.display())).unwrap();
-        let devices = folder.path().join("devices");
-        assert_eq!(loops_over(&devices, &wanted).unwrap(), ["the loop device /dev/loop7"]);
-        let other = folder.path().join("other");
-        std::fs::write(&other, b"bytes").unwrap();
-        std::fs::write(device.join("backing_file"), format!("{}\n", other.display())).unwrap();
-        assert_eq!(loops_over(&devices, &wanted).unwrap(), Vec::<String>::new());
     }
 }

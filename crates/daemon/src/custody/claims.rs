@@ -87,21 +87,45 @@ pub(super) fn add_users(book: &mut Book, step: Step, owner: &Owner, file: &Owned
     }
 }
 
-/// Adds the loop devices over a file that an administrator wants to have served: the kernel locks no file below one.
-pub(super) fn add_loops(book: &mut Book, step: Step, owner: &Owner, object: &Object) {
-    let Some(path) = object.place.file().map(Path::new) else { return };
-    if step != Step::ServeReadWrite || !matches!(owner, Owner::Administrator(_)) {
+/// Adds the loop devices over bytes of an image that is to be served for writing, or overwritten: the kernel writes through them,
+/// and locks nothing. `which` of them count is for the caller to say. The devices that the image itself lies on do not.
+pub(super) fn add_loops(book: &mut Book, step: Step, object: &Object, which: Loops) {
+    let Found::There(identity) = &object.found else { return };
+    if !matches!(step, Step::ServeReadWrite | Step::Zero) || matches!(identity, Identity::Export(_)) {
         return;
     }
-    let kinds = match block::store::loops_of(path) {
+    let kinds = match loops_beside(identity, which) {
         Ok(loops) => loops.into_iter().map(|holder| Kind::Foreign { holder }).collect(),
-        // It is asked again when it is opened.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Vec::new(),
         Err(error) => vec![Kind::Unknown { why: format!("the loop devices cannot be asked: {error}") }],
     };
     for kind in kinds {
         book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
     }
+}
+
+/// Which loop devices keep an image from being written to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loops {
+    /// Each that takes writes: somebody may mount it at any time.
+    Any,
+    /// Those that are mounted, or under another device.
+    Held,
+}
+
+fn loops_beside(identity: &Identity, which: Loops) -> io::Result<Vec<String>> {
+    let mut stacks = Stacks::new();
+    let own = stacks.of(identity)?;
+    let mut beside = Vec::new();
+    for device in block::store::loop_devices()? {
+        let number = Identity::Device(device.number);
+        if device.is_read_only || own.whole.contains(&number) || own.below.contains(&number) {
+            continue;
+        }
+        if stacks.of(&number)?.overlaps(&own) && (which == Loops::Any || device.is_held()?) {
+            beside.push(device.to_string());
+        }
+    }
+    Ok(beside)
 }
 
 /// How long to wait until this daemon closes its descriptors of an image. A lane that has just ended, or another order that

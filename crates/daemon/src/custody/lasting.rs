@@ -7,12 +7,13 @@ use std::path::Path;
 use block::held::Held;
 use migration::MigrationId;
 use migration::custody::{
-    DeviceName, Found, Kind, KnownImage, Lasting, Opening, Owner, Purpose, Refused, Step, Verdict, is_gone,
-    judge, may_promise, opening,
+    Book, DeviceName, Found, Kind, KnownImage, Lasting, Object, Opening, Owner, Purpose, Refused, Step,
+    Verdict, is_gone, judge, may_promise, opening,
 };
 use migration::journal::{Place, Record};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
+use super::claims::{Loops, add_loops, look};
 use super::opened::Opened;
 use super::{Custody, CustodyError};
 
@@ -33,6 +34,20 @@ impl Custody {
             Opening::Use => self.note_folder(place, image),
             Opening::Note(known) => self.note(place, known).and_then(|()| self.note_folder(place, image)),
             Opening::Refuse => Err(exchanged(place, Step::ServeReadWrite)),
+        }
+    }
+
+    /// Checks that nobody has mounted the image of a volume by a loop device, while this daemon did not serve it.
+    ///
+    /// # Errors
+    /// [`CustodyError`]: it is mounted, or may be.
+    pub(crate) fn check_mounts(&self, place: &Place) -> Result<(), CustodyError> {
+        let object = Object { place: place.clone(), found: look(place), lasting: None };
+        let mut book = Book::default();
+        add_loops(&mut book, Step::ServeReadWrite, &object, Loops::Held);
+        match book.ask(Step::ServeReadWrite, &Owner::Maker, &object) {
+            Ok(_) => Ok(()),
+            Err(refused) => Err(CustodyError::Refused { path: place.name().into(), refused }),
         }
     }
 
@@ -116,6 +131,7 @@ impl Custody {
         let (mut book, mut object) = self.book_for(place);
         object.lasting = Some(lasting.clone());
         book.mean(place, lasting);
+        add_loops(&mut book, Step::ServeReadWrite, &object, Loops::Any);
         match book.ask(Step::ServeReadWrite, owner, &object) {
             Ok(_) => self.note(place, known).map(|()| true),
             Err(refused) => Err(CustodyError::Refused { path: place.name().into(), refused }),

@@ -5,6 +5,7 @@ use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _, UdpSocket};
 use std::path::{Path, PathBuf};
 
+use block::store::{Below, LoopDevice};
 use migration::custody::{Identity, Stack};
 use nbd_protocol::{NbdUri, Server};
 
@@ -61,15 +62,13 @@ impl Stacks {
             stack.lies_in(self.of_device(disk, depth)?);
         }
         if folder.join("loop/backing_file").exists() {
-            let name = folder.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let behind = block::store::file_behind(&format!("/dev/{name}"));
-            // A user who may not open the device may read its description.
-            let (device, inode) = behind.or_else(|_| {
-                let path = std::fs::read_to_string(folder.join("loop/backing_file"))?;
-                let found = rustix::fs::stat(path.trim_end_matches('\n'))?;
-                io::Result::Ok((found.st_dev, found.st_ino))
-            })?;
-            stack.is(self.of_file(device, inode, depth)?);
+            let devices = block::store::loop_devices()?;
+            // It may be let go at this moment.
+            match devices.iter().find(|device| device.number == number).map(LoopDevice::below).transpose()? {
+                Some(Below::File { device, inode }) => stack.is(self.of_file(device, inode, depth)?),
+                Some(Below::Device(number)) => stack.is(self.of_device(number, depth)?),
+                Some(Below::Lost) | None => {}
+            }
         }
         let uuid = std::fs::read_to_string(folder.join("dm/uuid")).unwrap_or_default();
         // These are parts of a group or a disk, as their makers say; another mapping may be all of what it maps.

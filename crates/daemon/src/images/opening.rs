@@ -53,6 +53,9 @@ pub(crate) fn open(
     };
     let opened = open_found(&record.image, access, finder, on_held)?;
     confirm(custody, &record.image.place, &opened)?;
+    if access == Access::ReadWrite {
+        custody.check_mounts(&record.image.place)?;
+    }
     if opened.size() == record.size_bytes {
         return Ok(opened);
     }

@@ -215,3 +215,36 @@ fn a_file_below_a_loop_device_is_served_to_nobody_who_writes() {
     drop(device);
     scene.succeed(&["volume", "add", "v", "--image", file, "--format", "raw"]);
 }
+
+#[test]
+fn a_loop_device_shares_its_bytes_with_what_is_below_it_and_with_others_over_that() {
+    let scene = Scene::new();
+    let Some(device) = Device::new(&scene) else { return };
+    let [Some(over), Some(beside)] = [device.device.path(), &device.file].map(loop_device) else { return };
+    let path = |device: &LoopDevice| device.path().to_str().unwrap().to_owned();
+    scene.configure(&format!(
+        "[stores.over]\ndevice = '{}'\n[stores.beside]\ndevice = '{}'\n",
+        path(&over),
+        path(&beside)
+    ));
+    let mut scene = scene;
+    scene.start(None);
+    let refused = |arguments: &[&str]| {
+        let (exit, refused) = scene.json(arguments);
+        let message = refused["error"]["message"].as_str().unwrap_or_default().to_owned();
+        assert_eq!((exit, code(&refused)), (4, "image_in_use"), "{refused}");
+        assert!(message.contains("the loop device") && message.contains(" uses it"), "{message}");
+    };
+    let size = DISK_BYTES.to_string();
+    // Each of them is over bytes that another one is over as well.
+    for store in ["over", "beside"] {
+        refused(&["volume", "create", "v", "--store", store, "--size", &size]);
+    }
+    refused(&["volume", "add", "v", "--device", device.path()]);
+    assert!(device.bytes(0, 1 << 20).iter().all(|byte| *byte == DIRT), "something was overwritten");
+    drop(beside);
+    // What stands on it is only the other name of its bytes, and is served there.
+    scene.succeed(&["volume", "create", "v", "--store", "over", "--size", &size]);
+    let (exit, refused) = scene.json(&["volume", "add", "w", "--device", device.path()]);
+    assert_eq!((exit, code(&refused)), (4, "image_in_use"), "{refused}");
+}
