@@ -74,11 +74,15 @@ pub struct PlannedVolume {
 pub struct PlannedMachine {
     /// Name of the VM.
     pub name: String,
-    /// Its memory in bytes; `None`: its QEMU does not report it.
+    /// Whether it is stopped; it then moves without memory, and stays stopped.
+    #[serde(default)]
+    pub stopped: bool,
+    /// Its memory in bytes; `None`: its QEMU does not report it, or it is stopped.
     #[serde(default)]
     pub memory_bytes: Option<u64>,
-    /// Longest downtime that it may have, in milliseconds.
-    pub max_downtime_ms: u64,
+    /// Longest downtime that it may have, in milliseconds; `None`: it is stopped.
+    #[serde(default)]
+    pub max_downtime_ms: Option<u64>,
     /// Least downtime of an idle VM, by the measured round trip, in milliseconds.
     #[serde(default)]
     pub least_downtime_ms: Option<f64>,

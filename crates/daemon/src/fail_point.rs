@@ -51,6 +51,8 @@ pub enum Step {
     Compact,
     /// The process of a VM is started.
     Launch,
+    /// A stopped VM that arrives is recorded.
+    Keep,
     /// One step of an adoption or a release switches a disk of the VM.
     Exchange,
     /// An ended daemon passes its clients on.
@@ -158,7 +160,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps in their order.
-    pub const ALL: [Self; 21] = [
+    pub const ALL: [Self; 22] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -177,6 +179,7 @@ impl Step {
         Self::Retire,
         Self::Compact,
         Self::Launch,
+        Self::Keep,
         Self::Exchange,
         Self::PassOn,
         Self::TakeUp,
@@ -203,6 +206,7 @@ impl Step {
             Self::Retire => "retire",
             Self::Compact => "compact",
             Self::Launch => "launch",
+            Self::Keep => "keep",
             Self::Exchange => "exchange",
             Self::PassOn => "pass-on",
             Self::TakeUp => "take-up",

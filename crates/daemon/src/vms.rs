@@ -18,6 +18,7 @@
 mod adoptions;
 mod arrival;
 mod catalogue;
+mod cold;
 mod definition;
 mod derived;
 mod error;
@@ -58,6 +59,7 @@ pub(crate) use self::adoptions::{
 pub(crate) use self::arrival::Scope;
 pub(crate) use self::catalogue::Standing;
 use self::catalogue::{Catalogue, Fate, Record};
+pub(crate) use self::cold::Extent;
 pub(crate) use self::definition::{Definition, DefinitionError};
 pub(crate) use self::derived::{Derived, derive, launched, user_of};
 pub(crate) use self::error::VmError;
@@ -132,6 +134,8 @@ pub(crate) struct Alive {
 pub(crate) struct Known {
     pub(crate) name: String,
     pub(crate) standing: Standing,
+    /// Whether it is moving without a hypervisor.
+    pub(crate) is_cold: bool,
     pub(crate) life: Life,
     pub(crate) volumes: Vec<String>,
     pub(crate) definition: String,
@@ -219,6 +223,7 @@ impl Vms {
             monitor: None,
             user: None,
             stays_paused: false,
+            is_cold: false,
         };
         let files = manifest::read_files(definition.files(), &Reader::Administrator)?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
@@ -229,6 +234,7 @@ impl Vms {
             definition: text.to_owned(),
             files,
             needs: needs::Needs::default(),
+            tpm_state: None,
         };
         manifest.encode()?;
         self.enter(&record, definition, &manifest.files, tpm_state.as_deref())
@@ -301,6 +307,7 @@ impl Vms {
         Known {
             name: name.clone(),
             standing: entry.record.standing,
+            is_cold: entry.record.is_cold,
             life: entry.life.clone(),
             volumes: entry.definition.volumes(),
             definition: entry.definition.text().to_owned(),

@@ -146,6 +146,10 @@ pub enum Bug {
     VmLeavesUnnoted,
     /// Volumes change hands before the hooks have run.
     HooksNotAwaited,
+    /// Decision 0092: a target says that it has kept a stopped VM before that is durable.
+    ColdVmKeptAfterAnswer,
+    /// Decision 0092: the volumes of a stopped VM change hands although the target may not have kept the VM.
+    ColdVmNotAskedAgain,
     /// Decision 0084: a hook is begun before its record is durable.
     HookBegunUnrecorded,
     /// Decision 0084: a process that never passed its gate counts as one that has run the program.
@@ -321,6 +325,8 @@ impl Bug {
         Self::CancelOvertaken,
         Self::VmLeavesUnnoted,
         Self::HooksNotAwaited,
+        Self::ColdVmKeptAfterAnswer,
+        Self::ColdVmNotAskedAgain,
         Self::PresentBeforeDurable,
         Self::FillOverNewerWrite,
         Self::PresenceForgotten,
@@ -464,6 +470,8 @@ impl Bug {
             Self::CancelOvertaken => "cancel-overtaken",
             Self::VmLeavesUnnoted => "vm-leaves-unnoted",
             Self::HooksNotAwaited => "hooks-not-awaited",
+            Self::ColdVmKeptAfterAnswer => "cold-vm-kept-after-answer",
+            Self::ColdVmNotAskedAgain => "cold-vm-not-asked-again",
             Self::HookBegunUnrecorded => "hook-begun-unrecorded",
             Self::GatedCountsAsRun => "gated-counts-as-run",
             Self::HookTimedBehindGate => "hook-timed-behind-gate",

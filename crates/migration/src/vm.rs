@@ -6,11 +6,13 @@
 //!   Copied    each disk:  its file ◄─► a copy ◄─► its volume's export; by copies of the hypervisor, unnoticed by the guest
 //!   shape     what a VM has ◄─ compared ─► what is known of it
 //!   departure checked: at the order ─► before memory ─► after the stop; its run state is noted, and restored at the target
+//!   cold      a stopped VM: kept at the target, durably ─► volumes copied ─► asked again ─► volumes handed over
 //!   stall     noted ─► reads of missing blocks are refused, which stops it ─► they have arrived ─► resumed ─► note removed
 //! ```
 //! None of these performs I/O: they receive the observed state of the hypervisor, and return the next step. Each continues
 //! until a guest runs, and can begin in any state that a killed daemon may leave.
 
+pub mod cold;
 pub mod copied;
 pub mod departure;
 pub mod exchange;

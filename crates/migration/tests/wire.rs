@@ -6,6 +6,7 @@ use chronicle::Generation;
 use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::ToSource;
 use migration::restoration::{Knowledge, Whereabouts};
+use migration::vm::cold::Form;
 use migration::wire::{
     ASKED_MAX, Acceptance, AcceptedVolume, Allocation, Beside, DETAIL_BYTES_MAX, FormerContent, Held,
     LeftBehind, MESSAGE_BYTES_MAX, Message, NAME_BYTES_MAX, Offer, OfferedStrategy, OfferedVm, OfferedVolume,
@@ -192,7 +193,7 @@ fn offer_of(name: &str, origin: Origin) -> Message {
         format: Some(ImageFormat::Qcow2),
         allocation: Allocation::Thick,
         forwarding: Forwarding::Always,
-        vm: Some(OfferedVm { name: name.to_owned() }),
+        vm: Some(OfferedVm { name: name.to_owned(), form: Form::Cold }),
         sharing: Sharing::Wanted,
         strategy: OfferedStrategy::default(),
     };

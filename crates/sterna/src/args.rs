@@ -273,8 +273,8 @@ pub(crate) struct AddArguments {
 
 #[derive(Debug, Args)]
 pub(crate) struct MigrateArguments {
-    /// Name of the volume or VM. A VM moves to another host with its memory and volumes, and to a store of this host with its
-    /// volumes alone. Several volumes move to another host together: all or none. If a volume and a VM have the same
+    /// Name of the volume or VM. A VM moves to another host with its memory and volumes, a stopped one without memory, and to a
+    /// store of this host with its volumes alone. Several volumes move to another host together: all or none. If a volume and a VM have the same
     /// name, write volume:NAME or vm:NAME.
     #[arg(required = true, value_name = "NAME")]
     pub(crate) names: Vec<String>,

@@ -105,9 +105,35 @@ pub fn start_with_words(
     fill_bytes: u64,
     words: &[&str],
 ) -> anyhow::Result<Vm> {
+    start_with_sections(host, volumes, fill_bytes, words, "")
+}
+
+/// Starts it as [`start_with_words`], with `sections` at the end of the definition.
+///
+/// # Errors
+/// What the daemon says.
+pub fn start_with_sections(
+    host: &Host,
+    volumes: &[&str],
+    fill_bytes: u64,
+    words: &[&str],
+    sections: &str,
+) -> anyhow::Result<Vm> {
     let vm = Vm::expect(&host.path("console"), Work::on_disk(fill_bytes).options(volumes.len())?)?;
-    let definition = vm.definition(volumes, words)?;
+    let definition = vm.definition(volumes, words)? + sections;
     add_and_start(host, vm, &definition)
+}
+
+/// Adds a VM with these volumes of `host` as its disks, more arguments for QEMU, and `sections` at the end of the definition. Does
+/// not start it.
+///
+/// # Errors
+/// What the daemon says.
+pub fn add(host: &Host, volumes: &[&str], words: &[&str], sections: &str) -> anyhow::Result<Vm> {
+    let vm = Vm::expect(&host.path("console"), Work::on_disk(0).options(volumes.len())?)?;
+    let definition = vm.definition(volumes, words)? + sections;
+    add_with(host, &definition)?;
+    Ok(vm)
 }
 
 /// Starts it as [`start_with`], with this work.
@@ -150,11 +176,15 @@ pub fn launch(export: &Address, fill_bytes: u64, disk: DiskModel) -> anyhow::Res
     Ok(vm)
 }
 
-fn add_and_start(host: &Host, vm: Vm, definition: &str) -> anyhow::Result<Vm> {
+fn add_with(host: &Host, definition: &str) -> anyhow::Result<()> {
     let file = host.path("vm.toml");
     std::fs::write(&file, definition).context("write the definition")?;
     let file = file.to_str().context("a folder that is not UTF-8")?;
-    host.sterna(["vm", "add", NAME, "--definition", file])?.success()?;
+    host.sterna(["vm", "add", NAME, "--definition", file])?.success().map(drop)
+}
+
+fn add_and_start(host: &Host, vm: Vm, definition: &str) -> anyhow::Result<Vm> {
+    add_with(host, definition)?;
     host.sterna(["vm", "start", NAME])?.success()?;
     if vm.options().workers > 0 {
         vm.work_on(1)?;

@@ -16,6 +16,7 @@ use lane::FencingToken;
 use lane::peer::head::{Address, Answered, Fault, Operation};
 use migration::journal::{Forwarding, ImageFormat, Origin};
 use migration::message::{ToSource, ToTarget};
+use migration::vm::cold::Form;
 use migration::wire::{
     Allocation, LeftBehind, Message, Offer, OfferedStrategy, OfferedVm, OfferedVolume, Sharing, Survey,
 };
@@ -269,7 +270,7 @@ fn a_host_that_may_bring_no_machines_learns_nothing_of_files() {
     assert_eq!(there.len(), 1, "{there:?}");
     assert!(there[0].contains("--allow-machines"), "{there:?}");
     assert_eq!((&gone, &wrong), (&there, &there));
-    let machine = Some(OfferedVm { name: "m".to_owned() });
+    let machine = Some(OfferedVm { name: "m".to_owned(), form: Form::Live });
     let refused = offered(&evil, &session, 1, offer(VolumeId([3; 16]), "v", machine));
     assert_eq!(refused, Err(there[0].clone()));
     // The request of a host with permission is examined.

@@ -15,6 +15,7 @@ mod alone;
 mod branch;
 mod chronicles;
 mod clock;
+mod cold;
 mod control;
 mod faults;
 mod filling;

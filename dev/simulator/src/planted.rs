@@ -15,11 +15,12 @@ const SEEDS_MAX: u64 = 10_000;
 
 /// Rules whose breach only shows after thousands of seeds, with the first such seed. That seed is tried first, to save time; if
 /// it shows nothing, all seeds are run.
-const NOTICED_LATE: [(Bug, u64); 4] = [
+const NOTICED_LATE: [(Bug, u64); 5] = [
     (Bug::PromiseNotWithdrawn, 4067),
     (Bug::FailedFlushForgotten, 3444),
     (Bug::EndNotRepeated, 4748),
     (Bug::NotedForgotten, 1502),
+    (Bug::ColdVmNotAskedAgain, 3321),
 ];
 
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
@@ -59,6 +60,8 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
         | Bug::EndNotRepeated
         | Bug::VmLeavesUnnoted
         | Bug::HooksNotAwaited
+        | Bug::ColdVmKeptAfterAnswer
+        | Bug::ColdVmNotAskedAgain
         | Bug::PromiseForgotten
         | Bug::TryNotCounted
         | Bug::PromiseOfAnotherIncarnation

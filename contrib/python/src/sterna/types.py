@@ -886,12 +886,14 @@ class PlannedMachine(TypedDict):
 
     # Least downtime of an idle VM, by the measured round trip, in milliseconds.
     least_downtime_ms: NotRequired[float | None]
-    # Longest downtime that it may have, in milliseconds.
-    max_downtime_ms: int
-    # Its memory in bytes; null: its QEMU does not report it.
+    # Longest downtime that it may have, in milliseconds; null: it is stopped.
+    max_downtime_ms: NotRequired[int | None]
+    # Its memory in bytes; null: its QEMU does not report it, or it is stopped.
     memory_bytes: NotRequired[int | None]
     # Name of the VM.
     name: str
+    # Whether it is stopped; it then moves without memory, and stays stopped.
+    stopped: NotRequired[bool]
 
 
 class PlannedVolume(TypedDict):

@@ -3,6 +3,7 @@
 pub(in crate::host) mod adopt;
 pub(in crate::host) mod adopted;
 pub(in crate::host) mod bind;
+pub(in crate::host) mod cold;
 pub(in crate::host) mod exchange;
 pub(in crate::host) mod libvirt;
 pub(crate) mod manage;

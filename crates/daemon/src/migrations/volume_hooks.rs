@@ -6,6 +6,7 @@
 //!            ◄───────────────── Waiting, or Failed ────
 //!   runs its hook ──► the gates close
 //! ```
+//! With a stopped VM, the question to the target is whether it has kept the VM ([`crate::host::vms::cold`]).
 //! Guests work meanwhile. Unlike the memory of a VM, nothing here is lost with a process: a restarted daemon is asked again,
 //! and runs its hook again.
 
@@ -16,6 +17,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use futures_channel::mpsc::UnboundedReceiver;
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use lane::peer::ChannelEvent;
 use migration::{MigrationId, Phase};
 use tokio::task::{AbortHandle, JoinSet};
@@ -23,9 +25,9 @@ use transport::Priority;
 
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::{HookFault, HookRunner};
-use crate::vms::moving::PeerFault;
 use crate::vms::moving::channel::Send;
 use crate::vms::moving::message::VmMessage;
+use crate::vms::moving::{MoveFault, PeerFault};
 
 /// How long the other host may take: as long as the longest hook, and a reserve.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
@@ -40,10 +42,13 @@ pub(crate) struct VolumeHooks {
 /// The channel to the other host: its sending end, and its receiving end.
 pub(crate) type HooksChannel = (Arc<dyn Send>, UnboundedReceiver<ChannelEvent>);
 
+/// A question to the target: resolves when it agrees to the handover, or with the reason why not.
+pub(crate) type Question = BoxFuture<'static, Result<(), VolumeHooksFault>>;
+
 struct Known {
     hooks: Arc<HookRunner>,
-    /// The channel to the target; `None`: the target is this host.
-    channel: Option<HooksChannel>,
+    /// The question to the target, until it is asked; `None`: the target is this host.
+    question: Option<Question>,
     runs: Option<AbortHandle>,
 }
 
@@ -52,14 +57,9 @@ impl VolumeHooks {
         Arc::new(Self { runtime, known: Mutex::default() })
     }
 
-    /// Registers volumes that leave by this migration, over this channel, or that go to another store of this host.
-    pub(crate) fn leaves(
-        &self,
-        migration: MigrationId,
-        hooks: Arc<HookRunner>,
-        channel: Option<HooksChannel>,
-    ) {
-        self.known().insert(migration, Known { hooks, channel, runs: None });
+    /// Registers volumes that leave by this migration after this question, or that go to another store of this host.
+    pub(crate) fn leaves(&self, migration: MigrationId, hooks: Arc<HookRunner>, question: Option<Question>) {
+        self.known().insert(migration, Known { hooks, question, runs: None });
     }
 
     /// Forgets an ended migration; returns its hooks, some of which may still have to run.
@@ -73,10 +73,10 @@ impl VolumeHooks {
         migration: MigrationId,
     ) -> impl Future<Output = Result<(), VolumeHooksFault>> + use<> {
         let task = self.known().get_mut(&migration).map(|known| {
-            let (hooks, channel) = (Arc::clone(&known.hooks), known.channel.take());
+            let (hooks, question) = (Arc::clone(&known.hooks), known.question.take());
             let task = self.runtime.spawn(async move {
-                if let Some((sender, arrivals)) = channel {
-                    ask(&*sender, arrivals).await?;
+                if let Some(question) = question {
+                    question.await?;
                 }
                 Ok(hooks.before().await?)
             });
@@ -117,15 +117,16 @@ pub(crate) enum VolumeHooksFault {
     Overdue,
     #[error(transparent)]
     Hook(#[from] HookFault),
+    /// The target does not keep the VM of the volumes.
+    #[error(transparent)]
+    Vm(#[from] MoveFault),
 }
 
-async fn ask(
-    sender: &dyn Send,
-    mut arrivals: UnboundedReceiver<ChannelEvent>,
-) -> Result<(), VolumeHooksFault> {
+/// Asks the target to run its hook.
+pub(crate) async fn ask((sender, mut arrivals): HooksChannel) -> Result<(), VolumeHooksFault> {
     let answered = async {
         loop {
-            send(sender, &VmMessage::Start);
+            send(&*sender, &VmMessage::Start);
             let heard = async {
                 while let Some(arrival) = arrivals.next().await {
                     match word(&arrival) {
@@ -153,8 +154,13 @@ pub(crate) async fn answer((sender, mut arrivals): HooksChannel, hooks: Arc<Hook
         tokio::select! {
             arrival = arrivals.next() => {
                 let Some(arrival) = arrival else { return };
-                if word(&arrival) != Some(VmMessage::Start) {
-                    continue;
+                match word(&arrival) {
+                    Some(VmMessage::Start) => {}
+                    Some(VmMessage::Keep { .. }) => {
+                        send(&*sender, &VmMessage::failed("its daemon was restarted before it kept the VM"));
+                        continue;
+                    }
+                    _ => continue,
                 }
                 match &said {
                     Some(said) => send(&*sender, said),

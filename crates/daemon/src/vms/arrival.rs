@@ -60,14 +60,9 @@ impl Vms {
         name: &str,
         volumes: Vec<(String, u64)>,
     ) -> Result<Vec<u8>, VmError> {
-        let needs = match self.alive(name) {
-            Ok(alive) => {
-                let definition = Definition::parse(&self.get(name)?.definition)?;
-                needs(&definition, &alive.qemu, volumes).await
-            }
-            // The needs of a VM that does not run are unknown.
-            Err(_) => Needs::default(),
-        };
+        let alive = self.alive(name)?;
+        let definition = Definition::parse(&self.get(name)?.definition)?;
+        let needs = needs(&definition, &alive.qemu, volumes).await;
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let known = vms.get(&name)?;
@@ -76,7 +71,7 @@ impl Vms {
             let here =
                 definition.files().keys().map(|file| (file.clone(), manifest::file(&folder, file))).collect();
             let files = manifest::read_files(&here, &Reader::Administrator)?;
-            Ok(Manifest { name, definition: known.definition, files, needs }.encode()?)
+            Ok(Manifest { name, definition: known.definition, files, needs, tpm_state: None }.encode()?)
         })
         .await
     }
@@ -109,7 +104,8 @@ impl Vms {
                 (file.clone(), if is_kept { manifest::file(&folder, file) } else { path.clone() })
             });
             manifest::read_files(&here.collect(), &reader)?;
-            Ok(Manifest { name, definition: text, files: Vec::new(), needs }.encode()?)
+            let files = Vec::new();
+            Ok(Manifest { name, definition: text, files, needs, tpm_state: None }.encode()?)
         })
         .await
     }
@@ -118,7 +114,7 @@ impl Vms {
     pub(crate) fn files_alone(bytes: &[u8]) -> Result<Vec<u8>, VmError> {
         let manifest = Manifest::decode(bytes)?;
         let needs = Needs { only_files: true, ..manifest.needs };
-        Ok(Manifest { files: Vec::new(), needs, ..manifest }.encode()?)
+        Ok(Manifest { files: Vec::new(), needs, tpm_state: None, ..manifest }.encode()?)
     }
 
     /// Checks that a VM description can be parsed and names nothing forbidden. Reads nothing of this host.
@@ -159,7 +155,9 @@ impl Vms {
         let manifest = Manifest::decode(bytes).map_err(VmError::from)?;
         let (definition, received) = self.understand(&manifest)?;
         let command = definition.command_anywhere();
-        let needs = manifest.needs.with_command(received.memory_bytes);
+        let needs = manifest.needs;
+        let is_cold = needs.is_cold;
+        let needs = if is_cold { needs } else { needs.with_command(received.memory_bytes) };
         self.make_monitors_folder()?;
         let program = command.first().map_or("", String::as_str);
         let found = probe::probe(program, needs.kvm, &self.monitors, &self.allowed.runs_as).await;
@@ -174,8 +172,10 @@ impl Vms {
         faults.extend(files::missing(&command, is_there).into_iter().map(|file| {
             format!("{file}: that file does not exist there; put it there, or leave it out of the VM")
         }));
-        let listens = blocking(move || Ok(listening::taken(&command)));
-        faults.extend(listens.await?);
+        if !is_cold {
+            let listens = blocking(move || Ok(listening::taken(&command)));
+            faults.extend(listens.await?);
+        }
         match found.agree(Terms { post_copy: wished.post_copy || needs.post_copy, ..wished }) {
             Ok(terms) if faults.is_empty() => Ok((needs.volumes, terms)),
             agreed => {
@@ -199,7 +199,9 @@ impl Vms {
         if self.is_somebodys(name) {
             return self.let_go(name).await;
         }
-        self.stand(name, Standing::Home).await
+        let (vms, name) = (Arc::clone(self), name.to_owned());
+        let change = |record: &mut Record| (record.standing, record.is_cold) = (Standing::Home, false);
+        blocking(move || vms.record(&name, change)).await
     }
 
     /// Records that a VM runs at its target: ends its QEMU here and forgets the VM with its files.
@@ -235,6 +237,7 @@ impl Vms {
             monitor: None,
             user: None,
             stays_paused: false,
+            is_cold: false,
         };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
@@ -267,10 +270,10 @@ impl Vms {
     /// Marks a VM that has arrived as this host's. Does not resume it.
     pub(crate) async fn arrived(self: &Arc<Self>, name: &str) -> Result<(), VmError> {
         let (vms, name) = (Arc::clone(self), name.to_owned());
-        blocking(move || {
-            vms.record(&name, |record| (record.standing, record.stays_paused) = (Standing::Home, false))
-        })
-        .await
+        let change = |record: &mut Record| {
+            (record.standing, record.stays_paused, record.is_cold) = (Standing::Home, false, false);
+        };
+        blocking(move || vms.record(&name, change)).await
     }
 
     /// Makes durable that an arriving VM was paused by its user, and stays paused.
@@ -331,7 +334,7 @@ impl Vms {
 
     /// Parses another host's VM description. Also returns what of the VM changes at this host, and its memory. Fails if
     /// the description names something forbidden.
-    fn understand(&self, manifest: &Manifest) -> Result<(Definition, Received), VmError> {
+    pub(super) fn understand(&self, manifest: &Manifest) -> Result<(Definition, Received), VmError> {
         let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
         let (definition, received) = Definition::of_peer(&manifest.definition, allowed)?;
         // Its drives are read as raw bytes here; QEMU at the other host may have detected a format.

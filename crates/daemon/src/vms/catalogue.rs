@@ -24,6 +24,9 @@ pub(super) struct Record {
     /// Whether its user had paused it before it came, so that it stays paused.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) stays_paused: bool,
+    /// Whether it is moving without a hypervisor.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) is_cold: bool,
 }
 
 /// Whether a VM belongs to this host.
@@ -90,6 +93,7 @@ mod tests {
             monitor: None,
             user: None,
             stays_paused: false,
+            is_cold: false,
         };
         assert_eq!(Catalogue::open(folder.path()).unwrap().list(), [record]);
     }

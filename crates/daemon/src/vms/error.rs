@@ -7,6 +7,7 @@ use api::ErrorCode;
 use hypervisor::HypervisorError;
 use hypervisor::libvirt::LibvirtError;
 use hypervisor::qemu::command_line::understood::NotAllowed;
+use migration::MigrationId;
 
 use super::definition::DefinitionError;
 use super::manifest::ManifestError;
@@ -42,6 +43,23 @@ pub(crate) enum VmError {
     /// An earlier daemon started it, and its monitor does not answer.
     #[error("the VM \"{0}\" does not answer yet; `sterna vm stop {0} --now` cuts its power")]
     Silent(String),
+    /// It was stopped when its move was ordered.
+    #[error("the VM \"{0}\" was started meanwhile: migrate it again, and it moves while it runs")]
+    StartedMeanwhile(String),
+    #[error("the VM \"{0}\" is stopped, and its TPM (swtpm) still runs; try again when that has ended")]
+    TpmRuns(String),
+    /// It is to be changed, and is on its way between two hosts.
+    #[error(
+        "the VM \"{vm}\" is being moved by {migration}; try again when that has ended, or cancel it: sterna migration \
+        cancel {migration}"
+    )]
+    Moving { vm: String, migration: MigrationId },
+    /// It is to be started, and one of its disks is at another host.
+    #[error(
+        "the disk \"{volume}\" of the VM \"{vm}\" is at host \"{host}\" ({migration}); bring it home: run there: sterna migrate \
+         {volume} --to {own}. To let the VM use it over the link, move it there again with --serve-here"
+    )]
+    DiskElsewhere { vm: String, volume: String, host: String, migration: MigrationId, own: String },
     /// Another operation changes it.
     #[error("the VM \"{vm}\" {why}; try again when that is done")]
     Busy { vm: String, why: &'static str },
@@ -121,6 +139,10 @@ impl VmError {
             | Self::RunsOn { .. }
             | Self::Silent(_)
             | Self::Busy { .. }
+            | Self::StartedMeanwhile(_)
+            | Self::TpmRuns(_)
+            | Self::Moving { .. }
+            | Self::DiskElsewhere { .. }
             | Self::CannotGoOn { .. }
             | Self::Adopted(_) => ErrorCode::VmWrongState,
             Self::Paused { .. }

@@ -50,13 +50,19 @@ impl Vms {
             monitor: Some(adopted.monitor.clone()),
             user: None,
             stays_paused: false,
+            is_cold: false,
         };
         let vms = Arc::clone(self);
         blocking(move || {
             let definition = Definition::parse(&text)?;
             let files = manifest::read_files(definition.files(), &reader)?;
-            let manifest =
-                Manifest { name: record.name.clone(), definition: text, files, needs: Needs::default() };
+            let manifest = Manifest {
+                name: record.name.clone(),
+                definition: text,
+                files,
+                needs: Needs::default(),
+                tpm_state: None,
+            };
             manifest.encode()?;
             vms.enter(&record, definition, &manifest.files, None)
         })

@@ -69,8 +69,8 @@ impl Vms {
             };
             let files = manifest::read_files(&definition.files().iter().map(here).collect(), &reader)?;
             let sum = sum(&files);
-            let bytes =
-                Manifest { name, definition: known.definition, files, needs: Needs::default() }.encode()?;
+            let (definition, needs) = (known.definition, Needs::default());
+            let bytes = Manifest { name, definition, files, needs, tpm_state: None }.encode()?;
             Ok((sum, bytes))
         })
         .await

@@ -1,7 +1,7 @@
 //! The VM description for another host: a VM's definition and its small files, as bytes.
 //!
 //! ```text
-//!   version, length of the head: 4 bytes each, little endian │ head: JSON │ the files, one after the other
+//!   version, length of the head: 4 bytes each, little endian │ head: JSON │ the files, one after the other │ its TPM's state
 //! ```
 //!
 //! The bytes come from an untrusted host, so every length is checked before it is used.
@@ -17,6 +17,7 @@ use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
 use super::needs::Needs;
+use super::tpm;
 use crate::files::whole_file;
 use crate::names;
 
@@ -29,7 +30,8 @@ const HEAD_BYTES_MAX: usize = 100 << 10;
 /// 4 MiB; anything larger is a disk. Each host has them in memory while the VM moves.
 pub(super) const FILES_BYTES_MAX: usize = 8 << 20;
 /// The longest description. It is sent in pieces.
-pub(crate) const MANIFEST_BYTES_MAX: usize = PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX;
+pub(crate) const MANIFEST_BYTES_MAX: usize =
+    PREFIX_BYTES + HEAD_BYTES_MAX + FILES_BYTES_MAX + tpm::PERMANENT_BYTES_MAX as usize;
 const FILES_FOLDER: &str = "files";
 /// The folder, in a VM's own, of the sockets that it serves and the logs that it writes.
 const OWN_FOLDER: &str = "own";
@@ -44,6 +46,8 @@ pub(super) struct Manifest {
     /// The files' contents by placeholder name.
     pub(super) files: Vec<(String, Vec<u8>)>,
     pub(super) needs: Needs,
+    /// The state of the TPM of a stopped VM; `None`: there is none, or it comes with the VM's memory.
+    pub(super) tpm_state: Option<Vec<u8>>,
 }
 
 /// Why a VM's small files cannot move along, or why bytes are no VM description.
@@ -66,6 +70,9 @@ struct Head {
     definition: String,
     files: Vec<FileHead>,
     needs: Needs,
+    /// The length of the TPM's state, which follows the files.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    tpm_bytes: Option<usize>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -84,6 +91,7 @@ impl Manifest {
             definition: self.definition.clone(),
             files: files.collect(),
             needs: self.needs.clone(),
+            tpm_bytes: self.tpm_state.as_ref().map(Vec::len),
         };
         let head = serde_json::to_vec(&head).map_err(|_| ManifestError::Malformed("it has no JSON form"))?;
         let length = u32::try_from(head.len()).ok().filter(|_| head.len() <= HEAD_BYTES_MAX);
@@ -91,6 +99,7 @@ impl Manifest {
         let mut bytes = [VERSION.to_le_bytes(), length.to_le_bytes()].concat();
         bytes.extend(head);
         self.files.iter().for_each(|(_, content)| bytes.extend(content));
+        bytes.extend(self.tpm_state.iter().flatten());
         Ok(bytes)
     }
 
@@ -117,10 +126,21 @@ impl Manifest {
             (content, rest) = rest.split_at_checked(bytes).ok_or(SHORT)?;
             files.push((name, content.to_vec()));
         }
+        let tpm_state = match head.tpm_bytes {
+            Some(bytes) if bytes as u64 > tpm::PERMANENT_BYTES_MAX => {
+                return Err(ManifestError::Malformed("the state of its TPM is too long"));
+            }
+            Some(bytes) => {
+                let state;
+                (state, rest) = rest.split_at_checked(bytes).ok_or(SHORT)?;
+                Some(state.to_vec())
+            }
+            None => None,
+        };
         if !rest.is_empty() {
             return Err(ManifestError::Malformed("something follows its end"));
         }
-        Ok(Self { name: head.name, definition: head.definition, files, needs: head.needs })
+        Ok(Self { name: head.name, definition: head.definition, files, needs: head.needs, tpm_state })
     }
 }
 
@@ -201,8 +221,9 @@ pub(super) fn write_files(folder: &Path, files: &[(String, Vec<u8>)]) -> io::Res
         written.write_all(content)?;
         written.sync_all()?;
     }
-    std::fs::File::open(&below)?.sync_all()?;
-    std::fs::File::open(folder)?.sync_all()
+    // N.B. its name, too: the source may delete the VM as soon as it is here.
+    let above = [below.as_path(), folder].into_iter().chain(folder.ancestors().skip(1).take(2));
+    above.map(std::fs::File::open).try_for_each(|opened| opened?.sync_all())
 }
 
 /// Writes a VM's existing files durably and in place, because its QEMU has them open. May block.
@@ -237,6 +258,7 @@ mod tests {
             definition: "command = []\n".to_owned(),
             files,
             needs: Needs::default(),
+            tpm_state: None,
         }
     }
 
@@ -246,8 +268,13 @@ mod tests {
         assert!(bytes.len() < MANIFEST_BYTES_MAX);
         assert_eq!(Manifest::decode(&bytes).unwrap(), manifest());
         let needs = Needs { volumes: vec![("web1".to_owned(), 7)], ..Needs::default() };
-        let manifest = Manifest { needs, ..manifest() };
-        assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
+        for tpm_state in [None, Some(Vec::new()), Some(b"keys".to_vec())] {
+            let manifest = Manifest { needs: needs.clone(), tpm_state, ..manifest() };
+            assert_eq!(Manifest::decode(&manifest.encode().unwrap()).unwrap(), manifest);
+        }
+        let long = Some(vec![0; tpm::PERMANENT_BYTES_MAX as usize + 1]);
+        let long = Manifest { tpm_state: long, ..manifest() }.encode().unwrap();
+        assert!(Manifest::decode(&long).unwrap_err().to_string().contains("TPM"));
     }
 
     #[test]
@@ -261,7 +288,7 @@ mod tests {
 
     #[test]
     fn what_is_cut_longer_or_changed_is_refused_or_another_manifest_and_never_panics() {
-        let bytes = manifest().encode().unwrap();
+        let bytes = Manifest { tpm_state: Some(b"keys".to_vec()), ..manifest() }.encode().unwrap();
         for length in 0..bytes.len() {
             assert!(Manifest::decode(&bytes[..length]).is_err(), "{length}");
         }

@@ -7,6 +7,7 @@
 
 pub(crate) mod channel;
 mod choice;
+mod cold;
 mod convergence;
 mod fault;
 mod incoming;
@@ -31,6 +32,7 @@ use tokio::task::{AbortHandle, JoinHandle};
 use crate::hooks::HookRunner;
 
 pub(crate) use choice::side_streams;
+pub(crate) use cold::{ColdArrival, ColdKeeper, Patience, Turn, ask};
 pub(crate) use fault::{MoveFault, PeerFault};
 pub(crate) use incoming::post_copy::PostCopyRecovery;
 pub(crate) use incoming::{IncomingVm, Keeper};
@@ -45,6 +47,8 @@ pub(crate) struct VmMoves {
     runtime: tokio::runtime::Handle,
     leaving: Mutex<BTreeMap<MigrationId, Departure>>,
     coming: Mutex<BTreeMap<MigrationId, Arrival>>,
+    /// The stopped VMs that arrive.
+    cold: Mutex<BTreeMap<MigrationId, ColdArrival>>,
     /// The figures of VMs that have left since this daemon began.
     gone: Mutex<BTreeMap<MigrationId, Account>>,
 }
@@ -67,6 +71,7 @@ impl VmMoves {
             runtime,
             leaving: Mutex::default(),
             coming: Mutex::default(),
+            cold: Mutex::default(),
             gone: Mutex::default(),
         })
     }
@@ -85,6 +90,18 @@ impl VmMoves {
         lock(&self.coming).insert(migration, arrival);
     }
 
+    /// Registers a stopped VM that comes with the volumes of this migration, and begins to answer its source.
+    pub(crate) fn comes_cold(
+        &self,
+        migration: MigrationId,
+        begin: impl FnOnce(&tokio::runtime::Handle) -> ColdArrival,
+    ) {
+        if let Some(former) = lock(&self.cold).insert(migration, begin(&self.runtime)) {
+            // Its driver was lost, and another one has taken its place.
+            former.abort();
+        }
+    }
+
     /// Registers a VM that is here already, from before a restart.
     pub(crate) fn came(&self, migration: MigrationId, coming: Arc<IncomingVm>) {
         lock(&self.coming).insert(migration, Arrival { coming, takes_part: None });
@@ -100,6 +117,10 @@ impl VmMoves {
             while gone.len() > ACCOUNTS_MAX {
                 gone.pop_first();
             }
+        }
+        let cold = lock(&self.cold).remove(&migration);
+        if let Some(cold) = cold {
+            hooks = Some(cold.end().await);
         }
         let arrival = lock(&self.coming).remove(&migration);
         if let Some(Arrival { coming, takes_part }) = arrival {

@@ -45,6 +45,8 @@ pub(crate) struct Needs {
     /// Whether it is to run at the target before all of its memory has come. Set only for a preflight check, where
     /// the terms are not sent.
     pub(super) post_copy: bool,
+    /// Whether it is stopped, and stays so at the target: what its start needs at the moment is not checked.
+    pub(super) is_cold: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,6 +115,20 @@ impl Needs {
             files: Vec::new(),
             only_files: false,
             post_copy: false,
+            is_cold: false,
+        }
+    }
+
+    /// Returns the needs of a stopped VM with this command, without its TPM.
+    pub(super) fn of_command(command: &[String], volumes: Vec<(String, u64)>) -> Self {
+        let model = files::processor_model(command).filter(|model| !OF_HOST.contains(&model.as_str()));
+        Self {
+            machine_type: files::machine_type(command),
+            processor: model.map(|model| Processor { model, unavailable: Vec::new() }),
+            kvm: files::needs_kvm(command),
+            volumes,
+            is_cold: true,
+            ..Self::default()
         }
     }
 
@@ -178,6 +194,10 @@ impl Needs {
                  that both have (-cpu)"
             ));
         };
+        if self.is_cold {
+            // Which of its features the source lacks too is not known.
+            return None;
+        }
         let missing: Vec<&String> =
             known.unavailable.iter().filter(|feature| !unavailable.contains(feature)).collect();
         lacks(&missing, &format!("of the processor model {model}"))
@@ -284,6 +304,13 @@ mod tests {
         let model =
             |model: &str| Some(Processor { model: model.to_owned(), unavailable: vec!["hle".to_owned()] });
         let none = Needs::default;
+        let stopped = |command: &str| {
+            Needs::of_command(&command.split(' ').map(str::to_owned).collect::<Vec<_>>(), Vec::new())
+        };
+        let usual = "qemu -cpu Skylake-Server -machine pc-q35-7.2,accel=kvm:tcg -m 1T";
+        assert_eq!(stopped(usual).faults(&found()), [""; 0]);
+        // The last type counts, and an accelerator without another one is needed.
+        assert_eq!(stopped("qemu -M pc-q35-7.2 -machine type=microvm -accel kvm").faults(&found()).len(), 2);
         for (needs, expected) in [
             (Needs { version: Some((10, 0)), ..none() }, "older than the 10.0"),
             (Needs { machine_type: Some("pc-q35-10.0".to_owned()), ..none() }, "(it has pc-q35-7.2)"),
@@ -292,6 +319,9 @@ mod tests {
             (Needs { processor: model("Skylake-Server"), ..none() }, "lack avx512f of the processor model"),
             (Needs { host_features: vec!["avx2".to_owned()], ..none() }, "lack avx2 that its guest"),
             (Needs { kvm: true, ..none() }, "/dev/kvm"),
+            (stopped("qemu -M microvm"), "none like it"),
+            (stopped("qemu -cpu EPYC-Milan,+x"), "no processor model EPYC-Milan"),
+            (stopped("qemu -enable-kvm"), "/dev/kvm"),
             (
                 Needs { memory_bytes: Some(2 << 30), ..none() },
                 "2048 MiB of memory, with what its devices have beside its guest's, and 1024 MiB are free",

@@ -63,6 +63,13 @@ pub(super) fn fingerprints(command: &[String], user: &User) -> Vec<Fingerprint> 
     taken.collect()
 }
 
+/// Does the same for a VM without a hypervisor, whose firmware and kernel are read anew at its next start: the files that its
+/// guest finds as disks.
+pub(super) fn fingerprints_of_disks(command: &[String], user: &User) -> Vec<Fingerprint> {
+    let found = fingerprints(command, user).into_iter();
+    found.filter(|found| found.used == Used::WhileItRuns).collect()
+}
+
 /// Compares this host's files at the paths that a command names with the other host's fingerprints, as far as they exist here.
 /// May block. **N.B.** The command must have been parsed here: the other host's fingerprints of other files are ignored. A file
 /// that `user`, as whom QEMU would run, may not read counts as missing, and nothing is said of it.

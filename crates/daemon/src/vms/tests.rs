@@ -6,6 +6,7 @@ use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 
 use hypervisor::{MemoryOptions, MemoryTransfer, MigrationStatus, RunState};
+use migration::vm::cold::{Form, Found};
 use tempfile::TempDir;
 
 use super::*;
@@ -118,7 +119,7 @@ async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_el
         "command = ['qemu-system-x86_64', '-nodefaults', '-qmp', 'unix:{{qmp}},server=on,wait=off', '-bios', '{image}']"
     );
     let name = "web1".to_owned();
-    let manifest = Manifest { name, definition, files, needs }.encode().unwrap();
+    let manifest = Manifest { name, definition, files, needs, tpm_state: None }.encode().unwrap();
     let (same, scope) = host.vms.compare_files(&manifest).await.unwrap();
     assert_eq!((same, scope), (Differences::default(), Scope::Everything));
     std::fs::write(image, "other").unwrap();
@@ -315,11 +316,79 @@ async fn what_a_machine_needs_is_looked_for_before_it_comes() {
 }
 
 #[tokio::test]
+async fn a_stopped_vm_is_kept_with_what_its_definition_names_and_nothing_else() {
+    let (Some(here), Some(mut there)) = (Host::new(), Host::new()) else { return };
+    let state = here.folder.path().join("state");
+    std::fs::create_dir(&state).unwrap();
+    std::fs::write(state.join("tpm2-00.permall"), b"keys").unwrap();
+    let words = r#"-chardev", "socket,id=t,path={tpm}", "-tpmdev", "emulator,id=t,chardev=t", "-device", "tpm-tis,tpmdev=t"#;
+    let text = here.definition().replace("-nodefaults", &format!("-nodefaults\", \"{words}"));
+    here.vms.add("m", &format!("{text}[tpm]\nstate = '{}'\n", state.display())).unwrap();
+    assert_eq!(here.vms.form("m").unwrap(), Form::Cold);
+    here.vms.leaving_cold("m").await.unwrap();
+    for refused in
+        [here.vms.start("m", &here.sockets).await, here.vms.remove("m"), here.vms.leaving_cold("m").await]
+    {
+        assert!(refused.unwrap_err().to_string().contains("is on its way to another host"));
+    }
+    let sent = here.vms.describe_cold("m", Vec::new(), Extent::Everything).await.unwrap();
+    assert!(here.vms.describe_cold("m", Vec::new(), Extent::Needs).await.unwrap().len() < sent.len());
+    let manifest = Manifest::decode(&sent).unwrap();
+    // Files that are not the VM's, or not all of them, are not kept, and nothing of the VM is.
+    let other = |files: &[&str], tpm_state: Option<&[u8]>, definition: &str| {
+        let files = files.iter().map(|name| ((*name).to_owned(), vec![1; 100])).collect();
+        let (tpm_state, definition) = (tpm_state.map(<[u8]>::to_vec), definition.to_owned());
+        Manifest { files, tpm_state, definition, ..manifest.clone() }.encode().unwrap()
+    };
+    for wrong in [
+        other(&[], None, &manifest.definition),
+        other(&["vars", "other"], None, &manifest.definition),
+        other(&["vars", "vars"], None, &manifest.definition),
+        other(&["vars"], Some(b"keys"), &here.definition()),
+        sent[1..].to_vec(),
+    ] {
+        assert!(there.vms.keep_cold(&wrong).await.is_err());
+        assert!(there.vms.list().is_empty() && !there.folder.path().join("vms/m").exists());
+    }
+    assert_eq!(there.vms.what_is_kept(&sent).await.unwrap(), Found::Nothing);
+    there.vms.keep_cold(&sent).await.unwrap();
+    there.restart();
+    assert_eq!(there.vms.unsettled(), [("m".to_owned(), Standing::Arriving)]);
+    assert_eq!(there.vms.what_is_kept(&sent).await.unwrap(), Found::Same);
+    for changed in [
+        other(&["vars"], Some(b"keys"), &manifest.definition),
+        Manifest { tpm_state: None, ..manifest.clone() }.encode().unwrap(),
+    ] {
+        assert_eq!(there.vms.what_is_kept(&changed).await.unwrap(), Found::Earlier);
+    }
+    there.vms.arrived("m").await.unwrap();
+    here.vms.left("m").await.unwrap();
+    assert!(here.vms.list().is_empty() && !here.folder.path().join("vms/m").exists());
+    assert_eq!(there.vms.what_is_kept(&sent).await.unwrap(), Found::Another);
+    assert!(!there.vms.is_cold("m") && there.vms.unsettled().is_empty());
+    let kept = |path: &str| std::fs::read(there.folder.path().join("vms/m").join(path)).unwrap();
+    assert_eq!((kept("files/vars"), kept("tpm/tpm2-00.permall")), (vec![0xff; 256 << 10], b"keys".to_vec()));
+}
+
+#[tokio::test]
+async fn a_vm_that_runs_does_not_move_as_a_stopped_one_and_one_that_stays_is_at_home() {
+    let Some(here) = Host::new() else { return };
+    here.add("m");
+    here.vms.leaving_cold("m").await.unwrap();
+    here.vms.stayed("m").await.unwrap();
+    assert!(!here.vms.is_cold("m"));
+    here.start("m").await;
+    assert_eq!(here.vms.form("m").unwrap(), Form::Live);
+    assert!(here.vms.leaving_cold("m").await.unwrap_err().to_string().contains("started meanwhile"));
+    here.vms.stop("m", Ending::AtOnce).await.unwrap();
+}
+
+#[tokio::test]
 async fn what_came_and_cannot_be_started_is_not_kept() {
     let (Some(here), Some(there)) = (Host::new(), Host::new()) else { return };
     let text = here.definition().replace("\"-m\", \"32\"", "\"-machine\", \"teapot\"");
     here.vms.add("m", &text).unwrap();
-    let manifest = here.vms.definition("m", Vec::new()).await.unwrap();
+    let manifest = here.vms.describe_cold("m", Vec::new(), Extent::Everything).await.unwrap();
     let refused = there.vms.prepare_arrival(&manifest, Terms::default(), &there.sockets).await.err().unwrap();
     assert!(refused.to_string().contains("machine type"), "{refused}");
     assert!(there.vms.list().is_empty());

@@ -4,6 +4,7 @@
 //!   socket made ─► swtpm has it ─► QEMU connects ─► … ─► QEMU ends ─► swtpm ends by itself, or is killed
 //!                                      │ the VM moves
 //!                                      └─ the state goes within QEMU's stream, to another swtpm that has none yet
+//!   the VM is stopped, and moves: the state goes with the VM's description
 //! ```
 //! The state belongs to the VM like its memory: the other host gets it with the VM, and the folder here is deleted with the
 //! rest of the VM. Two swtpms never use it at the same time, because no two QEMUs run.
@@ -17,7 +18,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use rustix::fs::OFlags;
+use block::held;
+use rustix::fs::{FileType, OFlags};
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
@@ -33,8 +35,10 @@ const FOLDER_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 /// swtpm's file name of the permanent state.
 const PERMANENT: &str = "tpm2-00.permall";
+/// swtpm's lock of its state, which it leaves behind.
+const LOCK: &str = ".lock";
 /// The size limit of such a state. It has some kilobytes, and at most twice a TPM's 256 KiB of lasting memory.
-const PERMANENT_BYTES_MAX: u64 = 1 << 20;
+pub(super) const PERMANENT_BYTES_MAX: u64 = 1 << 20;
 /// How long swtpm may take to end after its QEMU. Killing it loses nothing: it writes the permanent state at every change.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 const VERSION_TIMEOUT: Duration = Duration::from_secs(10);
@@ -127,6 +131,35 @@ pub(super) fn read_state(from: &Path) -> Result<Vec<u8>, (PathBuf, io::Error)> {
         .map_err(|error| (path, error))
 }
 
+/// Returns the state that the swtpm of a stopped VM has left in the VM's folder; `None`: it has never run. Fails if there is
+/// anything else than that, because it may belong to the state. May block.
+pub(super) fn left_state(folder: &Path) -> io::Result<Option<Vec<u8>>> {
+    let entries = match std::fs::read_dir(state(folder)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        entries => entries?,
+    };
+    let mut left = None;
+    for entry in entries {
+        let entry = entry?;
+        match entry.file_name().to_str() {
+            Some(PERMANENT) => left = Some(entry.path()),
+            Some(LOCK) => {}
+            _ => {
+                let unknown = format!("{} is not known to be part of its state", entry.path().display());
+                return Err(io::Error::new(io::ErrorKind::InvalidData, unknown));
+            }
+        }
+    }
+    let Some(path) = left else { return Ok(None) };
+    // N.B. QEMU's user may have put anything there.
+    let found = held::find_entry(&path)?;
+    if found.kind() != FileType::RegularFile || found.status().st_nlink != 1 {
+        let other = format!("{} is no file of its own", path.display());
+        return Err(io::Error::new(io::ErrorKind::InvalidData, other));
+    }
+    whole_file::content(found.open(OFlags::RDONLY)?, PERMANENT_BYTES_MAX).map(Some)
+}
+
 /// Writes the initial state of a VM's TPM durably. May block.
 pub(super) fn write_state(folder: &Path, content: &[u8]) -> io::Result<()> {
     let state = state(folder);
@@ -203,6 +236,31 @@ mod tests {
         assert_eq!(read_state(&state(folder.path())).unwrap(), b"keys");
         assert!(write_state(folder.path(), b"others").is_err(), "it is there");
         sync(folder.path()).unwrap();
+    }
+
+    #[test]
+    fn what_a_stopped_tpm_has_left_is_its_state_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| state(folder.path()).join(name);
+        assert_eq!(left_state(folder.path()).unwrap(), None);
+        write_state(folder.path(), b"keys").unwrap();
+        std::fs::write(path(LOCK), "").unwrap();
+        assert_eq!(left_state(folder.path()).unwrap(), Some(b"keys".to_vec()));
+        std::fs::write(path("tpm2-00.volatilestate"), "more").unwrap();
+        assert!(left_state(folder.path()).unwrap_err().to_string().contains("volatilestate"));
+        std::fs::remove_file(path("tpm2-00.volatilestate")).unwrap();
+        let large = File::options().write(true).open(path(PERMANENT)).unwrap();
+        large.set_len(PERMANENT_BYTES_MAX + 1).unwrap();
+        assert_eq!(left_state(folder.path()).unwrap_err().kind(), io::ErrorKind::FileTooLarge);
+        // Its QEMU may have put a link to another file there.
+        std::fs::rename(path(PERMANENT), folder.path().join("secret")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("secret"), path(PERMANENT)).unwrap();
+        assert!(left_state(folder.path()).unwrap_err().to_string().contains("no file of its own"));
+        std::fs::remove_file(path(PERMANENT)).unwrap();
+        std::fs::hard_link(folder.path().join("secret"), path(PERMANENT)).unwrap();
+        assert!(left_state(folder.path()).is_err());
+        std::fs::remove_file(path(PERMANENT)).unwrap();
+        assert_eq!(left_state(folder.path()).unwrap(), None);
     }
 
     #[tokio::test]

@@ -9,12 +9,15 @@ use crate::failure::Failure;
 use crate::journal::{FailureCode, MigrationState, Outcome, Stage};
 use crate::orders;
 use crate::planted::{Bug, broken};
+use crate::vm::cold::Form;
 
 /// One migration, as one host handles it.
 #[derive(Debug)]
 pub struct MigrationSession {
     role: Role,
     has_vm: bool,
+    /// How the VM moves, if there is one.
+    form: Form,
     patience: Patience,
     state: State,
     /// Whether *started* is durable.
@@ -87,10 +90,23 @@ impl MigrationSession {
         self
     }
 
+    /// Says how the VM of the migration moves.
+    #[must_use]
+    pub fn with_form(mut self, form: Form) -> Self {
+        self.form = form;
+        self
+    }
+
+    /// Returns whether a VM moves that may be paused for the move, and whose memory is lost with a daemon.
+    fn has_live_vm(&self) -> bool {
+        self.has_vm && self.form == Form::Live
+    }
+
     fn at(role: Role, has_vm: bool, patience: Patience, state: State) -> Self {
         Self {
             role,
             has_vm,
+            form: Form::Live,
             patience,
             state,
             is_recorded: false,
@@ -268,14 +284,14 @@ impl MigrationSession {
     }
 
     /// Ends a cancelled, unreleased migration that a restart cannot resume. The other host, or the image, may be gone for good.
-    /// **N.B.** Only if no driver has had it since, and no VM moves: a VM may be paused, and only a driver resumes it.
+    /// **N.B.** Only if no driver has had it since, and no VM moves live: it may be paused, and only a driver resumes it.
     fn perhaps_give_up(&mut self) {
         let undo = match self.role {
             Role::Source => Undo::Offer,
             Role::Local | Role::Target => Undo::Images,
         };
         let is_copying = matches!(self.resumed, Some(Stage::Copying));
-        if self.is_cancelled && is_copying && !self.has_vm && !self.has_begun {
+        if self.is_cancelled && is_copying && !self.has_live_vm() && !self.has_begun {
             self.undo = Some(undo);
             self.come_to_nothing(Outcome::Cancelled);
         }
@@ -286,7 +302,7 @@ impl MigrationSession {
         self.state = State::UnderWay;
         self.answer(Answer::Begun);
         let is_copying = matches!(self.resumed, Some(Stage::Copying));
-        if self.role == Role::Source && self.has_vm && is_copying {
+        if self.role == Role::Source && self.has_live_vm() && is_copying {
             self.actions.push_back(Action::KeepVm);
         }
         if self.is_cancelled {

@@ -8,6 +8,7 @@ use super::{Action, Answer, Event, MigrationSession, Patience, Role, Step, Undo,
 use crate::Attempt;
 use crate::failure::{CommitFault, Failure};
 use crate::journal::{FailureCode, Outcome, Stage};
+use crate::vm::cold::Form;
 
 const PATIENCE: Patience = Patience {
     offer_max: Duration::from_secs(60),
@@ -216,6 +217,30 @@ fn a_vm_stays_whose_memory_went_with_the_daemon_unless_its_volumes_are_released(
     ] {
         let mut session = resumed(role, has_vm, stage);
         assert_eq!(tell(&mut session, 0, done(Step::Begin)), []);
+    }
+}
+
+#[test]
+fn a_stopped_vm_goes_on_after_a_restart_and_its_move_can_be_given_up() {
+    for stage in [Stage::Copying, Stage::Released(Attempt(1))] {
+        let mut session = MigrationSession::resume(Role::Source, true, PATIENCE).with_form(Form::Cold);
+        asked(&mut session);
+        assert_eq!(tell(&mut session, 0, Event::Recalled(Some(stage))), [Action::Do(Step::Begin)]);
+        assert_eq!(tell(&mut session, 0, done(Step::Begin)), []);
+    }
+    for (role, first) in
+        [(Role::Source, Action::Undo(Undo::Offer)), (Role::Target, Action::Abandon(Outcome::Cancelled))]
+    {
+        let mut session = MigrationSession::resume(role, true, PATIENCE).with_form(Form::Cold);
+        asked(&mut session);
+        assert_eq!(tell(&mut session, 0, Event::Cancel), []);
+        assert_eq!(tell(&mut session, 0, Event::Recalled(Some(Stage::Copying))), [first]);
+        tell(&mut session, 0, Event::Abandoned(Ok(())));
+        tell(&mut session, 0, Event::Undone { left_over: String::new() });
+        let place = if role == Role::Source { VmPlace::Here } else { VmPlace::Elsewhere };
+        let cancelled = Outcome::Cancelled;
+        let ended = tell(&mut session, 0, Event::Ended(Ok(())));
+        assert_eq!(ended, [Action::PlaceVolumes(cancelled), Action::Note(place)]);
     }
 }
 

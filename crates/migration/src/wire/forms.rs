@@ -17,6 +17,7 @@ use crate::filling::Manifest;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{Forwarding, ImageFormat, Origin};
+use crate::vm::cold;
 
 type Generations = Vec<([u8; 16], u64)>;
 
@@ -150,9 +151,15 @@ pub(super) struct OfferForm {
     format: Option<FormatForm>,
     allocation: AllocationForm,
     forwarding: ForwardingForm,
-    vm: Option<String>,
+    vm: Option<VmForm>,
     sharing: SharingForm,
     strategy: StrategyForm,
+}
+
+#[derive(Serialize, Deserialize)]
+pub(super) struct VmForm {
+    name: String,
+    is_cold: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -282,7 +289,7 @@ impl OfferForm {
             let fits = volume.block_size_bytes.is_power_of_two() && volume.size_bytes > 0;
             if fits { Ok(()) } else { Err(WireError::Malformed) }
         })?;
-        self.vm.iter().try_for_each(|name| at_most(name.len(), NAME_BYTES_MAX, "bytes of a name"))
+        self.vm.iter().try_for_each(|vm| at_most(vm.name.len(), NAME_BYTES_MAX, "bytes of a name"))
     }
 }
 
@@ -451,7 +458,7 @@ impl From<Offer> for OfferForm {
             format: offer.format.map(Into::into),
             allocation: offer.allocation.into(),
             forwarding: offer.forwarding.into(),
-            vm: offer.vm.map(|vm| vm.name),
+            vm: offer.vm.map(|vm| VmForm { name: vm.name, is_cold: vm.form == cold::Form::Cold }),
             sharing: offer.sharing.into(),
             strategy: offer.strategy.into(),
         }
@@ -476,7 +483,10 @@ impl From<OfferForm> for Offer {
             format: form.format.map(Into::into),
             allocation: form.allocation.into(),
             forwarding: form.forwarding.into(),
-            vm: form.vm.map(|name| OfferedVm { name }),
+            vm: form.vm.map(|VmForm { name, is_cold }| OfferedVm {
+                name,
+                form: if is_cold { cold::Form::Cold } else { cold::Form::Live },
+            }),
             sharing: form.sharing.into(),
             strategy: form.strategy.into(),
         }

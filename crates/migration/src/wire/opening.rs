@@ -4,6 +4,7 @@ use chronicle::Generation;
 
 use crate::identity::{MigrationId, VolumeId};
 use crate::journal::{ImageFormat, Origin};
+use crate::vm::cold::Form;
 
 /// A migration that a source offers to a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,6 +53,8 @@ pub enum Sharing {
 pub struct OfferedVm {
     /// The name of the VM at both hosts.
     pub name: String,
+    /// Whether it comes with its memory.
+    pub form: Form,
 }
 
 /// One volume of an offer.

@@ -33,12 +33,16 @@ pub(crate) fn plan(plan: &MigrationPlan) -> String {
 fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     if let Some(machine) = &plan.machine {
-        rows.push(("machine", machine.name.clone()));
-        rows.push(("memory", machine.memory_bytes.map_or_else(dash, bytes)));
-        let least =
-            machine.least_downtime_ms.map(|least| format!(" (the distance alone takes {least:.1} ms)"));
-        let text = format!("{} ms at most{}", machine.max_downtime_ms, least.unwrap_or_default());
-        rows.push(("VM pauses", text));
+        let state = if machine.stopped { " (stopped, and stays so)" } else { "" };
+        rows.push(("machine", format!("{}{state}", machine.name)));
+        if !machine.stopped {
+            rows.push(("memory", machine.memory_bytes.map_or_else(dash, bytes)));
+        }
+        if let Some(most) = machine.max_downtime_ms {
+            let least = machine.least_downtime_ms;
+            let least = least.map(|least| format!(" (the distance alone takes {least:.1} ms)"));
+            rows.push(("VM pauses", format!("{most} ms at most{}", least.unwrap_or_default())));
+        }
     }
     let copied = format!("at most {}, and what guests write meanwhile", bytes(plan.bytes_max));
     rows.push(("copied", copied));
@@ -96,8 +100,9 @@ mod tests {
             volumes: vec![volume],
             machine: Some(PlannedMachine {
                 name: "web1".to_owned(),
+                stopped: false,
                 memory_bytes: Some(256 << 20),
-                max_downtime_ms: 300,
+                max_downtime_ms: Some(300),
                 least_downtime_ms: Some(15.0),
             }),
             bytes_max: (1 << 30) + (256 << 20),
@@ -117,6 +122,16 @@ mod tests {
         ] {
             assert!(text.contains(words), "{words}: {text}");
         }
+        found.machine = found.machine.map(|machine| PlannedMachine {
+            stopped: true,
+            memory_bytes: None,
+            max_downtime_ms: None,
+            least_downtime_ms: None,
+            ..machine
+        });
+        let text = plan(&found);
+        assert!(text.contains("web1 (stopped, and stays so)"), "{text}");
+        assert!(!text.contains("memory") && !text.contains("pauses"), "{text}");
         found.can_begin = false;
         found.refusals.push(ErrorDetail { code: ErrorCode::NoSpace, message: "make room".to_owned() });
         let text = plan(&found);

@@ -222,7 +222,7 @@ fn a_plan_of_a_machine_names_ports_in_use_and_a_stand_that_cannot_be_that_short(
         let planned = plan(&pair.alpha, &to)?;
         let machine = planned.machine.as_ref().context("a VM")?;
         ensure!(machine.memory_bytes.is_some_and(|bytes| planned.bytes_max > bytes), "{planned:?}");
-        ensure!(machine.max_downtime_ms == 300 && machine.least_downtime_ms.is_some(), "{machine:?}");
+        ensure!(machine.max_downtime_ms == Some(300) && machine.least_downtime_ms.is_some(), "{machine:?}");
         let followed = plan(&pair.alpha, &["web1", "--to", "beta:a", "--memory", "post-copy"])?;
         ensure!(followed.warnings.iter().any(|warning| warning.contains("loses its memory")), "{followed:?}");
         pair.link.set(LinkState::Late);

@@ -9,8 +9,10 @@ use futures_channel::oneshot;
 use lane::{HooksFault, LaneFuture};
 use migration::MigrationId;
 use migration::source::Moves;
+use migration::vm::cold::{Form, Purpose};
 
 use super::host::SimHost;
+use super::vm_note::VmNote;
 
 const RUN_MAX: Duration = Duration::from_millis(30);
 const FAILS_PERCENT: u64 = 8;
@@ -40,6 +42,11 @@ impl SimHost {
             let mut random = self.random.borrow_mut();
             (random.duration(Duration::from_micros(100), RUN_MAX), random.percent(FAILS_PERCENT))
         };
+        let asked = self.peer_of(migration).filter(|_| {
+            // With a stopped VM, the target is asked first.
+            self.form() == Form::Cold && self.vm_note.get() == VmNote::Leaving
+        });
+        let host = Rc::clone(self);
         let (done, ended) = oneshot::channel();
         let (me, incarnation) = (self.weak(), self.incarnation());
         self.world.clock.after(pause, move || {
@@ -51,6 +58,10 @@ impl SimHost {
             }
         });
         Box::pin(async move {
+            if let Some(target) = asked {
+                let kept = host.ask_to_keep(migration, target, Purpose::Handover).await;
+                kept.map_err(HooksFault::new)?;
+            }
             match ended.await {
                 Ok(()) if fails => Err(HooksFault::new("a hook fails")),
                 Ok(()) => Ok(()),

@@ -17,6 +17,7 @@ use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Sta
 use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::Moves;
 use migration::target::SourcePatience;
+use migration::vm::cold::Form;
 use migration::wire::Message;
 use migration::{CommitFault, Failure, MigrationId, StayKey};
 
@@ -109,8 +110,9 @@ impl Work for IncomingMigration {
                 let resumed = if self.is_resumed { Resumed::Yes } else { Resumed::No };
                 // This journal does not say whether the source keeps its images; recording for none costs little.
                 let keeps = self.offered.as_ref().is_none_or(|(offered, _)| offered.keep_source);
-                let moves = if self.has_vm { Moves::Vm } else { Moves::Volumes };
-                self.host.vm_expected.set((moves == Moves::Vm).then_some(subject));
+                let is_live = self.has_vm && self.host.form() == Form::Live;
+                let moves = if is_live { Moves::Vm } else { Moves::Volumes };
+                self.host.vm_expected.set(self.has_vm.then_some(subject));
                 let numbers = (id, (self.from, self.remote));
                 let begun = self.host.comes_from(numbers, &recorded, resumed, keeps, moves).await;
                 let not_begun =
@@ -198,7 +200,8 @@ impl SimHost {
             set_aside: None,
             ends: None,
         };
-        self.run_session(MigrationSession::new(Role::Target, has_vm, PATIENCE), work);
+        let session = MigrationSession::new(Role::Target, has_vm, PATIENCE).with_form(self.form());
+        self.run_session(session, work);
         Taken::NotYet
     }
 
@@ -216,7 +219,8 @@ impl SimHost {
             set_aside: None,
             ends: None,
         };
-        let mut session = MigrationSession::resume(Role::Target, has_vm, PATIENCE);
+        let session = MigrationSession::resume(Role::Target, has_vm, PATIENCE);
+        let mut session = session.with_form(self.form());
         if let Some(recorded) = self.journal().acknowledged().migrations.get(&id) {
             session = session.with_orders(recorded);
         }

@@ -22,6 +22,7 @@ use migration::journal::{
 use migration::message::ToTarget;
 use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::{Moves, Peer};
+use migration::vm::cold::{Form, Purpose};
 use migration::wire::Message;
 use migration::{Attempt, Carried, CommitFault, Failure, HostId, MigrationId, Phase};
 
@@ -50,6 +51,7 @@ struct OutgoingMigration {
     id: Option<MigrationId>,
     target: Place,
     has_vm: bool,
+    form: Form,
     has_hooks: bool,
     accepted: Vec<Accepted>,
     /// Whether it had a driver before, or a restart continues it by the journal.
@@ -77,6 +79,9 @@ impl Work for OutgoingMigration {
                 Ok(())
             }
             Step::LetVmLeave => self.host.note_vm(VmNote::Leaving).await.map_err(internal),
+            Step::ExamineVm if self.form == Form::Cold => {
+                self.host.ask_to_keep(id, self.target, Purpose::Copying).await.map_err(internal)
+            }
             Step::ExamineVm => self.host.examine_vm(id, self.target).await,
             Step::Begin => {
                 let recorded = self.is_resumed.then(|| self.host.recorded(id)).flatten();
@@ -132,7 +137,8 @@ impl OutgoingMigration {
     /// Returns what moves. Only the daemon that has asked the other host knows of its hooks.
     fn moves(&self, recorded: Option<&MigrationState>) -> Moves {
         match recorded {
-            _ if self.has_vm => Moves::Vm,
+            _ if self.has_vm && self.form == Form::Live => Moves::Vm,
+            None if self.has_vm => Moves::VolumesAfterHooks,
             None if self.has_hooks => Moves::VolumesAfterHooks,
             Some(recorded) if recorded.stage == Stage::Copying => Moves::VolumesAfterHooks,
             None | Some(_) => Moves::Volumes,
@@ -152,12 +158,14 @@ impl SimHost {
             id: None,
             target,
             has_vm,
+            form: self.form(),
             has_hooks: self.random.borrow_mut().percent(HOOKS_PERCENT),
             accepted: Vec::new(),
             is_resumed: false,
             ends: None,
         };
-        self.run_session(MigrationSession::new(Role::Source, has_vm, PATIENCE), work);
+        let session = MigrationSession::new(Role::Source, has_vm, PATIENCE).with_form(work.form);
+        self.run_session(session, work);
     }
 
     pub(super) fn resume_outgoing(self: &Rc<Self>, id: MigrationId, recorded: &MigrationState) {
@@ -167,17 +175,20 @@ impl SimHost {
             (VmNote::Leaving, _) | (VmNote::Home, Stage::Copying) => true,
             (VmNote::Home | VmNote::Arriving | VmNote::Nothing, _) => false,
         };
+        let form = if self.vm_note.get() == VmNote::Leaving { self.form() } else { Form::Live };
         let work = OutgoingMigration {
             host: Rc::clone(self),
             id: Some(id),
             target: Place::of(peer),
             has_vm,
+            form,
             has_hooks: true,
             accepted: Vec::new(),
             is_resumed: true,
             ends: None,
         };
-        let session = MigrationSession::resume(Role::Source, has_vm, PATIENCE).with_orders(recorded);
+        let session = MigrationSession::resume(Role::Source, has_vm, PATIENCE).with_form(form);
+        let session = session.with_orders(recorded);
         self.run_session(session, work);
     }
 
@@ -287,7 +298,7 @@ impl SimHost {
         Some((Rc::clone(self.fleet()?.host(target)), recorded))
     }
 
-    fn can_hear(&self, peer: &Self) -> bool {
+    pub(super) fn can_hear(&self, peer: &Self) -> bool {
         self.link_to(peer.place).is_some_and(|link| link.is_up())
     }
 

@@ -7,6 +7,7 @@
 //!       └────── discarding, handed back, or ◄─────┘
 //!               settled after a restart
 //! ```
+//! Some VMs are stopped, and stay so: they are where the hosts' notes say.
 
 use std::cell::{Cell, RefCell};
 use std::rc::{Rc, Weak};
@@ -14,6 +15,7 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use lane::{LaneFuture, VmFault};
+use migration::vm::cold::Form;
 
 use super::host::SimHost;
 use super::place::Place;
@@ -21,6 +23,8 @@ use crate::random::Random;
 use crate::world::World;
 
 const SEEDS_PERCENT: u64 = 40;
+/// The percentage of VMs that are stopped.
+const COLD_PERCENT: u64 = 30;
 const MEMORY_MAX: Duration = Duration::from_millis(200);
 const START_MAX: Duration = Duration::from_millis(10);
 /// The percentage of attempts that report the pause, before the memory has arrived or too late.
@@ -31,6 +35,7 @@ const SUCCEEDS_PERCENT: u64 = 85;
 pub(crate) struct SimVm {
     world: Rc<World>,
     random: RefCell<Random>,
+    form: Form,
     at: Cell<At>,
     /// How often it was resumed at the source: earlier operations are then void.
     given_up: Cell<u64>,
@@ -52,15 +57,21 @@ impl SimVm {
     pub(super) fn draw(world: &Rc<World>, seed: u64) -> Option<Rc<Self>> {
         // From a separate stream: simulations without a VM stay as they are.
         let mut random = Random::new(seed ^ 0x3AC4_14E0);
+        let is_cold = Random::new(seed ^ 0x00C0_1DC0).percent(COLD_PERCENT);
         random.percent(SEEDS_PERCENT).then(|| {
             Rc::new(Self {
                 world: Rc::clone(world),
                 random: RefCell::new(random),
+                form: if is_cold { Form::Cold } else { Form::Live },
                 at: Cell::new(At::Runs(Place::A)),
                 given_up: Cell::default(),
                 is_broken_there: Cell::default(),
             })
         })
+    }
+
+    pub(super) fn form(&self) -> Form {
+        self.form
     }
 
     /// Copies its memory and stops it, unless the daemon ends before. Its hypervisor has paused it some time earlier,
@@ -122,6 +133,9 @@ impl SimVm {
     }
 
     pub(super) fn go_on(&self, source: Place) {
+        if self.form == Form::Cold {
+            return;
+        }
         let at = self.at.replace(At::Runs(source));
         if matches!(at, At::Runs(place) if place != source) {
             self.world.violated("VM", || format!("it goes on at {source}, and is elsewhere: {at:?}"));
@@ -139,6 +153,9 @@ impl SimVm {
     }
 
     pub(super) fn check_end(&self, owner: Place) {
+        if self.form == Form::Cold {
+            return;
+        }
         let is_broken = matches!(self.at.get(), At::Stands { target, .. } if target == owner)
             && self.is_broken_there.get();
         let at = self.at.get();

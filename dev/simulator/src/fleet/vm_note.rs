@@ -43,7 +43,9 @@ impl SimHost {
             let is_noted = !fails && !host.chronicles.is_full();
             if is_noted {
                 host.world.say(|| format!("{}: VM {note:?}", host.place));
-                host.vm_note.set(note);
+                if (host.vm_note.replace(note), note) == (VmNote::Leaving, VmNote::Nothing) {
+                    host.check_kept_elsewhere();
+                }
             }
             let _ = done.send(is_noted);
         });

@@ -13,6 +13,7 @@ use std::time::Duration;
 use api::MigrateVolume;
 use migration::VolumeId;
 use migration::journal::VolumeRecord;
+use migration::vm::cold::Form;
 use migration::wire::{OfferedVm, Refusal, RefusalCode, Survey, Surveyed};
 use transport::Session;
 
@@ -38,7 +39,8 @@ const STAND_TYPICAL: Duration = Duration::from_millis(50);
 /// A VM that is to move along, for the preflight check.
 pub(in crate::host) struct AheadVm {
     pub name: String,
-    pub downtime_max: Duration,
+    /// The longest downtime; `None`: it is stopped.
+    pub downtime_max: Option<Duration>,
     /// The needs of the VM, without its files. Before an offer these are only the files that the target must find; the target
     /// checks everything else itself, before anything is copied.
     pub manifest: Vec<u8>,
@@ -82,10 +84,13 @@ impl Host {
             stand_min: None,
         };
         self.look_at_hooks(&mut ahead).await;
-        if let Some(vm) = vm {
-            self.look_at_stand(session, vm, &mut ahead).await;
+        if let Some((vm, downtime_max)) = vm.and_then(|vm| Some((vm, vm.downtime_max?))) {
+            self.look_at_stand(session, (&vm.name, downtime_max), &mut ahead).await;
         }
-        let offered = vm.map(|vm| OfferedVm { name: vm.name.clone() });
+        let offered = vm.map(|vm| {
+            let form = if vm.downtime_max.is_some() { Form::Live } else { Form::Cold };
+            OfferedVm { name: vm.name.clone(), form }
+        });
         let mut offer = offer(records, &elsewhere.store, order, offered);
         offer.volumes.iter_mut().for_each(|offered| offered.volume = veiled(offered.volume));
         let called: Vec<VolumeId> = offer.volumes.iter().map(|offered| offered.volume).collect();
@@ -147,11 +152,16 @@ impl Host {
     }
 
     /// Checks whether the VM's downtime limit can be met.
-    async fn look_at_stand(&self, session: &Session, vm: &AheadVm, ahead: &mut Ahead) {
+    async fn look_at_stand(
+        &self,
+        session: &Session,
+        (vm, downtime_max): (&str, Duration),
+        ahead: &mut Ahead,
+    ) {
         let deadline = tokio::time::Instant::now() + MEASURE_MAX;
         let mut least = stand_min(session);
         while let Some(stand) = least
-            && stand > vm.downtime_max
+            && stand > downtime_max
             && tokio::time::Instant::now() < deadline
         {
             tokio::time::sleep(MEASURE_PAUSE).await;
@@ -159,17 +169,14 @@ impl Host {
         }
         ahead.stand_min = least;
         let Some(stand) = least else { return };
-        if stand > vm.downtime_max {
-            ahead.refusals.push(RequestError::DowntimeUnreachable {
-                vm: vm.name.clone(),
-                least: stand,
-                wanted: vm.downtime_max,
-            });
-        } else if stand * 2 + STAND_TYPICAL > vm.downtime_max {
+        if stand > downtime_max {
+            let (vm, least, wanted) = (vm.to_owned(), stand, downtime_max);
+            ahead.refusals.push(RequestError::DowntimeUnreachable { vm, least, wanted });
+        } else if stand * 2 + STAND_TYPICAL > downtime_max {
             ahead.warnings.push(format!(
                 "the VM may pause for {} ms, and the distance alone takes {:.0} ms of that: it may pause for longer, or the move \
                  may be given up; --max-downtime {} is safer",
-                vm.downtime_max.as_millis(),
+                downtime_max.as_millis(),
                 milliseconds(stand),
                 roomy(stand).as_millis()
             ));

@@ -17,6 +17,7 @@ use migration::journal::{FailureCode, ImageLocation, MigrationState, Outcome, Si
 use migration::session::{Answer, Event, MigrationSession, Role, Step, Undo, VmPlace};
 use migration::shares::{Amount, brought};
 use migration::source::Moves;
+use migration::vm::cold::Form;
 use migration::wire::{AcceptedVolume, Offer, OfferedStrategy};
 use migration::{CommitFault, Failure, HostId, MigrationId};
 use tokio::sync::oneshot;
@@ -34,6 +35,8 @@ use crate::vms::Standing;
 
 pub(in crate::host) struct IncomingMigration {
     task: Task,
+    /// How the VM moves, if there is one.
+    form: Form,
     peer: HostId,
     remote: MigrationId,
     /// The offer, and its session; `None`: a restart resumes the migration from the journal.
@@ -61,9 +64,10 @@ impl Host {
         offer: Offer,
     ) -> Result<Vec<AcceptedVolume>, RequestError> {
         let (answer, answered) = oneshot::channel();
+        let form = offer.vm.as_ref().map(|vm| vm.form).unwrap_or_default();
         let vm = offer.vm.as_ref().map(|vm| vm.name.clone());
-        let machine = MigrationSession::new(Role::Target, vm.is_some(), PATIENCE);
-        let (mut work, wishes) = IncomingMigration::new(self, host_id(session.peer()), remote, vm);
+        let machine = MigrationSession::new(Role::Target, vm.is_some(), PATIENCE).with_form(form);
+        let (mut work, wishes) = IncomingMigration::new(self, (host_id(session.peer()), remote), vm, form);
         work.offered = Some((session.clone(), offer));
         work.answer = Some(answer);
         tokio::spawn(self.run_session(machine, work, wishes));
@@ -78,8 +82,10 @@ impl Host {
     ) {
         let Side::Incoming { peer, remote, .. } = recorded.side else { return };
         let vm = self.vm_of_arrival(&recorded.names);
-        let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE).with_orders(recorded);
-        let (mut work, wishes) = IncomingMigration::new(self, peer, remote, vm);
+        let form = vm.as_deref().map(|vm| self.form_of_moving(vm)).unwrap_or_default();
+        let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE).with_form(form);
+        let machine = machine.with_orders(recorded);
+        let (mut work, wishes) = IncomingMigration::new(self, (peer, remote), vm, form);
         let is_tried = work.task.resumes(migration);
         work.part = Some(self.shares.resume(peer, amount_of(recorded)));
         tokio::spawn(self.run_session(machine, work, wishes));
@@ -184,13 +190,14 @@ impl Work for IncomingMigration {
 impl IncomingMigration {
     fn new(
         host: &Arc<Host>,
-        peer: HostId,
-        remote: MigrationId,
+        (peer, remote): (HostId, MigrationId),
         vm: Option<String>,
+        form: Form,
     ) -> (Self, UnboundedReceiver<Event>) {
         let (task, wishes) = Task::new(host, vm);
         let work = Self {
             task,
+            form,
             peer,
             remote,
             offered: None,
@@ -256,6 +263,7 @@ impl IncomingMigration {
         let mut awaited = host.await_volumes(StayId::Arrived(migration.0), arriving).await?;
         let numbers = (migration, self.remote);
         match &self.task.vm {
+            Some(vm) if self.form == Form::Cold => host.expect_cold_vm(session, numbers, vm, names),
             Some(vm) => {
                 let expected = host.expected(vm, recorded.as_ref().map(|known| &known.stage)).await;
                 host.expect_vm(session, numbers, vm, names, expected);
@@ -264,7 +272,10 @@ impl IncomingMigration {
                 host.prepare_hooks_in(migration, self.remote, session);
             }
         }
-        let moves = if self.task.vm.is_some() { Moves::Vm } else { Moves::Volumes };
+        let moves = match &self.task.vm {
+            Some(_) if self.form == Form::Live => Moves::Vm,
+            _ => Moves::Volumes,
+        };
         // A restart does not know the strategy.
         let leaves_blocks =
             self.offered.as_ref().is_none_or(|(_, offer)| offer.strategy == OfferedStrategy::PostCopy);

@@ -109,7 +109,7 @@ impl Host {
             let manifest = Vms::files_alone(&company.manifest)?;
             Ok::<_, VmError>(AheadVm {
                 name: company.name.clone(),
-                downtime_max: company.downtime_max,
+                downtime_max: company.travels.downtime_max(),
                 manifest,
             })
         });

@@ -21,6 +21,7 @@ use migration::journal::{FailureCode, MigrationState, Outcome, Stage};
 use migration::message::ToTarget;
 use migration::session::{Answer, Event, MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::Moves;
+use migration::vm::cold::{Form, Purpose};
 use migration::wire::{Acceptance, OfferedVm};
 use migration::{CommitFault, Failure, MigrationId, VolumeId};
 use tokio::sync::oneshot;
@@ -34,7 +35,7 @@ use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::vms::move_vm::{Company, memory_lost};
 use crate::peers::host_id;
 use crate::vms::Standing;
-use crate::vms::moving::OutgoingVm;
+use crate::vms::moving::{MoveFault, OutgoingVm};
 
 /// Whether hooks run before volumes change hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,6 +49,8 @@ pub(in crate::host) struct OutgoingMigration {
     task: Task,
     /// The order; `None`: a restart resumes the migration from the journal.
     order: Option<Ordered>,
+    /// How the VM moves, if there is one.
+    form: Form,
     /// The VM that is leaving, registered for the code that pauses VMs.
     leaving: Option<Arc<OutgoingVm>>,
     /// The lanes of the volumes, the first volume's first; empty until they have their orders.
@@ -84,7 +87,8 @@ impl Host {
     ) -> Result<Migration, RequestError> {
         let (answer, answered) = oneshot::channel();
         let vm = company.as_ref().map(|company| company.name.clone());
-        let machine = MigrationSession::new(Role::Source, vm.is_some(), PATIENCE);
+        let form = company.as_ref().map(|company| company.travels.form()).unwrap_or_default();
+        let machine = MigrationSession::new(Role::Source, vm.is_some(), PATIENCE).with_form(form);
         let ordered = Ordered {
             elsewhere,
             session,
@@ -96,7 +100,7 @@ impl Host {
             acceptance: None,
             qemu: None,
         };
-        let (mut work, wishes) = OutgoingMigration::new(self, Some(ordered), vm);
+        let (mut work, wishes) = OutgoingMigration::new(self, Some(ordered), vm, form);
         work.answer = Some(answer);
         tokio::spawn(self.run_session(machine, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
@@ -111,8 +115,10 @@ impl Host {
         let is_copying = recorded.stage == Stage::Copying;
         let stays = || self.vm_at_home(&recorded.names).filter(|_| is_copying);
         let vm = self.vm_of_departure(&recorded.names).or_else(stays);
-        let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE).with_orders(recorded);
-        let (mut work, wishes) = OutgoingMigration::new(self, None, vm);
+        let form = vm.as_deref().map(|vm| self.form_of_moving(vm)).unwrap_or_default();
+        let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE).with_form(form);
+        let machine = machine.with_orders(recorded);
+        let (mut work, wishes) = OutgoingMigration::new(self, None, vm, form);
         let is_tried = work.task.resumes(migration);
         tokio::spawn(self.run_session(machine, work, wishes));
         // A dropped sender means the same.
@@ -233,15 +239,22 @@ impl Work for OutgoingMigration {
 }
 
 impl OutgoingMigration {
-    fn new(host: &Arc<Host>, order: Option<Ordered>, vm: Option<String>) -> (Self, UnboundedReceiver<Event>) {
+    fn new(
+        host: &Arc<Host>,
+        order: Option<Ordered>,
+        vm: Option<String>,
+        form: Form,
+    ) -> (Self, UnboundedReceiver<Event>) {
         let (task, wishes) = Task::new(host, vm);
-        let work = Self { task, order, leaving: None, lanes: Vec::new(), stays: String::new(), answer: None };
+        let (leaving, lanes, stays) = (None, Vec::new(), String::new());
+        let work = Self { task, order, form, leaving, lanes, stays, answer: None };
         (work, wishes)
     }
 
     /// Returns what moves, and whether hooks run before the volumes change hands.
     fn moves(&self) -> Moves {
         match (&self.task.vm, self.order.as_ref().map(|ordered| ordered.hooks)) {
+            (Some(_), _) if self.form == Form::Cold => Moves::VolumesAfterHooks,
             (Some(_), _) => Moves::Vm,
             (None, Some(Hooks::None)) => Moves::Volumes,
             (None, Some(Hooks::Some) | None) => Moves::VolumesAfterHooks,
@@ -252,7 +265,7 @@ impl OutgoingMigration {
     async fn offer(&mut self) -> Result<(), RequestError> {
         let (Some(ordered), Some(migration)) = (&mut self.order, self.task.migration) else { return Ok(()) };
         let (session, order) = (&ordered.session, &ordered.order);
-        let vm = self.task.vm.as_ref().map(|name| OfferedVm { name: name.clone() });
+        let vm = self.task.vm.as_ref().map(|name| OfferedVm { name: name.clone(), form: self.form });
         let records: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.clone()).collect();
         let mut offer = offer(&records, &ordered.elsewhere.store, order, vm);
         self.task.host.tell_origins(&mut offer);
@@ -270,7 +283,10 @@ impl OutgoingMigration {
     /// Keeps every other operation from starting, stopping or removing the VM, also after a restart of this daemon.
     async fn let_vm_leave(&mut self) -> Result<(), RequestError> {
         let (Some(ordered), Some(vm)) = (&mut self.order, &self.task.vm) else { return Ok(()) };
-        ordered.qemu = Some(self.task.host.vms.leaving(vm).await?);
+        match self.form {
+            Form::Live => ordered.qemu = Some(self.task.host.vms.leaving(vm).await?),
+            Form::Cold => self.task.host.vms.leaving_cold(vm).await?,
+        }
         Ok(())
     }
 
@@ -281,18 +297,23 @@ impl OutgoingMigration {
         else {
             return Ok(());
         };
-        let (Some(qemu), Some(company)) = (ordered.qemu.take(), ordered.company.take()) else {
-            return Ok(());
-        };
         let (host, session) = (&ordered.elsewhere.peer.name, &ordered.session);
-        let hooks = self.task.host.hook_runner(migration, vm, HookSide::Source, host);
-        let wishes = company.wishes(&*qemu, session).await;
-        let leaving = self.task.host.leaving(migration, vm, qemu, wishes, session, hooks);
-        leaving.check(company.manifest).await.map_err(|reason| RequestError::VmRefused {
+        let refused = |reason: MoveFault| RequestError::VmRefused {
             vm: vm.clone(),
             host: host.clone(),
             reason: reason.to_string(),
-        })?;
+        };
+        if self.form == Form::Cold {
+            let asked = self.task.host.ask_to_keep(session, migration, vm, Purpose::Copying);
+            return asked.await.map_err(refused);
+        }
+        let (Some(qemu), Some(company)) = (ordered.qemu.take(), ordered.company.take()) else {
+            return Ok(());
+        };
+        let hooks = self.task.host.hook_runner(migration, vm, HookSide::Source, host);
+        let wishes = company.travels.wishes(&*qemu, session).await;
+        let leaving = self.task.host.leaving(migration, vm, qemu, wishes, session, hooks);
+        leaving.check(company.manifest).await.map_err(refused)?;
         self.vm_leaves(migration, leaving);
         Ok(())
     }

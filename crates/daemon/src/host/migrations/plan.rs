@@ -18,6 +18,7 @@ use block::store::qcow2::TopLayer;
 use hypervisor::qemu::Qemu;
 use migration::journal::{ImageFormat, VolumeRecord};
 use migration::queue::Turn;
+use migration::vm::cold::Form;
 use migration::wire::Surveyed;
 use transport::Session;
 
@@ -28,7 +29,8 @@ use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
 use crate::host::migrations::orders::check_rate;
 use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::migrations::together::only_to_a_host;
-use crate::host::vms::adopted::derived;
+use crate::host::vms::adopted::{connect_to_move, derived};
+use crate::host::vms::cold::check_cold_order;
 use crate::host::vms::move_vm::{check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
 use crate::host::volumes::within::check_moves_whole;
 use crate::host::{Host, blocking};
@@ -36,7 +38,7 @@ use crate::migrations::metadata::Metadata;
 use crate::migrations::queue::place_shown;
 use crate::migrations::view::image_location;
 use crate::stores::LateDisk;
-use crate::vms::{Adopted, VmError, monitors};
+use crate::vms::{Adopted, Extent};
 
 /// The VM of a dry run.
 enum Company {
@@ -44,6 +46,8 @@ enum Company {
     Ours(Arc<Qemu>),
     /// A VM whose disks were adopted, and what of it would stay behind.
     Adopted(Arc<Qemu>, String),
+    /// A stopped VM.
+    Cold,
 }
 
 impl Host {
@@ -199,19 +203,22 @@ impl Host {
     async fn plan_vm(self: &Arc<Self>, name: &str, plan: &mut MigrationPlan) -> Option<Company> {
         let looked = async {
             drop(self.vms.operate(name)?);
+            if self.vms.form(name)? == Form::Cold {
+                return Ok(Company::Cold);
+            }
             let vm = self.vms.qemu(name)?;
             self.check_movable(name, &vm, self.adoptions()?.get(name).as_ref()).await?;
             self.check_tpm(name)?;
-            Ok::<_, RequestError>(vm)
+            Ok::<_, RequestError>(Company::Ours(vm))
         };
-        looked.await.map(Company::Ours).map_err(|error| plan.refuse(&error)).ok()
+        looked.await.map_err(|error| plan.refuse(&error)).ok()
     }
 
     async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
         let name = &adopted.name;
         let looked = async {
             self.refuse_domain(adopted)?;
-            let vm = monitors::connect_to(adopted).await.map_err(VmError::of(name))?;
+            let vm = connect_to_move(adopted).await?;
             let derived = derived(adopted, &vm).await?;
             self.check_movable(name, &vm, Some(adopted)).await?;
             Ok::<_, RequestError>((vm, derived))
@@ -307,12 +314,14 @@ impl Host {
         let (vm, text) = match company {
             Company::Ours(vm) => (vm, None),
             Company::Adopted(vm, text) => (vm, Some(text)),
+            Company::Cold => return self.plan_cold(name, order, plan).await,
         };
         let held = plan.volumes.iter().map(|volume| (volume.name.clone(), volume.held_bytes)).collect();
         plan.machine = Some(PlannedMachine {
             name: name.clone(),
+            stopped: false,
             memory_bytes: vm.memory_bytes().await.ok(),
-            max_downtime_ms: u64::try_from(downtime_max(order).as_millis()).unwrap_or(u64::MAX),
+            max_downtime_ms: Some(u64::try_from(downtime_max(order).as_millis()).unwrap_or(u64::MAX)),
             least_downtime_ms: None,
         });
         check_order(order).unwrap_or_else(|error| plan.refuse(&error));
@@ -323,9 +332,35 @@ impl Host {
         }
         let downtime_max = downtime_max(order);
         match self.vms.announcement(&name, text, &vm, order.memory, held).await {
-            Ok(manifest) => Some(AheadVm { name, downtime_max, manifest }),
+            Ok(manifest) => Some(AheadVm { name, downtime_max: Some(downtime_max), manifest }),
             Err(error) => {
                 plan.refuse(&error.into());
+                None
+            }
+        }
+    }
+
+    /// Does the same for a stopped VM.
+    async fn plan_cold(
+        self: &Arc<Self>,
+        name: String,
+        order: &MigrateVolume,
+        plan: &mut MigrationPlan,
+    ) -> Option<AheadVm> {
+        plan.machine = Some(PlannedMachine {
+            name: name.clone(),
+            stopped: true,
+            memory_bytes: None,
+            max_downtime_ms: None,
+            least_downtime_ms: None,
+        });
+        for checked in [check_order(order), check_cold_order(&name, order)] {
+            checked.unwrap_or_else(|error| plan.refuse(&error));
+        }
+        match self.describe_cold(&name, Extent::Needs).await {
+            Ok(manifest) => Some(AheadVm { name, downtime_max: None, manifest }),
+            Err(error) => {
+                plan.refuse(&error);
                 None
             }
         }

@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use futures_util::FutureExt as _;
 use migration::MigrationId;
 use migration::journal::{Outcome, Stage};
 use migration::source::Moves;
@@ -10,7 +11,7 @@ use transport::Session;
 
 use crate::hooks::{HookContext, HookRunner, HookSide};
 use crate::host::Host;
-use crate::migrations::volume_hooks::answer;
+use crate::migrations::volume_hooks::{answer, ask};
 use crate::peers::host_id;
 
 impl Host {
@@ -34,7 +35,7 @@ impl Host {
         let host = self.hosts.name_of(host_id(session.peer()));
         let hooks = self.hook_runner(migration, "", HookSide::Source, &host);
         let line = self.peers.hooks_channel(session, self.peers.own(), migration);
-        self.volume_hooks.leaves(migration, hooks, Some(line));
+        self.volume_hooks.leaves(migration, hooks, Some(ask(line).boxed()));
         self.run_hooks_after(migration);
     }
 
@@ -61,7 +62,7 @@ impl Host {
         });
     }
 
-    fn run_hooks_after(self: &Arc<Self>, migration: MigrationId) {
+    pub(in crate::host) fn run_hooks_after(self: &Arc<Self>, migration: MigrationId) {
         let host = Arc::clone(self);
         tokio::spawn(async move {
             let outcome = host.migrations.outcome(migration).await;

@@ -33,7 +33,7 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         let name = adopted.name.clone();
-        let qemu = monitors::connect_to(&adopted).await.map_err(VmError::of(&name))?;
+        let qemu = connect_to_move(&adopted).await?;
         let derived = derived(&adopted, &qemu).await?;
         for what in &derived.left_behind {
             tracing::info!(vm = %name, %what, "files of the VM are left over");
@@ -45,6 +45,23 @@ impl Host {
         }
         begun
     }
+}
+
+/// Connects to the monitor of an adopted VM that is to move. A stopped one does not move as a whole; the error says what to do.
+pub(in crate::host) async fn connect_to_move(adopted: &Adopted) -> Result<Qemu, RequestError> {
+    let name = &adopted.name;
+    monitors::connect_to(adopted).await.map_err(|error| {
+        if !error.is_gone() {
+            return VmError::of(name)(error).into();
+        }
+        let volumes: Vec<_> = adopted.disks.iter().map(|disk| format!("volume:{}", disk.volume)).collect();
+        let reason = format!(
+            "its QEMU has ended, and Sterna does not know the command that starts it: move its disks (sterna migrate {} --to HOST), \
+             and start it over them at that host",
+            volumes.join(" ")
+        );
+        RequestError::VmUnmovable { vm: name.clone(), reason }
+    })
 }
 
 /// Describes an adopted VM within this time, and releases its monitor for others.

@@ -6,6 +6,8 @@ use std::time::Duration;
 use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
 use hypervisor::qemu::{Qemu, RECONNECT_SECONDS};
 use hypervisor::{MigrationStatus, RunState};
+use migration::journal::{Forwarding, MigrationState};
+use migration::vm::cold::{Disk, may_start_with};
 
 use crate::error::RequestError;
 use crate::host::{Host, blocking};
@@ -42,7 +44,9 @@ impl Host {
     /// Starts a VM whose volumes are served.
     pub(crate) async fn start_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
+        self.refuse_moving(&name)?;
         for volume in self.vms.get(&name)?.volumes {
+            self.refuse_disk_elsewhere(&name, &volume)?;
             self.volumes.lane(&volume).await?;
         }
         self.vms.start(&name, &self.sockets).await?;
@@ -64,6 +68,7 @@ impl Host {
     /// Forgets a VM that is not running.
     pub(crate) async fn remove_vm(self: Arc<Self>, name: String) -> Result<RemovedVm, RequestError> {
         self.refuse_adopted(&name)?;
+        self.refuse_moving(&name)?;
         let volumes = self.vms.get(&name)?.volumes;
         let (host, removed) = (Arc::clone(&self), name.clone());
         blocking(move || Ok(host.vms.remove(&removed)?)).await?;
@@ -92,6 +97,46 @@ impl Host {
         match self.adoptions()?.get(name) {
             Some(_) => Err(VmError::Adopted(name.to_owned()).into()),
             None => Ok(()),
+        }
+    }
+
+    /// Refuses a VM that is on its way, with the migration by which it moves.
+    fn refuse_moving(&self, name: &str) -> Result<(), RequestError> {
+        let known = self.vms.get(name)?;
+        let moves_by = self.journal.read(|state| {
+            let has_it =
+                |moving: &MigrationState| known.volumes.iter().any(|volume| moving.names.contains(volume));
+            let mut unfinished = state.unfinished();
+            unfinished.find(|(_, moving)| has_it(moving)).map(|(migration, _)| migration)
+        });
+        match (known.standing, moves_by) {
+            (Standing::Arriving | Standing::Leaving, Some(migration)) => {
+                Err(VmError::Moving { vm: known.name, migration }.into())
+            }
+            // The list of VMs refuses a VM whose migration has just ended.
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses to start a VM with a disk that is at another host, unless it was ordered that it is served here from there.
+    fn refuse_disk_elsewhere(&self, vm: &str, volume: &str) -> Result<(), RequestError> {
+        let (disk, moved) = self.journal.read(|state| {
+            let moved = state.moved.values().find(|moved| moved.volume.record.name == volume);
+            match (state.volume_named(volume), moved) {
+                (None, Some(moved)) if moved.forwarding == Forwarding::Always => {
+                    (Disk::ServedFromThere, None)
+                }
+                (None, Some(moved)) => (Disk::Elsewhere, Some((moved.host_name.clone(), moved.migration))),
+                _ => (Disk::Here, None),
+            }
+        });
+        match moved.filter(|_| !may_start_with(disk)) {
+            None => Ok(()),
+            Some((host, migration)) => {
+                let own = self.hosts.describe_identity().map(|own| own.name).unwrap_or_default();
+                let (vm, volume) = (vm.to_owned(), volume.to_owned());
+                Err(VmError::DiskElsewhere { vm, volume, host, migration, own }.into())
+            }
         }
     }
 
@@ -193,6 +238,8 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
         },
     };
     match (known.standing, &known.life) {
+        (Standing::Arriving, _) if known.is_cold => (VmState::Arriving, message),
+        (Standing::Leaving, _) if known.is_cold => (VmState::Leaving, message),
         (Standing::Arriving, Life::Alive(_) | Life::Starting) => (VmState::Arriving, message),
         (Standing::Leaving, Life::Alive(_) | Life::Starting) => (VmState::Leaving, message),
         _ => (state, message),

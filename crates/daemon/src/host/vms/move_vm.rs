@@ -19,6 +19,7 @@ use futures_util::FutureExt;
 use hypervisor::qemu::{Qemu, memory_socket};
 use hypervisor::{Hypervisor, HypervisorError, RecoverMemory};
 use migration::journal::Stage;
+use migration::vm::cold::Form;
 use migration::vm::departure::Departure;
 use migration::{HostId, MigrationId, authority};
 use transport::Session;
@@ -27,12 +28,13 @@ use crate::error::RequestError;
 use crate::hooks::{HookRunner, HookSide};
 use crate::host::Host;
 use crate::host::migrations::leave::Departing;
+use crate::host::vms::cold::check_cold_order;
 use crate::vms::moving::channel::VmChannel;
 use crate::vms::moving::{
     IncomingVm, Keeper, MoveFault, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes,
     side_streams,
 };
-use crate::vms::{Adopted, Standing, VmError, Vms};
+use crate::vms::{Adopted, Extent, Standing, VmError, Vms};
 
 /// The downtime limit of an order without one.
 const DOWNTIME_DEFAULT: Duration = Duration::from_millis(300);
@@ -44,16 +46,45 @@ pub(in crate::host) struct Company {
     pub(in crate::host) name: String,
     /// What the target host needs to run the VM.
     pub(in crate::host) manifest: Vec<u8>,
-    pub(in crate::host) downtime_max: Duration,
-    /// When the VM may run at the target, and over how many streams its memory goes, as ordered.
-    memory: (Memory, Option<u8>),
+    pub(in crate::host) travels: Travels,
 }
 
-impl Company {
-    /// Returns how the VM is to leave over this session.
-    pub(in crate::host) async fn wishes(&self, vm: &dyn Hypervisor, session: &Session) -> Wishes {
-        let terms = terms(vm, self.memory, session).await;
-        Wishes { downtime_max: self.downtime_max, terms }
+/// How a VM moves along, as ordered.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::host) enum Travels {
+    Live {
+        downtime_max: Duration,
+        /// When the VM may run at the target, and over how many streams its memory goes.
+        memory: (Memory, Option<u8>),
+    },
+    /// Stopped.
+    Cold,
+}
+
+impl Travels {
+    pub(in crate::host) fn form(self) -> Form {
+        match self {
+            Self::Live { .. } => Form::Live,
+            Self::Cold => Form::Cold,
+        }
+    }
+
+    /// Returns the downtime that the VM may have; `None`: it has none.
+    pub(in crate::host) fn downtime_max(self) -> Option<Duration> {
+        match self {
+            Self::Live { downtime_max, .. } => Some(downtime_max),
+            Self::Cold => None,
+        }
+    }
+
+    /// Returns how a running VM is to leave over this session.
+    pub(in crate::host) async fn wishes(self, vm: &dyn Hypervisor, session: &Session) -> Wishes {
+        match self {
+            Self::Live { downtime_max, memory } => {
+                Wishes { downtime_max, terms: terms(vm, memory, session).await }
+            }
+            Self::Cold => resumed_wishes(),
+        }
     }
 }
 
@@ -79,18 +110,14 @@ impl Host {
         let Some(elsewhere) = self.elsewhere(&order.to)? else {
             return Err(not_to_a_store(&known.volumes, &order));
         };
-        let qemu = self.vms.qemu(&name)?;
         check_order(&order)?;
-        self.check_movable(&name, &qemu, self.adoptions()?.get(&name).as_ref()).await?;
-        self.check_tpm(&name)?;
-        if order.memory == Memory::PostCopy {
-            check_post_copy(&name, &*qemu).await?;
-        }
-        let company = Company {
-            manifest: self.manifest_of(&name, &known.volumes).await?,
-            downtime_max: downtime_max(&order),
-            memory: (order.memory, order.memory_streams),
-            name,
+        let company = match self.vms.form(&name)? {
+            Form::Live => self.live_company(name, &known.volumes, &order).await?,
+            Form::Cold => {
+                check_cold_order(&name, &order)?;
+                let manifest = self.describe_cold(&name, Extent::Needs).await?;
+                Company { name, manifest, travels: Travels::Cold }
+            }
         };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
         for volume in &known.volumes {
@@ -103,6 +130,24 @@ impl Host {
             return Err(no_volumes(&company.name));
         }
         self.migrate_away(departing, elsewhere, order, Some(company)).await
+    }
+
+    /// Checks whether a running VM can move by this order, and returns what moves.
+    async fn live_company(
+        self: &Arc<Self>,
+        name: String,
+        volumes: &[String],
+        order: &MigrateVolume,
+    ) -> Result<Company, RequestError> {
+        let qemu = self.vms.qemu(&name)?;
+        self.check_movable(&name, &qemu, self.adoptions()?.get(&name).as_ref()).await?;
+        self.check_tpm(&name)?;
+        if order.memory == Memory::PostCopy {
+            check_post_copy(&name, &*qemu).await?;
+        }
+        let travels =
+            Travels::Live { downtime_max: downtime_max(order), memory: (order.memory, order.memory_streams) };
+        Ok(Company { manifest: self.manifest_of(&name, volumes).await?, travels, name })
     }
 
     /// Returns the object that moves a VM out by this migration.

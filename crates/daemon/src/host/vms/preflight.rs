@@ -24,12 +24,21 @@ impl Host {
         name: &str,
         volumes: &[String],
     ) -> Result<Vec<u8>, RequestError> {
+        let held = self.allocated(volumes).await?;
+        Ok(self.vms.definition(name, held).await?)
+    }
+
+    /// Returns how many bytes a copy of each volume needs.
+    pub(in crate::host) async fn allocated(
+        &self,
+        volumes: &[String],
+    ) -> Result<Vec<(String, u64)>, RequestError> {
         let mut places = Vec::new();
         for volume in volumes {
             let record = self.record_named(volume)?;
             places.push((volume.clone(), record.image.place, record.size_bytes));
         }
-        let held = blocking(move || {
+        blocking(move || {
             let held = places.into_iter().map(|(volume, place, size_bytes)| {
                 // A device takes its whole size; the backing files of an image are found while it is copied.
                 let taken = place.file().and_then(|path| images::allocated_bytes(Path::new(path)).ok());
@@ -37,8 +46,7 @@ impl Host {
             });
             Ok(held.collect())
         })
-        .await?;
-        Ok(self.vms.definition(name, held).await?)
+        .await
     }
 
     /// Checks whether this host has what an arriving VM needs, once the images of its volumes are reserved. Returns on which of

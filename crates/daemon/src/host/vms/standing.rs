@@ -34,7 +34,7 @@ impl Host {
             return;
         }
         let is_here = known.volumes.iter().all(|volume| self.owns(volume));
-        if is_here {
+        if is_here && !known.is_cold {
             // N.B. Before it is settled: an adopted VM is not among the managed ones afterwards.
             self.vms.until_found(name).await;
             // A VM that was leaving has a note if it may be paused. A VM that arrived was loaded paused.

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_channel::mpsc::{UnboundedSender, unbounded};
+use futures_util::FutureExt as _;
 use migration::MigrationId;
 
 use super::*;
@@ -52,7 +53,7 @@ async fn run(source: &str, target: &str, loses_first: bool) -> Result<(), String
     let (here, there) = lines(loses_first);
     let answers = tokio::spawn(answer(there, hooks(HookSide::Target, target)));
     let volume_hooks = VolumeHooks::new(tokio::runtime::Handle::current());
-    volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, source), Some(here));
+    volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, source), Some(ask(here).boxed()));
     let outcome = volume_hooks.run(MigrationId(7)).await;
     answers.abort();
     outcome.map_err(|fault| fault.to_string())
@@ -77,7 +78,7 @@ async fn what_runs_is_given_up_with_its_migration() {
     let volume_hooks = VolumeHooks::new(tokio::runtime::Handle::current());
     // The other host does not answer.
     let (here, _there) = lines(false);
-    volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, "/bin/true"), Some(here));
+    volume_hooks.leaves(MigrationId(7), hooks(HookSide::Source, "/bin/true"), Some(ask(here).boxed()));
     let runs = volume_hooks.run(MigrationId(7));
     volume_hooks.entered(MigrationId(7), Phase::Copying);
     volume_hooks.entered(MigrationId(7), Phase::Discarding);

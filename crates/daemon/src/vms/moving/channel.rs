@@ -341,6 +341,10 @@ impl Listener {
             VmMessage::Data => drop(self.pieces.send(Piece::Data(payload, credit))),
             VmMessage::End => drop(self.pieces.send(Piece::End)),
             VmMessage::Taken { bytes } => self.window.taken(bytes as usize),
+            // They are about a VM without memory.
+            VmMessage::Keep { .. } | VmMessage::Kept { .. } => {
+                self.tell(PeerStatus::Failed("the other host moves it as a stopped VM".to_owned()));
+            }
         }
     }
 

@@ -22,6 +22,12 @@
 //!     │ ◄─────────────────────────── Recovering (stream)─ │
 //!     │ ── Data … ────────────── Lost, from either side ─ │ the rest will never come
 //! ```
+//! A stopped VM needs less, before the copying and again before the handover ([`super::cold`]):
+//!
+//! ```text
+//!     │ ── Manifest …, Keep ──────────────────────────────► │ keeps all of it durably, stopped
+//!     │ ◄─────────────────────────────────────── Kept ─── │
+//! ```
 //! The messages do not decide whether the VM runs at the target: that depends on its volumes ([`migration::message`]).
 //! A message is a head (version, then postcard) and, with Data, a payload. All messages are delivered in order.
 
@@ -82,6 +88,17 @@ pub(crate) enum VmMessage {
     Files,
     /// The VM's user has paused it, so that it stays paused. Sent, like *Files*, before its devices.
     StaysPaused,
+    /// The VM is stopped, and its description is complete: keep the VM.
+    Keep {
+        /// Whether its volumes change hands next.
+        hands_over: bool,
+        /// The length of the description.
+        bytes: u32,
+    },
+    /// It is kept, durably.
+    Kept {
+        hands_over: bool,
+    },
 }
 
 /// The way of a VM's memory.
@@ -178,6 +195,8 @@ mod tests {
             VmMessage::Recovering { stream: 255 },
             VmMessage::Files,
             VmMessage::StaysPaused,
+            VmMessage::Keep { hands_over: true, bytes: u32::MAX },
+            VmMessage::Kept { hands_over: false },
         ];
         for message in messages {
             assert_eq!(VmMessage::decode(&message.encode()), Ok(message));

@@ -34,6 +34,38 @@ pub fn processor_model(command: &[String]) -> Option<String> {
     Some(Values::read(&value).driver())
 }
 
+/// Returns the machine type in a command; `None`: the default of QEMU.
+pub fn machine_type(command: &[String]) -> Option<String> {
+    let arguments = parse(command.get(1..).unwrap_or_default());
+    let named = arguments.iter().rev().filter(|argument| is_machine(argument)).filter_map(|argument| {
+        let values = Values::read(argument.value.as_deref()?);
+        values.get("type").or_else(|| Some(values.driver()).filter(|name| !name.is_empty()))
+    });
+    named.into_iter().next()
+}
+
+/// Returns whether the VM of a command runs with KVM only.
+pub fn needs_kvm(command: &[String]) -> bool {
+    let mut accelerators = Vec::new();
+    for argument in parse(command.get(1..).unwrap_or_default()) {
+        let values = Values::read(argument.value.as_deref().unwrap_or_default());
+        match argument.option.as_str() {
+            "-enable-kvm" => accelerators.push("kvm".to_owned()),
+            "-accel" => accelerators.push(values.get("accel").unwrap_or_else(|| values.driver())),
+            _ if is_machine(&argument) => {
+                let named = values.get("accel").unwrap_or_default();
+                accelerators.extend(named.split(':').filter(|name| !name.is_empty()).map(str::to_owned));
+            }
+            _ => {}
+        }
+    }
+    !accelerators.is_empty() && accelerators.iter().all(|name| name == "kvm")
+}
+
+fn is_machine(argument: &Argument) -> bool {
+    matches!(argument.option.as_str(), "-machine" | "-M")
+}
+
 /// Returns the files that a command names, with the options that name them.
 pub fn named(command: &[String]) -> Vec<NamedFile> {
     let arguments = parse(command.get(1..).unwrap_or_default());

@@ -10,6 +10,7 @@ use lane::{
 };
 use migration::journal::{MigrationState, Moved, Side, Stage};
 use migration::source::Moves;
+use migration::vm::cold::Form;
 use migration::vm::departure::{Rest as RestOfMemory, SourceHas, rest_after_restart};
 use migration::wire::{AcceptedVolume, FormerContent, Held};
 use migration::{HostId, MigrationId, StayKey, VolumeId, VolumeIndex};
@@ -49,8 +50,10 @@ impl OutgoingMigration {
         let Some(ordered) = &mut self.order else { return Ok(()) };
         let Some(acceptance) = &ordered.acceptance else { return Ok(()) };
         let (host, session, order) = (&self.task.host, &ordered.session, &ordered.order);
-        if moves == Moves::VolumesAfterHooks {
-            host.prepare_hooks_away(migration, session);
+        match &self.task.vm {
+            Some(vm) if self.form == Form::Cold => host.prepare_cold_away(migration, vm, session),
+            None if moves == Moves::VolumesAfterHooks => host.prepare_hooks_away(migration, session),
+            _ => {}
         }
         let accepted =
             |volume: VolumeId| acceptance.volumes.iter().find(|accepted| accepted.volume == volume);
@@ -120,6 +123,8 @@ impl OutgoingMigration {
         let session = host.hosts.session_with(*peer)?;
         let is_copying = matches!(recorded.stage, Stage::Copying);
         let moves = match (&self.task.vm, is_copying) {
+            (Some(_), true) if self.form == Form::Cold => Moves::VolumesAfterHooks,
+            (Some(_), false) if self.form == Form::Cold => Moves::Volumes,
             (Some(_), _) => Moves::Vm,
             // The previous daemon alone knew whether the target has hooks.
             (None, true) => Moves::VolumesAfterHooks,
@@ -154,6 +159,10 @@ impl OutgoingMigration {
             self.stays = format!(
                 "this host's daemon was restarted before {vm} began to leave; it continues here: migrate it again"
             );
+            return Ok(());
+        }
+        if self.form == Form::Cold {
+            host.prepare_cold_away(migration, &vm, session);
             return Ok(());
         }
         host.vms.until_found(&vm).await;
