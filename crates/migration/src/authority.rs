@@ -195,11 +195,18 @@ pub(crate) fn is_needed(state: &State, id: MigrationId, recorded: &MigrationStat
         Side::OneHost => false,
         Side::Incoming { peer, .. } => {
             let brings = |later: &MigrationState| matches!(later.side, Side::Incoming { .. });
-            volumes.any(|volume| {
-                // A later migration gives the same right.
-                !last_between(state, *peer, id, volume).is_some_and(brings)
-                    && judge_former_owner(state, *peer, (id, recorded), volume).is_ok()
-            })
+            // It says that an image holds blocks of two times.
+            let is_mixed = recorded.volumes.iter().any(|moving| {
+                let left_by = state.moved.get(&moving.volume).map(|moved| moved.migration);
+                let left = left_by.and_then(|id| state.migrations.get(&id));
+                left.is_some_and(|left| left.is_brought_back_by(recorded))
+            });
+            is_mixed
+                || volumes.any(|volume| {
+                    // A later migration gives the same right.
+                    !last_between(state, *peer, id, volume).is_some_and(brings)
+                        && judge_former_owner(state, *peer, (id, recorded), volume).is_ok()
+                })
         }
         Side::Outgoing { .. } => {
             volumes.any(|volume| state.moved.get(&volume).is_some_and(|moved| moved.migration == id))

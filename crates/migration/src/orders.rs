@@ -8,7 +8,7 @@
 //! ([`Inconsistent::Overtaken`](crate::journal::Inconsistent::Overtaken)).
 
 use crate::identity::MigrationId;
-use crate::journal::{MigrationState, Record, State};
+use crate::journal::{MigrationState, Outcome, Record, Side, Stage, State};
 use crate::planted::{Bug, broken};
 
 /// A migration that is cancelled too late: it has been handed over, or may have been.
@@ -31,6 +31,24 @@ pub fn cancel(state: &State, migration: MigrationId) -> Result<Vec<Record>, TooL
     } else {
         Err(TooLate(migration))
     }
+}
+
+/// Returns the records that give up an incomplete copy which waits for a host that is lost for good, and removed. Only that
+/// host has its missing blocks, so nothing can be promoted. `None`: the migration is none of these.
+///
+/// **N.B.** Nothing is lost if the source comes back: its image is complete, and no guest has written here.
+pub fn give_up(state: &State, migration: MigrationId) -> Option<Vec<Record>> {
+    let known = state.migrations.get(&migration)?;
+    let outcome = match &known.stage {
+        Stage::Prepared(_) => Outcome::Cancelled,
+        Stage::HandedBack => {
+            Outcome::HandedBack { detail: "given up when its source was removed".to_owned() }
+        }
+        _ => return None,
+    };
+    let waits_for_blocks = matches!(known.side, Side::Incoming { .. }) && known.is_hollow();
+    let is_given_up = waits_for_blocks && !broken(Bug::HollowWaitsForEver);
+    is_given_up.then(|| vec![Record::Discarding { migration, outcome }])
 }
 
 /// Returns whether a restart continues to copy for a migration that it finds; otherwise it only ends it.

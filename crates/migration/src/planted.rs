@@ -3,6 +3,8 @@
 //! Only the feature `planted-bugs` compiles the switch. Without it [`broken`] is a constant `false`, and every planted bug is
 //! dead code. A bug is chosen per thread, because a simulation runs on one thread.
 
+mod names;
+
 /// A rule that can be broken. The number is its hard case in `docs/failure-model.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Bug {
@@ -250,6 +252,50 @@ pub enum Bug {
     ExchangedPromised,
     /// Decision 0085: the daemon clears a file away by its name, of which it does not know that it is the one.
     UnrecordedClearedAway,
+    /// Decision 0089: a departure is ended by order although its volume is returning into the image that it left.
+    DepartedWhileReturning,
+    /// Decision 0089: a volume that is taken back by order gets the generation that it has at the other host.
+    DepartedGenerationReused,
+    /// Decision 0089: a volume is taken back although the other host answers that it has it.
+    OwnedThereTakenBack,
+    /// Decision 0089: an incomplete volume is removed although no other host would serve it.
+    RemovedNotTakenBack,
+    /// Decision 0089: a source hears that a volume is complete although its missing blocks were given up.
+    GivenUpIsWhole,
+    /// Decision 0089: the removal of an incomplete volume forgets that its missing blocks were given up.
+    RemovedForgetsGivenUp,
+    /// 9: a copy that was handed back is promoted with the generation that its source has.
+    HandedBackGenerationReused,
+    /// 9: an incomplete copy is promoted by force, although its missing blocks may be those of another branch.
+    HollowForced,
+    /// 7: a ticket takes an incomplete copy over as if it had all blocks.
+    TicketForgetsMissing,
+    /// 7: a volume that was handed back still counts as incomplete at its target.
+    FillingOutlivesHandBack,
+    /// The place of a volume is forgotten before its departure has ended.
+    ForgottenUnderWay,
+    /// Law 39: a target that has promised accepts a cancellation, which has no effect.
+    CancelledAfterPromise,
+    /// A departure does not end when its volume has returned into the image that it left.
+    DepartureOutlivesReturn,
+    /// A source that has its volumes waits for a lost target for ever.
+    ToldForEver,
+    /// A restart does not continue a migration whose volumes were handed back.
+    HandedBackNotResumed,
+    /// Decision 0093: an incomplete copy waits for a removed host for ever.
+    HollowWaitsForEver,
+    /// Decision 0093: an image into which a volume has begun to return is served as if it were as the volume left it.
+    MixedImageTakenBack,
+    /// The lane of a volume that has left ends before its departure has.
+    LaneEndsUnderWay,
+    /// The lane of a volume that has left ends although clients use it.
+    LaneEndsUnderClients,
+    /// A migration that a restart cannot continue at once is not tried again.
+    RetryForgotten,
+    /// A recovery records the end of a migration before it deletes the worthless target.
+    EndedBeforeDiscarded,
+    /// A failed arrival leaves those of its images that it had made.
+    ImagesNotUndone,
 }
 
 impl Bug {
@@ -340,6 +386,9 @@ impl Bug {
         Self::ReservoirDiscarded,
         Self::HollowImageKept,
         Self::ToldCopyForgetsWrites,
+        Self::RetryForgotten,
+        Self::EndedBeforeDiscarded,
+        Self::ImagesNotUndone,
     ];
 
     /// The bugs of restored journals, for which the simulator has a fleet of its own.
@@ -391,138 +440,33 @@ impl Bug {
         Self::UnrecordedClearedAway,
     ];
 
+    /// The bugs that orders at any moment, and hosts that are lost for good, bring to light.
+    pub const OF_ORDERS: &[Self] = &[
+        Self::DepartedWhileReturning,
+        Self::DepartedGenerationReused,
+        Self::OwnedThereTakenBack,
+        Self::RemovedNotTakenBack,
+        Self::GivenUpIsWhole,
+        Self::RemovedForgetsGivenUp,
+        Self::HandedBackGenerationReused,
+        Self::HollowForced,
+        Self::TicketForgetsMissing,
+        Self::FillingOutlivesHandBack,
+        Self::ForgottenUnderWay,
+        Self::CancelledAfterPromise,
+        Self::DepartureOutlivesReturn,
+        Self::ToldForEver,
+        Self::HandedBackNotResumed,
+        Self::HollowWaitsForEver,
+        Self::MixedImageTakenBack,
+        Self::LaneEndsUnderWay,
+        Self::LaneEndsUnderClients,
+    ];
+
     /// Returns every bug of these lists.
     pub fn all() -> impl Iterator<Item = Self> {
-        let small = Self::OF_SHARES.iter().chain(Self::OF_CUSTODY);
+        let small = Self::OF_SHARES.iter().chain(Self::OF_CUSTODY).chain(Self::OF_ORDERS);
         Self::ALL.iter().chain(Self::OF_RESTORATION).chain(small).copied()
-    }
-
-    /// Returns the name for the simulator's command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::PreparedTargetLeaves => "prepared-target-leaves",
-            Self::PromiseForgotten => "promise-forgotten",
-            Self::StaleAttempt => "stale-attempt",
-            Self::TryNotCounted => "try-not-counted",
-            Self::PromiseOfAnotherIncarnation => "promise-of-another-incarnation",
-            Self::PromiseNotWithdrawn => "promise-not-withdrawn",
-            Self::AbortNotRecorded => "abort-not-recorded",
-            Self::OpenOnTrial => "open-on-trial",
-            Self::TwoCopiesInFlight => "two-copies-in-flight",
-            Self::TwoValuesInFlight => "two-values-in-flight",
-            Self::OverlapsUnordered => "overlaps-unordered",
-            Self::ChunkOvertakesValue => "chunk-overtakes-value",
-            Self::ValuesInFlight => "values-in-flight",
-            Self::HoleAhead => "hole-ahead",
-            Self::WritesInFlight => "writes-in-flight",
-            Self::RoundOvertakesWrites => "round-overtakes-writes",
-            Self::EpochNotRecorded => "epoch-not-recorded",
-            Self::LastRoundSkipped => "last-round-skipped",
-            Self::HotBlocksLeftOut => "hot-blocks-left-out",
-            Self::MissingHandedOver => "missing-handed-over",
-            Self::SourceCache => "source-cache",
-            Self::BranchMistaken => "branch-mistaken",
-            Self::ChronicleIsMissingSet => "chronicle-is-missing-set",
-            Self::MarkNotAwaited => "mark-not-awaited",
-            Self::BeyondTheEndUnrecorded => "beyond-the-end-unrecorded",
-            Self::StayOfFormerSize => "stay-of-former-size",
-            Self::FormerSizeOffered => "former-size-offered",
-            Self::EpochReused => "epoch-reused",
-            Self::EpochsReservedLate => "epochs-reserved-late",
-            Self::MarksOfAnEarlierStay => "marks-of-an-earlier-stay",
-            Self::TouchedImageTrusted => "touched-image-trusted",
-            Self::TouchedCopyTrusted => "touched-copy-trusted",
-            Self::CopyForgetsWrites => "copy-forgets-writes",
-            Self::ForgetAfterRefer => "forget-after-refer",
-            Self::GhostWrites => "ghost-writes",
-            Self::FenceNotChecked => "fence-not-checked",
-            Self::FailedFlushConfirmed => "failed-flush-confirmed",
-            Self::FailedFlushForgotten => "failed-flush-forgotten",
-            Self::ClaimsAtEachHost => "claims-at-each-host",
-            Self::TargetRestart => "target-restart",
-            Self::Discard => "discard",
-            Self::AccessAfterTheRelationEnded => "access-after-the-relation-ended",
-            Self::IncompletePromoted => "incomplete-promoted",
-            Self::DiscardedBeforeNoted => "discarded-before-noted",
-            Self::PausedBeforeNoted => "paused-before-noted",
-            Self::ForgottenBeforeRunning => "forgotten-before-running",
-            Self::LookedAtOrderOnly => "looked-at-order-only",
-            Self::NotLookedAtAfterStop => "not-looked-at-after-stop",
-            Self::JobsPassedOver => "jobs-passed-over",
-            Self::PauseOfOthersPassedOver => "pause-of-others-passed-over",
-            Self::PauseOfOthersNotNoted => "pause-of-others-not-noted",
-            Self::PausedByOthersRuns => "paused-by-others-runs",
-            Self::FilesOfTheOrder => "files-of-the-order",
-            Self::LostMemoryUntold => "lost-memory-untold",
-            Self::SidesChangedOneByOne => "sides-changed-one-by-one",
-            Self::ReleasedImageDiscarded => "released-image-discarded",
-            Self::UnknownDomainIsOff => "unknown-domain-is-off",
-            Self::SavedMemoryForgotten => "saved-memory-forgotten",
-            Self::OverlayIsElsewhere => "overlay-is-elsewhere",
-            Self::NextStartForgotten => "next-start-forgotten",
-            Self::RemoteVolumeIsGivenBack => "remote-volume-is-given-back",
-            Self::AnyFileIsACopy => "any-file-is-a-copy",
-            Self::HalfCopyLeft => "half-copy-left",
-            Self::PivotedCopyDiscarded => "pivoted-copy-discarded",
-            Self::EndNotRepeated => "end-not-repeated",
-            Self::CancelNotRecorded => "cancel-not-recorded",
-            Self::CancelForgotten => "cancel-forgotten",
-            Self::CancelOvertaken => "cancel-overtaken",
-            Self::VmLeavesUnnoted => "vm-leaves-unnoted",
-            Self::HooksNotAwaited => "hooks-not-awaited",
-            Self::ColdVmKeptAfterAnswer => "cold-vm-kept-after-answer",
-            Self::ColdVmNotAskedAgain => "cold-vm-not-asked-again",
-            Self::HookBegunUnrecorded => "hook-begun-unrecorded",
-            Self::GatedCountsAsRun => "gated-counts-as-run",
-            Self::HookTimedBehindGate => "hook-timed-behind-gate",
-            Self::UndoWhileBeforeRuns => "undo-while-before-runs",
-            Self::HooksOfOneVmTogether => "hooks-of-one-vm-together",
-            Self::PlacesCountedTogether => "places-counted-together",
-            Self::ShareTakenLate => "share-taken-late",
-            Self::ShareNotGivenBack => "share-not-given-back",
-            Self::SilentArrivalStays => "silent-arrival-stays",
-            Self::PresentBeforeDurable => "present-before-durable",
-            Self::FillOverNewerWrite => "fill-over-newer-write",
-            Self::PresenceForgotten => "presence-forgotten",
-            Self::WriteNotNoted => "write-not-noted",
-            Self::NotedForgotten => "noted-forgotten",
-            Self::ReadPassesOverwriting => "read-passes-overwriting",
-            Self::PresenceNeedsSpace => "presence-needs-space",
-            Self::NotesLeftOut => "notes-left-out",
-            Self::RetiredBeforeWhole => "retired-before-whole",
-            Self::ManifestOlderThanGate => "manifest-older-than-gate",
-            Self::ReservoirDiscarded => "reservoir-discarded",
-            Self::HollowImageKept => "hollow-image-kept",
-            Self::ToldCopyForgetsWrites => "told-copy-forgets-writes",
-            Self::RestoredUnasked => "restored-unasked",
-            Self::RestoredListLost => "restored-list-lost",
-            Self::RestoredHostRemoved => "restored-host-removed",
-            Self::RestoredLookHidden => "restored-look-hidden",
-            Self::RestoredDeparture => "restored-departure",
-            Self::RestoredSize => "restored-size",
-            Self::RestoredUnheard => "restored-unheard",
-            Self::RestoredVouches => "restored-vouches",
-            Self::RestoredDoubt => "restored-doubt",
-            Self::RestoredHalfMade => "restored-half-made",
-            Self::RestoredRival => "restored-rival",
-            Self::RestoredDiscards => "restored-discards",
-            Self::RestoredNumbersReused => "restored-numbers-reused",
-            Self::CustodyUnasked => "custody-unasked",
-            Self::UnknownTakenForFree => "unknown-taken-for-free",
-            Self::ChainUnclaimed => "chain-unclaimed",
-            Self::ReservoirUnclaimed => "reservoir-unclaimed",
-            Self::ClaimsByNameAlone => "claims-by-name-alone",
-            Self::CustodyLockNotHeld => "custody-lock-not-held",
-            Self::IdentityNotCompared => "identity-not-compared",
-            Self::TouchedReservoirRead => "touched-reservoir-read",
-            Self::MarkOutlivesOutcome => "mark-outlives-outcome",
-            Self::BirthNotCompared => "birth-not-compared",
-            Self::ImagesForgottenAtStart => "images-forgotten-at-start",
-            Self::ExchangedTaken => "exchanged-taken",
-            Self::ExchangedServed => "exchanged-served",
-            Self::ExchangedPromised => "exchanged-promised",
-            Self::UnrecordedClearedAway => "unrecorded-cleared-away",
-        }
     }
 }
 

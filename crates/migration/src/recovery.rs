@@ -178,7 +178,8 @@ fn word_about_missing(
         return Some(ToSource::Whole(attempt));
     }
     // **N.B.** Of several volumes that came together, each must be done with the source's images.
-    lacking.all(|is_given_up| is_given_up).then_some(ToSource::GivenUp(attempt))
+    let word = if broken(Bug::GivenUpIsWhole) { ToSource::Whole } else { ToSource::GivenUp };
+    lacking.all(|is_given_up| is_given_up).then_some(word(attempt))
 }
 
 fn has_come(state: &State, (volume, generation): &(VolumeId, Generation)) -> bool {
@@ -252,6 +253,7 @@ fn forced(recorded: &MigrationState) -> bool {
 fn recover_between(id: MigrationId, migration: &MigrationState) -> Vec<Step> {
     match (&migration.side, &migration.stage) {
         (_, Stage::Ended(_)) => Vec::new(),
+        (Side::Outgoing { .. }, Stage::HandedBack) if broken(Bug::HandedBackNotResumed) => Vec::new(),
         (Side::Outgoing { .. }, Stage::Copying) => go_on_copying(id, migration),
         (Side::Incoming { .. }, Stage::Owned(_)) => {
             vec![ended(id, Outcome::Moved { left_over: String::new() })]
@@ -295,6 +297,9 @@ fn recover_one(state: &State, id: MigrationId, migration: &MigrationState) -> Ve
         Stage::HandedBack => {
             let detail = "the volume could not be started at the target".to_owned();
             discard.chain([ended(id, Outcome::HandedBack { detail })]).collect()
+        }
+        Stage::Discarding(outcome) if broken(Bug::EndedBeforeDiscarded) => {
+            std::iter::once(ended(id, outcome.clone())).chain(discard).collect()
         }
         Stage::Discarding(outcome) => discard.chain([ended(id, outcome.clone())]).collect(),
         Stage::Ended(_) => Vec::new(),

@@ -2,20 +2,25 @@
 
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
+use std::time::Duration;
+
 use chronicle::{BranchId, Generation};
 use migration::authority::{Denied, Request, Role, judge};
 use migration::filling::Manifest;
 use migration::journal::{
-    Entry, ExportSettings, Forwarding, Hollow, ImageLocation, MigratingVolume, Outcome, Promotion, Record,
-    Side, Stage, State, Summary, VolumeRecord,
+    Entry, ExportSettings, Forwarding, Hollow, ImageLocation, Inconsistent, MigratingVolume, Outcome,
+    Promotion, Record, Side, Stage, State, Summary, VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
+use migration::orders;
 use migration::promotion::{
-    NotRemovable, Removal, departed, departed_named, departures, is_owned_there, removable,
+    LeftImages, NotRemovable, Removal, departed, departed_named, departures, is_owned_there, removable,
 };
 use migration::recovery::{Step, answer_as_source, recover};
 use migration::restoration::{Knowledge, Whereabouts};
-use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
+use migration::source::{Moves, Peer, SourceAction, SourceEvent, SourceSettings};
+use migration::target::{TargetAction, TargetEvent};
+use migration::{Attempt, HostId, MigrationId, Phase, Source, Target, VolumeId, VolumeIndex};
 
 const VOLUME: VolumeId = VolumeId([1; 16]);
 const TWO: HostId = HostId([2; 32]);
@@ -132,6 +137,93 @@ fn nothing_is_taken_back_before_its_release_after_its_end_or_from_a_mixture_of_t
     let started = Record::MigrationStarted { migration: BACK, volumes, keep_source: false, side };
     apply(&mut state, vec![started]);
     assert_eq!(departed_named(&state, "v"), None, "it is returning into the image that it left");
+}
+
+#[test]
+fn what_a_return_has_begun_to_overwrite_is_served_only_by_the_order_that_says_so() {
+    let mut state = released(Some(4));
+    assert_eq!(departed_named(&state, "v").unwrap().images, LeftImages::AsTheyLeft);
+    let side = Side::Incoming {
+        peer: TWO,
+        peer_name: "two".to_owned(),
+        remote: MigrationId(7),
+        volumes: vec![record("/a/v")],
+    };
+    let (source, target) = (ImageLocation::raw_file("b", "/b/v"), ImageLocation::raw_file("a", "/a/v"));
+    let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
+    let started = Record::MigrationStarted { migration: BACK, volumes, keep_source: false, side };
+    let (outcome, summary) = (Outcome::Cancelled, Summary::default());
+    apply(&mut state, vec![started, Record::MigrationEnded { migration: BACK, outcome, summary }]);
+    let departed = departed_named(&state, "v").unwrap();
+    assert_eq!(departed.images, LeftImages::Mixed);
+    assert!(departed.advice().contains("promote v --force --without-missing"), "{}", departed.advice());
+}
+
+#[test]
+fn a_source_that_has_its_volumes_again_does_not_wait_for_a_lost_target() {
+    let state = released(None);
+    let settings = SourceSettings {
+        migration: LEFT,
+        volumes: vec![(VOLUME, Generation(1))],
+        switch_over_max: Duration::from_secs(1),
+        peer: Peer::OtherHost,
+        moves: Moves::Volumes,
+    };
+    let mut source = Source::resume(Duration::ZERO, settings, &state.migrations[&LEFT]).unwrap();
+    let commits = |source: &mut Source| {
+        let actions: Vec<_> = std::iter::from_fn(|| source.poll_action()).collect();
+        let commits = actions.into_iter().filter_map(|action| match action {
+            SourceAction::Commit { commit, records } => Some((commit, records)),
+            _ => None,
+        });
+        commits.last()
+    };
+    commits(&mut source);
+    let (attempt, generations) = (Attempt(1), vec![(VOLUME, Generation(3))]);
+    let handed_back = ToSource::HandedBack { attempt, generations, detail: "EIO".to_owned() };
+    source.handle_event(Duration::ZERO, SourceEvent::Received(handed_back));
+    let (commit, _) = commits(&mut source).unwrap();
+    source.handle_event(Duration::ZERO, SourceEvent::Committed { commit, result: Ok(()) });
+    source.handle_timeout(Duration::from_secs(9));
+    assert_eq!((source.phase(), commits(&mut source)), (Phase::Discarding, None));
+    source.handle_timeout(Duration::from_secs(10));
+    let (_, records) = commits(&mut source).unwrap();
+    let [Record::MigrationEnded { outcome: Outcome::HandedBack { detail }, .. }] = &records[..] else {
+        panic!("{records:?}")
+    };
+    assert!(detail.contains("has not confirmed"), "{detail}");
+}
+
+#[test]
+fn an_incomplete_promise_is_given_up_when_its_source_is_removed_and_a_complete_one_is_not() {
+    let waits = |missing: Option<u64>| {
+        let mut state = State::default();
+        let (peer_name, volumes) = ("two".to_owned(), vec![record("/a/v")]);
+        let side = Side::Incoming { peer: TWO, peer_name, remote: MigrationId(7), volumes };
+        let (source, target) = (ImageLocation::raw_file("b", "/b/v"), ImageLocation::raw_file("a", "/a/v"));
+        let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
+        let started = Record::MigrationStarted { migration: LEFT, volumes, keep_source: false, side };
+        let manifests = missing.map(|units| vec![(VOLUME, Manifest { units, checksum: 1 })]);
+        let hollow = manifests.map(|manifests| Hollow { attempt: Attempt(1), manifests });
+        let hollow = hollow.map(|hollow| Record::Hollow { migration: LEFT, hollow });
+        let prepared = Record::TargetPrepared { migration: LEFT, attempt: Attempt(1) };
+        apply(&mut state, [started].into_iter().chain(hollow).chain([prepared]).collect());
+        state
+    };
+    assert_eq!(orders::give_up(&waits(None), LEFT), None);
+    let mut state = waits(Some(4));
+    let mut target = Target::resume(Duration::ZERO, LEFT, &state.migrations[&LEFT]).unwrap();
+    while target.poll_action().is_some() {}
+    let records = orders::give_up(&state, LEFT).unwrap();
+    apply(&mut state, records);
+    // A handover that comes too late is overtaken, and is no defect.
+    let generations = vec![(VOLUME, Generation(2))];
+    let owned = Record::Owned { migration: LEFT, attempt: Attempt(1), generations };
+    let late = state.clone().apply(&Entry { at_unix_ms: 5, records: vec![owned] });
+    assert_eq!(late, Err(Inconsistent::Overtaken(LEFT)));
+    target.handle_event(Duration::ZERO, TargetEvent::Cancel);
+    assert_eq!(target.poll_action(), Some(TargetAction::Discard));
+    assert!(matches!(&recover(&state)[..], [Step::Discard(_), Step::Commit(_)]));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use migration::Phase;
 
-use crate::coverage::{Coverage, Struck, Table};
+use crate::coverage::{Coverage, Given, Orders, Struck, Table};
 use crate::faults::Fault;
 use crate::fleet::tally::Tally;
 use crate::scenario::Options;
@@ -39,6 +39,7 @@ pub(crate) struct Summary {
     /// The fewest guest requests of a simulation without a violation.
     pub(crate) operations_min: Option<u64>,
     pub(crate) coverage: Coverage,
+    pub(crate) orders: Orders,
     pub(crate) tally: Tally,
     pub(crate) violations: Vec<(u64, Violation)>,
     /// Reached cells of the table that are listed as impossible, by seed.
@@ -53,7 +54,7 @@ pub(crate) fn run(order: &Order, prepare: impl Fn() + Sync) -> Summary {
     let next = AtomicU64::new(order.first);
     let end = AtomicU64::new(order.first.saturating_add(order.count));
     let table = order.options.table();
-    let empty = || Summary { coverage: Coverage::of(table), ..Summary::default() };
+    let empty = || Summary { coverage: Coverage::of(table), orders: Orders::of(table), ..Summary::default() };
     let mut summary = empty();
     std::thread::scope(|scope| {
         let work = || {
@@ -94,6 +95,7 @@ fn simulate_caught(seed: u64, options: &Options) -> Finding {
             operations: 0,
             recoveries_hit: 0,
             struck: Struck::default(),
+            given: Given::default(),
             tally: Tally::default(),
             hash: 0,
         }
@@ -106,6 +108,7 @@ impl Summary {
         self.operations += finding.operations;
         self.recoveries_hit += finding.recoveries_hit;
         self.coverage.add(&finding.struck);
+        self.orders.add(&finding.given);
         self.tally.add_seed(&finding.tally);
         let contradictions = finding.struck.contradictions(table);
         self.contradictions.extend(contradictions.into_iter().map(|(fault, phase)| (seed, fault, phase)));
@@ -129,6 +132,7 @@ impl Summary {
         self.recoveries_hit += other.recoveries_hit;
         self.operations_min = [self.operations_min, other.operations_min].into_iter().flatten().min();
         self.coverage.merge(&other.coverage);
+        self.orders.merge(&other.orders);
         self.tally.merge(&other.tally);
         self.contradictions.extend(other.contradictions);
         self.violations.extend(other.violations);

@@ -4,6 +4,7 @@
 //! may. An outdated reason is as much a failure as a missed cell.
 
 mod by_strategy;
+mod operations;
 
 use migration::Phase;
 use migration::strategy::Strategy;
@@ -11,6 +12,7 @@ use migration::strategy::Strategy;
 use crate::faults::Fault;
 
 pub(crate) use by_strategy::ByStrategy;
+pub(crate) use operations::{Given, Operation, Orders};
 
 /// The tables differ: other faults are possible in a phase between hosts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -29,6 +29,7 @@ mod listener;
 mod local;
 mod neighbours;
 mod operators;
+mod orders;
 mod outgoing;
 mod place;
 mod planned_volume;
@@ -55,11 +56,12 @@ use self::host::SimHost;
 use self::link::Link;
 use self::neighbours::Neighbours;
 use self::operators::Operators;
+use self::orders::Administrators;
 use self::place::Place;
 use self::tally::{Event, Tally};
 use self::vm::SimVm;
 use self::vm_note::VmNote;
-use crate::coverage::Struck;
+use crate::coverage::{Given, Struck};
 use crate::disk::Medium;
 use crate::random::Random;
 use crate::scenario::{Options, Scenario};
@@ -86,6 +88,7 @@ pub(crate) struct Fleet {
     links: Vec<Rc<Link>>,
     branches: Branches,
     operators: Operators,
+    administrators: Administrators,
     /// How many daemons are still to be killed soon after they have durably forgotten a copy.
     kills_after_forgetting: Cell<u32>,
     neighbours: Neighbours,
@@ -182,6 +185,7 @@ impl Fleet {
             links,
             branches,
             operators,
+            administrators: Administrators::draw(seed),
             kills_after_forgetting: Cell::default(),
             neighbours,
             vm,
@@ -384,6 +388,7 @@ impl Fleet {
             operations: guests.map(|guest| u64::from(guest.answered())).sum(),
             recoveries_hit: self.recoveries_hit.get(),
             struck: if is_clear { self.world.struck.borrow().clone() } else { Struck::default() },
+            given: if is_clear { self.world.given.borrow().clone() } else { Given::default() },
             tally,
             hash: self.world.trace.hash(),
         }

@@ -21,6 +21,7 @@ mod fleet;
 mod grown;
 mod guest;
 mod journal;
+mod orders;
 mod paused;
 #[cfg(feature = "planted-bugs")]
 mod planted;
@@ -87,6 +88,9 @@ struct Arguments {
     /// Simulate the deletion, renaming and adoption of images that others use as well.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
     custody: bool,
+    /// Simulate orders of administrators at any moment, and hosts that are lost for good.
+    #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
+    orders: bool,
     /// Print the events of the simulation; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -118,6 +122,7 @@ fn main() -> ExitCode {
         (None, seed) if arguments.restored => run_restored(&arguments, seed),
         (None, seed) if arguments.small => run_small(&arguments, seed),
         (None, seed) if arguments.custody => run_custody(&arguments, seed),
+        (None, seed) if arguments.orders => run_orders(&arguments, seed),
         (None, Some(seed)) => run_one(&arguments, seed),
         (None, None) if arguments.coverage => run_coverage(&arguments),
         (None, None) => run_many(&arguments).1,
@@ -218,6 +223,29 @@ fn run_custody(arguments: &Arguments, seed: Option<u64>) -> bool {
     shown.violations.is_empty()
 }
 
+fn run_orders(arguments: &Arguments, seed: Option<u64>) -> bool {
+    if let Some(seed) = seed {
+        let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+        let violation = orders::replay(seed, telling);
+        println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+        return violation.is_none();
+    }
+    let shown = orders::campaign(arguments.first, arguments.seeds, false);
+    println!("{}", shown.met);
+    println!(
+        "{} seeds: {} orders were carried out and {} refused; {} hosts were lost for good; in the end {} orders were needed",
+        shown.seeds, shown.done, shown.refused, shown.lost, shown.needed
+    );
+    println!("{} violations", shown.violations.len());
+    for (seed, violation) in &shown.violations {
+        println!("  seed {seed}: {violation}");
+        println!("    cargo run -p simulator --release -- --orders --seed {seed} --trace");
+    }
+    let wrong = shown.met.wrong(shown.seeds);
+    wrong.iter().for_each(|wrong| println!("coverage: {wrong}"));
+    shown.violations.is_empty() && wrong.is_empty()
+}
+
 /// Runs seeds with each relevant number of hosts; returns whether all rules were kept, and every strategy has met its cells.
 fn run_coverage(arguments: &Arguments) -> bool {
     let (mut met, mut passed) = (ByStrategy::default(), true);
@@ -289,6 +317,9 @@ fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
             );
         }
     }
+    println!("{}\n", summary.orders);
+    let wrong = if arguments.strategy.is_none() { summary.orders.wrong(summary.seeds) } else { Vec::new() };
+    wrong.iter().for_each(|wrong| println!("coverage: {wrong}"));
     let mut unseen = Vec::new();
     if arguments.hosts > 1 {
         unseen = summary.tally.below(wanted, arguments.hosts);
@@ -302,7 +333,11 @@ fn print_gaps(arguments: &Arguments, summary: &Summary) -> bool {
             "each fault struck each phase in which it can in {fewest} seeds at least; {wanted} are wanted"
         );
     }
-    met_by_all && below.is_empty() && unseen.is_empty() && summary.contradictions.is_empty()
+    met_by_all
+        && below.is_empty()
+        && wrong.is_empty()
+        && unseen.is_empty()
+        && summary.contradictions.is_empty()
 }
 
 fn print_summary(arguments: &Arguments, summary: &Summary) {

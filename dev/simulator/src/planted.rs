@@ -5,10 +5,7 @@ use migration::planted::{Bug, plant};
 use crate::campaign::{Order, Until};
 use crate::restored::Telling;
 use crate::trace::Audience;
-use crate::{
-    Arguments, Strategy, campaign, custody, replay, restored, run_custody, run_one, run_restored, simulation,
-    small,
-};
+use crate::{Arguments, Strategy, campaign, custody, orders, replay, restored, run_one, simulation, small};
 
 /// The number of seeds within which a broken rule must be noticed.
 const SEEDS_MAX: u64 = 10_000;
@@ -32,15 +29,13 @@ pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bo
     }
     let mut all_noticed = true;
     for bug in chosen {
-        all_noticed &= match seed {
-            _ if Bug::OF_RESTORATION.contains(&bug) => run_in_restoration(arguments, bug, seed),
-            _ if Bug::OF_SHARES.contains(&bug) => run_small(arguments, bug, seed),
-            _ if Bug::OF_CUSTODY.contains(&bug) => run_in_custody(arguments, bug, seed),
-            Some(seed) => {
+        all_noticed &= match (Apart::of(bug), seed) {
+            (Some(apart), seed) => apart.notices(arguments, bug, seed),
+            (None, Some(seed)) => {
                 plant(Some(bug));
                 !run_one(&noticing(arguments, bug), seed)
             }
-            None => is_noticed(&noticing(arguments, bug), bug),
+            (None, None) => is_noticed(&noticing(arguments, bug), bug),
         };
     }
     all_noticed
@@ -127,61 +122,75 @@ fn is_noticed(arguments: &Arguments, bug: Bug) -> bool {
     false
 }
 
-fn run_in_restoration(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
-    plant(Some(bug));
-    if let Some(seed) = seed {
-        return !run_restored(arguments, Some(seed));
-    }
-    let shown = restored::campaign(arguments.first, SEEDS_MAX, true);
-    plant(None);
-    let Some((seed, violation)) = shown.violations.first() else {
-        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
-        return false;
-    };
-    if restored::replay(*seed, Telling::Silent).is_some() {
-        println!("{}: seed {seed} violates a rule without it, too", bug.name());
-        return false;
-    }
-    println!("{}: noticed by seed {seed}: {violation}", bug.name());
-    true
+/// A simulation apart from the fleet: runs seeds from the first one until one shows something, or one seed.
+struct Apart {
+    /// How many seeds were run, and the one that shows something.
+    campaign: fn(u64, u64) -> (u64, Option<(u64, String)>),
+    replay: fn(u64, Telling) -> Option<String>,
 }
 
-fn run_small(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
-    plant(Some(bug));
-    if let Some(seed) = seed {
-        return small::replay(seed, Telling::Silent).is_some();
-    }
-    let shown = small::campaign(arguments.first, SEEDS_MAX, true);
-    plant(None);
-    let Some((seed, violation)) = shown.violations.first() else {
-        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
-        return false;
-    };
-    if small::replay(*seed, Telling::Silent).is_some() {
-        println!("{}: seed {seed} violates a rule without it, too", bug.name());
-        return false;
-    }
-    println!("{}: noticed by seed {seed}: {violation}", bug.name());
-    true
-}
+const RESTORATION: Apart = Apart {
+    campaign: |first, count| {
+        let shown = restored::campaign(first, count, true);
+        (shown.seeds, shown.violations.into_iter().next())
+    },
+    replay: restored::replay,
+};
+const SMALL: Apart = Apart {
+    campaign: |first, count| {
+        let shown = small::campaign(first, count, true);
+        (shown.seeds, shown.violations.into_iter().next())
+    },
+    replay: small::replay,
+};
+const CUSTODY: Apart = Apart {
+    campaign: |first, count| {
+        let shown = custody::campaign(first, count, true);
+        (shown.seeds, shown.violations.into_iter().next())
+    },
+    replay: custody::replay,
+};
+const ORDERS: Apart = Apart {
+    campaign: |first, count| {
+        let shown = orders::campaign(first, count, true);
+        (shown.seeds, shown.violations.into_iter().next())
+    },
+    replay: orders::replay,
+};
 
-fn run_in_custody(arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
-    plant(Some(bug));
-    if let Some(seed) = seed {
-        return !run_custody(arguments, Some(seed));
+impl Apart {
+    /// Returns the simulation that has to notice a bug; `None`: the fleet.
+    fn of(bug: Bug) -> Option<Self> {
+        let all = [
+            (Bug::OF_RESTORATION, RESTORATION),
+            (Bug::OF_SHARES, SMALL),
+            (Bug::OF_CUSTODY, CUSTODY),
+            (Bug::OF_ORDERS, ORDERS),
+        ];
+        all.into_iter().find(|(bugs, _)| bugs.contains(&bug)).map(|(_, apart)| apart)
     }
-    let shown = custody::campaign(arguments.first, SEEDS_MAX, true);
-    plant(None);
-    let Some((seed, violation)) = shown.violations.first() else {
-        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
-        return false;
-    };
-    if custody::replay(*seed, Telling::Silent).is_some() {
-        println!("{}: seed {seed} violates a rule without it, too", bug.name());
-        return false;
+
+    fn notices(&self, arguments: &Arguments, bug: Bug, seed: Option<u64>) -> bool {
+        plant(Some(bug));
+        if let Some(seed) = seed {
+            let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+            let violation = (self.replay)(seed, telling);
+            println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+            return violation.is_some();
+        }
+        let (seeds, shown) = (self.campaign)(arguments.first, SEEDS_MAX);
+        plant(None);
+        let Some((seed, violation)) = shown else {
+            println!("{}: not noticed in {seeds} seeds", bug.name());
+            return false;
+        };
+        if (self.replay)(seed, Telling::Silent).is_some() {
+            println!("{}: seed {seed} violates a rule without it, too", bug.name());
+            return false;
+        }
+        println!("{}: noticed by seed {seed}: {violation}", bug.name());
+        true
     }
-    println!("{}: noticed by seed {seed}: {violation}", bug.name());
-    true
 }
 
 /// Returns whether a seed violates a rule even without the planted bug, and so proves nothing.

@@ -1,6 +1,6 @@
 //! The simulation of one seed, and its result.
 
-use crate::coverage::Struck;
+use crate::coverage::{Given, Struck};
 use crate::fleet::tally::Tally;
 use crate::scenario::Options;
 use crate::trace::Audience;
@@ -13,6 +13,7 @@ pub(crate) struct Finding {
     pub(crate) operations: u64,
     pub(crate) recoveries_hit: u64,
     pub(crate) struck: Struck,
+    pub(crate) given: Given,
     pub(crate) tally: Tally,
     /// A hash of the events: the same for the same seed.
     pub(crate) hash: u64,

@@ -10,7 +10,7 @@ use migration::strategy::Strategy;
 
 use crate::checker::patience::Excuses;
 use crate::clock::Clock;
-use crate::coverage::{Kind, Struck};
+use crate::coverage::{Given, Kind, Operation, Struck};
 use crate::faults::{Fault, FaultBoard};
 use crate::random::Random;
 use crate::trace::Trace;
@@ -21,6 +21,7 @@ pub(crate) struct World {
     pub(crate) faults: FaultBoard,
     pub(crate) excuses: RefCell<Excuses>,
     pub(crate) struck: RefCell<Struck>,
+    pub(crate) given: RefCell<Given>,
     /// The phase of the migration in progress; `None` between migrations and while the daemon is down.
     phase: Cell<Option<Phase>>,
     kind: Cell<Kind>,
@@ -63,6 +64,7 @@ impl World {
             faults: FaultBoard::new(random.fork()),
             excuses: RefCell::default(),
             struck: RefCell::default(),
+            given: RefCell::default(),
             phase: Cell::default(),
             kind: Cell::default(),
             era: Cell::default(),
@@ -170,6 +172,14 @@ impl World {
             let kind = if phase == Phase::Filling { Kind::PostCopy } else { self.kind.get() };
             self.struck.borrow_mut().add(kind, fault, phase);
         }
+    }
+
+    /// Counts an order that comes in a phase.
+    pub(crate) fn ordered(&self, operation: Operation, phase: Phase) {
+        self.note("ordered", operation as u64, phase as u64);
+        self.say(|| format!("order: {operation:?} in {phase}"));
+        let kind = if phase == Phase::Filling { Kind::PostCopy } else { self.kind.get() };
+        self.given.borrow_mut().add(kind, operation, phase);
     }
 
     pub(crate) fn strikes(&self, fault: Fault) -> bool {

@@ -6,8 +6,9 @@ use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use migration::journal::Side;
+use migration::orders;
 use migration::session::Event;
-use migration::{HostId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId};
 use transport::Peer;
 
 use super::describe::ANSWER_MAX;
@@ -117,9 +118,19 @@ impl Host {
                 self.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
             }
             // N.B. Recorded first. That fails if this target has promised to wait: only an administrator decides then.
-            if self.record_cancel(migration).await.is_ok() && self.sessions.tell(migration, Event::Cancel) {
+            let is_recorded =
+                self.record_cancel(migration).await.is_ok() || self.record_given_up(migration).await;
+            if is_recorded && self.sessions.tell(migration, Event::Cancel) {
                 tracing::info!(%migration, host = name, "ending a migration with a removed host");
             }
+        }
+    }
+
+    /// Gives up an incomplete copy that waits for a removed host; returns whether it is one, and that is durable.
+    async fn record_given_up(&self, migration: MigrationId) -> bool {
+        match self.journal.read(|state| orders::give_up(state, migration)) {
+            Some(records) => self.journal.commit(records).await.is_ok(),
+            None => false,
         }
     }
 

@@ -52,7 +52,7 @@ pub enum NotPromotable {
     /// The copy was to be handed over incomplete.
     #[error(
         "it lacks blocks that only its source has: it can be promoted only with the ticket that the source prints (sterna volume \
-         promote --ticket)"
+         promote --ticket); if that host is lost for good: sterna host remove --force gives the copy up"
     )]
     Hollow,
     /// The volumes are this host's already.
@@ -71,9 +71,12 @@ pub fn promotable(migration: MigrationId, recorded: &MigrationState) -> Result<P
     let Side::Incoming { volumes, .. } = &recorded.side else { return Err(NotPromotable::NotIncoming) };
     let (waits, growth) = match &recorded.stage {
         // **N.B.** The source may keep the volume, and its blocks would then belong to another branch.
-        Stage::Prepared(_) | Stage::HandedBack if recorded.is_hollow() => return Err(NotPromotable::Hollow),
+        Stage::Prepared(_) | Stage::HandedBack if recorded.is_hollow() && !broken(Bug::HollowForced) => {
+            return Err(NotPromotable::Hollow);
+        }
         Stage::Prepared(_) => (Waits::ForRelease, 1),
         // **N.B.** One for the arrival, one for the return, and one more than the source has.
+        Stage::HandedBack if broken(Bug::HandedBackGenerationReused) => (Waits::ForDiscard, 2),
         Stage::HandedBack => (Waits::ForDiscard, 3),
         Stage::Copying if broken(Bug::IncompletePromoted) => (Waits::ForRelease, 1),
         Stage::Copying => return Err(NotPromotable::Incomplete),
@@ -142,6 +145,17 @@ pub struct Departed {
     pub volumes: Vec<VolumeRecord>,
     /// The generations that they get if this host takes them back.
     pub generations: Vec<(VolumeId, Generation)>,
+    /// What their images here hold.
+    pub images: LeftImages,
+}
+
+/// What the images hold that volumes have left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LeftImages {
+    /// The volumes as they left.
+    AsTheyLeft,
+    /// Blocks of two times: the volumes began to return into the images, and have not come.
+    Mixed,
 }
 
 /// Returns the departure of the volume of this name that an order at this host can end: the volume then continues here as it
@@ -164,7 +178,7 @@ pub fn departed(state: &State, migration: MigrationId) -> Option<Departed> {
     else {
         return None;
     };
-    if state.taken_back_by(migration).is_some() {
+    if state.taken_back_by(migration).is_some() && !broken(Bug::DepartedWhileReturning) {
         return None;
     }
     let left = recorded.volumes.iter().map(|moving| {
@@ -174,7 +188,10 @@ pub fn departed(state: &State, migration: MigrationId) -> Option<Departed> {
     });
     let left = left.collect::<Option<Vec<_>>>()?;
     // **N.B.** The target has it with one generation more. It may have been promoted there after a hand-back, with three more.
-    let grown = |generation: Generation| generation.next().next().next();
+    let grown = |generation: Generation| match broken(Bug::DepartedGenerationReused) {
+        true => generation,
+        false => generation.next().next().next(),
+    };
     Some(Departed {
         migration,
         attempt: *attempt,
@@ -182,6 +199,10 @@ pub fn departed(state: &State, migration: MigrationId) -> Option<Departed> {
         host_name: peer_name.clone(),
         volumes: left.iter().map(|moved| moved.volume.record.clone()).collect(),
         generations: left.iter().map(|m| (m.volume.record.volume, grown(m.generation))).collect(),
+        images: match state.has_begun_to_return(migration) && !broken(Bug::MixedImageTakenBack) {
+            true => LeftImages::Mixed,
+            false => LeftImages::AsTheyLeft,
+        },
     })
 }
 
@@ -201,12 +222,26 @@ impl Departed {
 
     /// Returns the advice for a departure that does not end: what it waits for, and the command that ends it.
     pub fn advice(&self) -> String {
-        let (migration, host) = (self.migration, &self.host_name);
-        let name = self.volumes.first().map(|first| first.name.as_str()).unwrap_or_default();
+        let (migration, host, order) = (self.migration, &self.host_name, self.order());
+        let what = match self.images {
+            LeftImages::AsTheyLeft => "what it was when it left",
+            LeftImages::Mixed => {
+                "an image with blocks of two times, because the volume began to return into it and has not come"
+            }
+        };
         format!(
             "it left for host \"{host}\" by {migration}, which only that host ends; if that host is lost for good, or has lost the \
-             volume: sterna volume promote {name} --force serves here what it was when it left"
+             volume: {order} serves here {what}"
         )
+    }
+
+    /// Returns the command that ends the departure.
+    pub fn order(&self) -> String {
+        let name = self.volumes.first().map(|first| first.name.as_str()).unwrap_or_default();
+        match self.images {
+            LeftImages::AsTheyLeft => format!("sterna volume promote {name} --force"),
+            LeftImages::Mixed => format!("sterna volume promote {name} --force --without-missing"),
+        }
     }
 }
 
@@ -214,7 +249,7 @@ impl Departed {
 /// that host can give them up, or move them back. `there` is its answer; `None` if it is silent.
 pub fn is_owned_there(there: Option<Option<Knowledge>>) -> bool {
     let has_it = |known: Knowledge| matches!(known.whereabouts, Whereabouts::Here | Whereabouts::AtAThird);
-    there.flatten().is_some_and(has_it)
+    there.flatten().is_some_and(has_it) && !broken(Bug::OwnedThereTakenBack)
 }
 
 /// How the administrator ordered a removal.
@@ -252,6 +287,7 @@ pub fn removable(
         (Removal::Plain, _) => Err(NotRemovable::Unforced),
         // The removal keeps the missing blocks there, so a silent host loses nothing.
         (Removal::Forced, None) => Ok(()),
+        (Removal::Forced, Some(_)) if broken(Bug::RemovedNotTakenBack) => Ok(()),
         (Removal::Forced, Some(known)) if known.is_some_and(has_it) => Ok(()),
         (Removal::Forced, Some(_)) => Err(NotRemovable::NotTakenBack),
     }

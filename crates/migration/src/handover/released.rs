@@ -22,7 +22,7 @@ use chronicle::Generation;
 use crate::failure::CommitFault;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::handover::phase::Phase;
-use crate::handover::source::SourceAction;
+use crate::handover::source::{Peer, SourceAction, UNTOLD};
 use crate::identity::{Attempt, MigrationId, VolumeId};
 use crate::journal::{MigrationState, Outcome, Record};
 use crate::planted::{Bug, broken};
@@ -52,6 +52,7 @@ impl Completeness {
 
 #[derive(Debug)]
 pub(crate) struct Handover {
+    peer: Peer,
     left: Completeness,
     migration: MigrationId,
     attempt: Attempt,
@@ -81,6 +82,7 @@ enum State {
     Discarding {
         detail: String,
         repeat_at: Duration,
+        began: Duration,
     },
     Over,
 }
@@ -105,14 +107,14 @@ impl Handover {
     /// Makes the machine, after *released* has become durable.
     pub(crate) fn new(
         now: Duration,
-        migration: MigrationId,
+        (migration, peer): (MigrationId, Peer),
         attempt: Attempt,
         generations: Vec<(VolumeId, Generation)>,
         left: Completeness,
         actions: &mut VecDeque<SourceAction>,
     ) -> Self {
         let state = State::Committing { repeat_at: now + REPEAT };
-        let handover = Self { left, migration, attempt, generations, state };
+        let handover = Self { peer, left, migration, attempt, generations, state };
         actions.push_back(handover.commit_message());
         handover
     }
@@ -232,7 +234,7 @@ impl Handover {
             return;
         }
         let (detail, generations) = (std::mem::take(detail), std::mem::take(generations));
-        self.state = State::Discarding { detail, repeat_at: now + REPEAT };
+        self.state = State::Discarding { detail, repeat_at: now + REPEAT, began: now };
         actions.push_back(SourceAction::TakeBack(generations));
         actions.push_back(SourceAction::Send(ToTarget::Discard));
     }
@@ -250,7 +252,13 @@ impl Handover {
                 actions.push_back(SourceAction::Send(ToTarget::IsWhole(self.attempt)));
                 Step::Stay
             }
-            State::Discarding { repeat_at, .. } if *repeat_at <= now => {
+            State::Discarding { detail, repeat_at, began } if *repeat_at <= now => {
+                // The volumes are here: a target that is lost is not waited for.
+                if self.peer.is_told_enough(now.saturating_sub(*began)) {
+                    let outcome = Outcome::HandedBack { detail: detail.clone() }.with_left_over(UNTOLD);
+                    self.state = State::Over;
+                    return Step::Over(outcome);
+                }
                 *repeat_at = now + REPEAT;
                 actions.push_back(SourceAction::Send(ToTarget::Discard));
                 Step::Stay

@@ -30,7 +30,7 @@ const REPEAT: Duration = Duration::from_millis(200);
 /// be gone for good. A host that reappears later asks, and is answered then ([`crate::recovery::answer_as_source`]).
 pub const TELL_MAX: Duration = Duration::from_secs(10);
 /// The left-over that is reported in that case.
-const UNTOLD: &str =
+pub(crate) const UNTOLD: &str =
     "the other host has not confirmed that it deleted its copy; it deletes it when it connects";
 
 /// The machine of a migration's source.
@@ -262,7 +262,7 @@ impl Source {
                 if *repeat_at <= now =>
             {
                 *repeat_at = now + REPEAT;
-                if self.settings.peer == Peer::OtherHost && now >= *began + TELL_MAX {
+                if self.settings.peer.is_told_enough(now.saturating_sub(*began)) {
                     let outcome = outcome.clone().with_left_over(UNTOLD);
                     self.end(now, outcome);
                 } else {

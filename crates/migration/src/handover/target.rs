@@ -277,14 +277,27 @@ impl Target {
         self.end_if_cancelled();
     }
 
-    /// **N.B.** The cancellation is durable, so no promise is or will be: the journal refuses one that is under way.
+    /// **N.B.** The cancellation is durable, so no promise is or will be: the journal refuses one that is under way. A promise
+    /// of incomplete volumes is given up by [`crate::orders::give_up`], whose record is durable as well.
     fn end_if_cancelled(&mut self) {
-        let has_promised_nothing =
-            matches!(self.state, State::Receiving | State::Flushing { .. } | State::Promising { .. });
-        if self.is_cancelled && has_promised_nothing {
-            self.is_cancelled = false;
-            self.discard(Outcome::Cancelled);
+        if !self.is_cancelled {
+            return;
         }
+        match &self.state {
+            State::Receiving | State::Flushing { .. } | State::Promising { .. } => {
+                self.discard(Outcome::Cancelled);
+            }
+            State::Prepared { .. } | State::Withdrawing { .. } | State::Owning { .. }
+                if self.hollow.is_some() =>
+            {
+                self.delete(Outcome::Cancelled);
+            }
+            State::HandedBack { detail, .. } if self.hollow.is_some() => {
+                self.delete(Outcome::HandedBack { detail: detail.clone() });
+            }
+            _ => return,
+        }
+        self.is_cancelled = false;
     }
 
     /// Handles everything that is due.

@@ -83,7 +83,7 @@ impl MigrationState {
     }
 
     /// Returns whether the volumes left incomplete, and `later` returns them to the same images.
-    fn is_brought_back_by(&self, later: &Self) -> bool {
+    pub(crate) fn is_brought_back_by(&self, later: &Self) -> bool {
         let (peer, from) = (self.side.peer(), later.side.peer());
         let is_left = |place: &ImageLocation| self.volumes.iter().any(|left| left.source == *place);
         self.leaves_blocks()
@@ -155,6 +155,14 @@ impl State {
         later.find(|(_, later)| left.is_brought_back_by(later)).map(|(id, _)| id)
     }
 
+    /// Returns whether the volumes that left by `leaving` have ever begun to return into the images that they left: these hold
+    /// blocks of two times from then on.
+    pub fn has_begun_to_return(&self, leaving: MigrationId) -> bool {
+        let left = self.migrations.get(&leaving);
+        let mut later = self.migrations.range(leaving..).skip(1);
+        left.is_some_and(|left| later.any(|(_, later)| left.is_brought_back_by(later)))
+    }
+
     /// Returns the earlier migration by which the volumes of `migration` left, if they return to the images that they left.
     pub fn takes_back(&self, migration: MigrationId) -> Option<MigrationId> {
         let brings = self.migrations.get(&migration)?;
@@ -218,6 +226,9 @@ impl State {
                 else {
                     return;
                 };
+                if broken(Bug::DepartureOutlivesReturn) {
+                    return;
+                }
                 left.stage = Stage::Ended(Outcome::TakenBack);
                 left.ended_unix_ms = Some(at_unix_ms);
                 left.hollow = None;

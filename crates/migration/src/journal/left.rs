@@ -42,7 +42,9 @@ impl State {
         // A host that has the volume itself does not forward clients to this host.
         let is_led_here = users.led_here_by.iter().any(|host| *host != moved.host);
         let is_used = users.clients > 0 || is_led_here || users.has_vm;
-        match !self.is_departure_over(moved) || moved.forwarding == Forwarding::Always || is_used {
+        let is_used = is_used && !broken(Bug::LaneEndsUnderClients);
+        let is_under_way = !self.is_departure_over(moved) && !broken(Bug::LaneEndsUnderWay);
+        match is_under_way || moved.forwarding == Forwarding::Always || is_used {
             true => LaneLeft::Needed,
             false => LaneLeft::Unneeded { host: moved.host_name.clone() },
         }

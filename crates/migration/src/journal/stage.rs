@@ -13,8 +13,6 @@
 //! ```
 //! A record may repeat an existing fact: a commit with an unknown result is made again.
 
-use std::mem::discriminant;
-
 use serde::{Deserialize, Serialize};
 
 use super::record::{Outcome, Record};
@@ -84,7 +82,10 @@ impl Stage {
 
     fn discarding(&self, side: &Side, outcome: &Outcome) -> Option<Self> {
         let fits = match (self, outcome) {
-            (Self::Discarding(known), outcome) => known == outcome,
+            // Two may give it up at the same time: the first one counts.
+            (Self::Discarding(known), outcome) if is_of_one_kind(known, outcome) => {
+                return Some(self.clone());
+            }
             (Self::HandedBack, Outcome::HandedBack { .. }) => true,
             (Self::Copying | Self::Prepared(_), outcome) => leaves_at_source(outcome),
             _ => false,
@@ -96,7 +97,7 @@ impl Stage {
     pub(super) fn can_be_cancelled(&self, side: &Side) -> bool {
         match self {
             Self::Copying | Self::Discarding(_) => true,
-            Self::Prepared(_) => *side == Side::OneHost,
+            Self::Prepared(_) => *side == Side::OneHost || broken(Bug::CancelledAfterPromise),
             _ => false,
         }
     }
@@ -148,12 +149,18 @@ impl Stage {
             | (Side::Outgoing { .. }, Self::Released(_), Outcome::Moved { .. })
             | (_, Self::HandedBack, Outcome::HandedBack { .. }) => true,
             // The text may have grown by a report of images left over.
-            (_, Self::Discarding(begun), outcome) => discriminant(begun) == discriminant(outcome),
+            (_, Self::Discarding(begun), outcome) => is_of_one_kind(begun, outcome),
             (_, Self::Copying | Self::Prepared(_), outcome) => leaves_at_source(outcome),
             _ => false,
         };
         fits.then(|| Self::Ended(outcome.clone()))
     }
+}
+
+/// Returns whether both outcomes leave the volumes at the source, before a handover or after one.
+fn is_of_one_kind(one: &Outcome, other: &Outcome) -> bool {
+    let handed_back = |outcome: &Outcome| matches!(outcome, Outcome::HandedBack { .. });
+    handed_back(one) && handed_back(other) || leaves_at_source(one) && leaves_at_source(other)
 }
 
 /// Returns whether an outcome is of a migration that was never released.

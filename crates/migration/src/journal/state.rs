@@ -181,7 +181,9 @@ impl State {
                 self.volumes.remove(volume).ok_or(Inconsistent::UnknownVolume(*volume))?;
                 // **N.B.** A volume whose missing blocks were given up is never reported complete: their only copy is at its
                 // former host.
-                self.fillings.retain(|known, filling| known != volume || filling.is_given_up);
+                let is_kept =
+                    |filling: &VolumeFilling| filling.is_given_up && !broken(Bug::RemovedForgetsGivenUp);
+                self.fillings.retain(|known, filling| known != volume || is_kept(filling));
                 self.forget_origins();
                 self.forget_images();
             }
@@ -215,7 +217,7 @@ impl State {
                     return self.volumes_return(*migration, generations);
                 }
                 self.volumes_arrive(at_unix_ms, *migration, generations)?;
-                if is_first {
+                if is_first && !broken(Bug::TicketForgetsMissing) {
                     self.begin_fillings(*migration, *attempt);
                 }
             }
@@ -236,7 +238,9 @@ impl State {
             }
             Record::HandedBack { migration, generations } => {
                 self.advance(*migration, "handed back", record)?;
-                self.end_fillings(*migration);
+                if !broken(Bug::FillingOutlivesHandBack) {
+                    self.end_fillings(*migration);
+                }
                 self.volumes_return(*migration, generations)?;
             }
             Record::MigrationEnded { migration, outcome, summary } => {
@@ -396,6 +400,10 @@ impl MigrationState {
                 self.is_cancelled
                     && matches!(self.side, Side::Incoming { .. })
                     && !broken(Bug::CancelOvertaken)
+            }
+            // An incomplete promise was given up meanwhile.
+            Record::Owned { .. } | Record::Promoted { .. } | Record::AttemptAborted { .. } => {
+                matches!((&self.side, &self.stage), (Side::Incoming { .. }, Stage::Discarding(_)))
             }
             _ => false,
         }

@@ -253,6 +253,7 @@ impl MigrationSession {
         match step {
             // **N.B.** The other host may have acted although its answer never comes.
             Step::Offer => self.undo = Some(Undo::Offer),
+            Step::MakeImages if broken(Bug::ImagesNotUndone) => self.undo = None,
             Step::MakeImages => self.undo = Some(Undo::Images),
             _ => {}
         }
@@ -346,7 +347,8 @@ impl MigrationSession {
 
     fn look_again(&mut self, now: Duration) {
         self.actions.push_back(Action::LetGo);
-        self.state = State::Interrupted { retry_at: Some(now + self.patience.resume_interval) };
+        let retry_at = (!broken(Bug::RetryForgotten)).then_some(now + self.patience.resume_interval);
+        self.state = State::Interrupted { retry_at };
         self.perhaps_give_up();
     }
 

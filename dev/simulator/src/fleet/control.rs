@@ -149,6 +149,7 @@ impl Control for HostControl {
     fn entered(&self, migration: MigrationId, phase: Phase) {
         if let (Phase::Closing, Some(host)) = (phase, self.host.upgrade()) {
             host.check_goes_on(migration);
+            host.check_not_paused();
             if host.hooks.are_missing(migration) {
                 let detail = || format!("the gates close for {migration}, and its hooks have not been run");
                 host.world.violated("hooks", detail);

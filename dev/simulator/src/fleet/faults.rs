@@ -252,6 +252,7 @@ impl Fleet {
         if phase == Phase::Filling {
             self.draw_kill_and_power_cut();
         }
+        self.perhaps_order(phase);
         for plan in self.world.faults.due(phase) {
             if self.is_alone() && plan.delay.is_zero() {
                 self.strike_alone(&plan);

@@ -104,6 +104,8 @@ pub(crate) struct SimHost {
     /// The daemon of another host that has agreed to run the VM.
     pub(super) vm_examined_by: Cell<Option<(Place, u64)>>,
     phase: Cell<Option<Phase>>,
+    /// Since when an order pauses its migration.
+    pub(super) paused_since: Cell<Option<Duration>>,
     incarnation: Cell<u64>,
     is_up: Cell<bool>,
     pub(super) is_stopping: Cell<bool>,
@@ -262,6 +264,7 @@ impl SimHost {
                 cancelled: RefCell::default(),
                 vm_examined_by: Cell::default(),
                 phase: Cell::default(),
+                paused_since: Cell::default(),
                 incarnation: Cell::default(),
                 is_up: Cell::default(),
                 is_stopping: Cell::default(),
@@ -302,6 +305,9 @@ impl SimHost {
 
     pub(super) fn set_phase(&self, phase: Option<Phase>) {
         self.phase.set(phase);
+        if phase.is_none() {
+            self.paused_since.set(None);
+        }
     }
 
     pub(super) fn journal(&self) -> &SimJournal {
@@ -336,7 +342,7 @@ impl SimHost {
         self.incarnation.set(self.incarnation.get() + 1);
         let serving = self.serving.borrow_mut().take();
         drop(serving);
-        self.phase.set(None);
+        self.set_phase(None);
         self.hooks.forget();
         self.vm_note_torn();
         self.vm_examined_by.set(None);

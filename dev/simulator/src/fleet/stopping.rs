@@ -177,6 +177,7 @@ impl SimHost {
     /// Closes all volumes as a stopped daemon does; returns whether it succeeded.
     pub(super) async fn close_in_order(&self) -> bool {
         let closing = self.volumes_here();
+        let modes: Vec<_> = closing.iter().map(|(_, volume)| volume.gate().mode()).collect();
         self.is_stopping.set(true);
         closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Hold));
         let is_drained = || closing.iter().all(|(_, volume)| volume.gate().in_flight() == 0);
@@ -189,8 +190,10 @@ impl SimHost {
         if is_closed {
             self.leave_copies().await;
         }
-        for (_, volume) in &closing {
-            if is_closed && volume.store().flush().await.is_err() {
+        for (index, volume) in &closing {
+            // One that has left meanwhile is its new owner's.
+            let is_owned = self.own_disk(*index).is_some();
+            if is_closed && is_owned && volume.store().flush().await.is_err() {
                 volume.chronicler().store_failed().await;
                 is_closed = false;
             }
@@ -199,12 +202,12 @@ impl SimHost {
         }
         self.is_stopping.set(false);
         if !is_closed {
-            closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Open));
+            closing.iter().zip(modes).for_each(|((_, volume), mode)| volume.gate().set_mode(mode));
             return false;
         }
         self.note_left_copies().await;
         for (index, volume) in &closing {
-            if let Some(disk) = self.disk_of(*index) {
+            if let Some((disk, _)) = self.own_disk(*index) {
                 self.chronicles.close_image(key_of(volume), disk.look());
             }
         }

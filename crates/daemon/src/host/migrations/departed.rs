@@ -12,7 +12,7 @@ use std::sync::Arc;
 use chronicle::BranchId;
 use lane::Aside;
 use migration::journal::Promotion;
-use migration::promotion::{self, Departed};
+use migration::promotion::{self, Departed, LeftImages};
 use migration::{HostId, MigrationId};
 
 use crate::error::RequestError;
@@ -29,7 +29,8 @@ impl Host {
         departed: Departed,
         order: &api::PromoteVolume,
     ) -> Result<(), RequestError> {
-        if !order.force {
+        let is_mixed = departed.images == LeftImages::Mixed;
+        if !order.force || is_mixed && !order.without_missing {
             return Err(RequestError::Left { volume: name.to_owned(), advice: departed.advice() });
         }
         for record in &departed.volumes {
@@ -113,10 +114,8 @@ impl Host {
         self.journal.read(|state| {
             let left = |id: &MigrationId| {
                 let departed = promotion::departed(state, *id)?;
-                let first = departed.volumes.first()?;
                 let is_of_it = state.migrations.get(id)?.side.peer().is_some_and(|(other, _)| other == peer);
-                is_of_it
-                    .then(|| format!("sterna volume promote {} --force, if it is lost for good", first.name))
+                is_of_it.then(|| format!("{}, if it is lost for good", departed.order()))
             };
             let cancel = || migrations.first().map(|first| format!("sterna migration cancel {first}"));
             migrations.iter().find_map(left).or_else(cancel).unwrap_or_default()

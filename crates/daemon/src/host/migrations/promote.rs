@@ -53,14 +53,14 @@ impl Host {
         if order.exchanged {
             return self.take_exchanged(name).await;
         }
-        if order.without_missing {
-            return self.give_up_missing(name, &order).await;
-        }
         let departed = self.journal.read(|state| promotion::departed_named(state, &name));
         if let Some(departed) = departed {
             self.take_departed(&name, departed, &order).await?;
             self.volumes.lane(&name).await?;
             return self.describe_volume(&name).await;
+        }
+        if order.without_missing {
+            return self.give_up_missing(name, &order).await;
         }
         let (waiting, recorded) = self.find_promotable(&name)?;
         let promotion = match order.ticket {

@@ -138,8 +138,8 @@ impl Source {
     pub(super) fn hand_over(&mut self, now: Duration, gates_closing_at: Duration, left: Completeness) {
         self.actions.push_back(SourceAction::Enter(Phase::Committing));
         let generations = self.next_generations();
-        let (migration, attempt) = (self.settings.migration, self.attempt);
-        let handover = Handover::new(now, migration, attempt, generations, left, &mut self.actions);
+        let (migration, peer, attempt) = (self.settings.migration, self.settings.peer, self.attempt);
+        let handover = Handover::new(now, (migration, peer), attempt, generations, left, &mut self.actions);
         self.state = State::Released { handover, gates_closing_at, began: now };
     }
 

@@ -11,6 +11,7 @@ use crate::handover::phase::Phase;
 use crate::handover::target::FlushResult;
 use crate::identity::{Attempt, CommitId, MigrationId, VolumeId, VolumeIndex};
 use crate::journal::{FailureCode, Outcome, Record, Summary};
+use crate::planted::{Bug, broken};
 use crate::strategy::Tally;
 
 /// The settings of a source's machine.
@@ -48,6 +49,13 @@ pub enum Peer {
     SameHost,
     /// On another host: an answer may never come.
     OtherHost,
+}
+
+impl Peer {
+    /// Returns whether a target that was told for so long that its copy is worthless is not told again. It asks when it is back.
+    pub(crate) fn is_told_enough(self, told_for: Duration) -> bool {
+        self == Self::OtherHost && told_for >= super::TELL_MAX && !broken(Bug::ToldForEver)
+    }
 }
 
 /// An event at the source.

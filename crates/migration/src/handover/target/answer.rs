@@ -165,7 +165,7 @@ impl Target {
     ) {
         // **N.B.** After a forced promotion the source may keep the volume: its blocks would belong to another branch.
         let is_hollow = self.hollow.as_ref().is_some_and(|(of, _)| *of == attempt);
-        if is_hollow && matches!(promotion, Promotion::Force { .. }) {
+        if is_hollow && matches!(promotion, Promotion::Force { .. }) && !broken(Bug::HollowForced) {
             return;
         }
         let fits = self.journal == Journal::Own

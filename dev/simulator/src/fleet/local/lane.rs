@@ -108,6 +108,7 @@ impl SimHost {
         }
         if phase == Phase::Closing {
             self.check_goes_on(id);
+            self.check_not_paused();
         }
         if let Some(fleet) = self.fleet() {
             fleet.phase_entered(phase);
