@@ -297,12 +297,12 @@ mod tests {
         let trust = |byte| Known::open(folder.path()).unwrap().trust(HostId([byte; 32]));
         assert_eq!([1, 2, 3].map(trust), [Trust::default(), TRUSTED, Trust::default()]);
         // A host that redeems it again keeps its reduced trust.
-        assert_eq!(known.set_trust("c", Trust::default()).unwrap().unwrap().trust, Trust::default());
+        assert_eq!(known.set("c", Some(Trust::default()), None).unwrap().unwrap().trust, Trust::default());
         known.joined(&peer(2, "c"), trusting).unwrap();
         assert_eq!(trust(2), Trust::default());
-        known.set_trust("b", TRUSTED).unwrap().unwrap();
+        known.set("b", Some(TRUSTED), None).unwrap().unwrap();
         known.joined(&peer(1, "b"), plain).unwrap();
         assert_eq!(trust(1), TRUSTED);
-        assert_eq!(known.set_trust("nobody", TRUSTED).unwrap(), None);
+        assert_eq!(known.set("nobody", Some(TRUSTED), None).unwrap(), None);
     }
 }
