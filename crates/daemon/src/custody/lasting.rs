@@ -78,15 +78,15 @@ impl Custody {
         Ok((!is_gone).then(|| text.to_owned()))
     }
 
-    /// Durably remembers an image that its volume has left in `migration`, and that is out of sight.
+    /// Durably remembers an image that its volume has left in `migration`, and that could not be retired.
     pub(super) fn note_hidden(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
         let place = place_of(path);
         let known = self.read(|state| state.images.get(&place).cloned());
-        match known {
-            Some(KnownImage { lasting, .. }) => {
-                self.note(&place, KnownImage { lasting, purpose: Purpose::Hidden(migration) })
-            }
-            None => Ok(()),
+        let Some(KnownImage { lasting, .. }) = known else { return Ok(()) };
+        match lasting_at(&place) {
+            // Another file has come to the name.
+            Ok(Some(found)) if found != lasting => Ok(()),
+            _ => self.note(&place, KnownImage { lasting, purpose: Purpose::Hidden(migration) }),
         }
     }
 

@@ -94,28 +94,24 @@ impl Custody {
         migration: MigrationId,
     ) -> Result<Option<PathBuf>, ControlFault> {
         fail_point::before(FailStep::Retire);
-        let kept = match (image.place.file().map(Path::new), retirement) {
-            (Some(path), Retirement::Delete) => {
-                self.see(path, migration)?;
-                self.delete_or_fence(path, migration)?;
-                None
-            }
-            (Some(path), Retirement::Keep) => {
-                self.see(path, migration)?;
-                Some(self.fence(path, migration)?)
-            }
-            (None, _) => None,
-        };
+        let Some(path) = image.place.file().map(Path::new) else { return Ok(None) };
+        let retired = self.see(path).map_err(ControlFault::from).and_then(|()| match retirement {
+            Retirement::Delete => self.delete_or_fence(path, migration).map(|()| None),
+            Retirement::Keep => Ok(Some(self.fence(path, migration)?)),
+        });
+        if retired.is_err() {
+            // An image that keeps its name, because its file system takes no changes, is still an old one.
+            self.note_hidden(path, migration)?;
+        }
         fail_point::after(FailStep::Retire);
-        Ok(kept)
+        retired
     }
 
-    /// Checks that a source is not out of sight; remembers one that is.
-    fn see(&self, path: &Path, migration: MigrationId) -> Result<(), CustodyError> {
+    /// Checks that a source is not out of sight.
+    fn see(&self, path: &Path) -> Result<(), CustodyError> {
         let failed = |error| CustodyError::io("find", path, error);
         let opened = Opened::at(path).map_err(failed)?;
         let Some(why) = self.doubt_absence(path, &opened).map_err(failed)? else { return Ok(()) };
-        self.note_hidden(path, migration)?;
         let refused = Refused { step: Step::Discard, claims: vec![Kind::Unknown { why }] };
         Err(CustodyError::Refused { path: path.to_owned(), refused })
     }

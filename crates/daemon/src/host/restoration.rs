@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use api::{PromoteVolume, RemovedVolume};
 use block::store::Access;
 use chronicle::BranchId;
+use futures_util::future::join_all;
 use migration::custody::{Owner, Step};
 use migration::journal::{ExportAccess, ImageFormat, Place, Record, VolumeRecord};
 use migration::restoration::{
@@ -36,6 +37,9 @@ use crate::volumes::registry::{Claim, Service};
 
 /// How often waiting volumes are checked, besides notifications: pairing and removing hosts sends none.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long an order waits for hosts that have not answered: longer than the pause before another attempt to reach one.
+const SILENT_MAX: Duration = Duration::from_secs(6);
+const SILENT_POLL: Duration = Duration::from_millis(200);
 
 /// The decisions about volumes that wait.
 pub(super) struct Restoring {
@@ -287,6 +291,7 @@ impl Host {
         let found = self.journal.read(|state| state.questioned_named(&name).map(|(volume, _)| volume));
         let volume = found.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
         let (claim, _) = self.volumes.claim(&name)?;
+        self.hear_the_silent(volume).await;
         // N.B. The volume is examined at the moment of the order, because earlier observations may be outdated.
         let standing = self.look_anew(volume).await;
         let standing = standing.ok_or_else(|| RestoredError::NotWaiting(name.clone()))?;
@@ -298,6 +303,20 @@ impl Host {
         self.reinstate(claim, volume, &name, records, order.size_bytes).await?;
         self.volumes.lane(&name).await?;
         self.describe_volume(&name).await
+    }
+
+    /// Gives the hosts that have not answered about a volume the time to do so. **N.B.** A host that is up must not count as silent
+    /// because of the pause between two attempts to reach it.
+    async fn hear_the_silent(&self, volume: VolumeId) {
+        let until = Instant::now() + SILENT_MAX;
+        while Instant::now() < until {
+            let standing = self.restoring.lock().standing(volume);
+            let Some(restoration::Words::Unheard(hosts)) = standing.map(|standing| standing.words) else {
+                return;
+            };
+            join_all(hosts.iter().map(|host| self.ask_whose(*host))).await;
+            tokio::time::sleep(SILENT_POLL).await;
+        }
     }
 
     fn refused(&self, name: &str, reason: restoration::Refused) -> RestoredError {

@@ -94,7 +94,9 @@ impl Host {
         let found = self.look_at_file(path)?;
         match found.role {
             FileRole::HalfMade if half_made::marked(path) == Marked::Other => {
-                Err(StoreFileObstacle::NotHalfMade("a file that has come to the name of one"))
+                let why = "a file that has come to the name of one, whose mark names another file; if nobody needs it, delete it \
+                           by hand, and the mark (.FILE.partial)";
+                Err(StoreFileObstacle::NotHalfMade(why))
             }
             FileRole::HalfMade => Ok(found),
             role => Err(StoreFileObstacle::NotHalfMade(role_in_words(role))),

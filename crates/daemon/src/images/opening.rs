@@ -88,8 +88,9 @@ fn size_advice(record: &VolumeRecord, found: u64) -> String {
     );
     match remedy_for_size(&image.place, image.format, found, wanted) {
         Remedy::Lengthen => {
+            // N.B. zeroes at its end would count as the disk's content, and a copy elsewhere may have that.
             format!(
-                "its end is missing: restore it from a backup, or append zeroes: truncate -s {wanted} FILE"
+                "its end, from byte {found} to {wanted}, is missing: put the whole image back, from a backup for example"
             )
         }
         // N.B. no advice may ever cut bytes off.

@@ -141,7 +141,9 @@ impl Folder {
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str());
-            let name = name.filter(|name| image_name(name).is_some() && !known.contains(path.as_path()));
+            let name = name.filter(|name| {
+                image_name(name).is_some() && !known.contains(path.as_path()) && !half_made::is_marked(&path)
+            });
             unknown.extend(name.map(str::to_owned));
         }
         unknown.sort();

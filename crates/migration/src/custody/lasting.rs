@@ -65,7 +65,7 @@ pub enum Purpose {
     Passing,
     /// Like [`Purpose::Kept`], but the image existed before it was served: Sterna does not delete it.
     Given(MigrationId),
-    /// A migration could not retire the image, which was out of sight.
+    /// A migration could not retire the image: it was out of sight, or its folder took no change.
     Hidden(MigrationId),
     /// It is the folder of images, not an image.
     Folder,

@@ -28,6 +28,8 @@ pub fn completed_by(records: &[Record], state: &State) -> Vec<Place> {
             Record::Owned { generations, .. } | Record::Promoted { generations, .. } => {
                 volumes.extend(generations.iter().map(|(volume, _)| *volume));
             }
+            // An administrator has said that a half-made image is whole.
+            Record::VolumeAdded(record) => volumes.push(record.volume),
             Record::Filled { volume } | Record::Reinstated { volume, .. } => volumes.push(*volume),
             _ => {}
         }

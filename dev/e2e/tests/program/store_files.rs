@@ -78,6 +78,22 @@ fn a_target_is_marked_until_it_is_complete_and_a_lost_journal_takes_none_for_a_d
 }
 
 #[test]
+fn a_half_made_image_that_is_served_by_order_has_no_mark_when_that_is_answered() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    scene.succeed(&["migrate", "v", "--to", "b", "--bandwidth", "1MiB/s", "--detach"]);
+    scene.kill();
+    std::fs::remove_dir_all(scene.path("data")).unwrap();
+    scene.start(None);
+    let link = scene.path("link.img");
+    std::os::unix::fs::symlink(scene.path("b/v.img"), &link).unwrap();
+    let add = ["volume", "add", "w", "--image", link.to_str().unwrap()];
+    refused(&scene, &add, (4, "image_unsuitable"), "--fenced");
+    scene.succeed(&[&add[..], &["--fenced"]].concat());
+    assert!(!is_marked(&scene, "b/v.img"));
+}
+
+#[test]
 fn no_mark_outlasts_a_migration_however_it_ends() {
     let mut scene = Scene::started();
     scene.create_volume();

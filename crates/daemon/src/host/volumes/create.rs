@@ -196,6 +196,7 @@ impl Host {
         fences: Fences,
     ) -> Result<(), RequestError> {
         let AdoptedImage { place, format, export } = order;
+        let given = place.clone();
         let access = match export.access {
             ExportAccess::ReadWrite => Access::ReadWrite,
             ExportAccess::ReadOnly => Access::ReadOnly,
@@ -211,8 +212,9 @@ impl Host {
         let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finder_of(name));
         let (size_bytes, known) = blocking(move || {
             host.check_free(&opened.place, fences)?;
-            let path = opened.place.file().map(Path::new);
-            if let Some(path) = path.filter(|path| fences == Fences::Hold && half_made::is_marked(path)) {
+            // A mark lies beside the image, or beside a link that leads to it.
+            let mut paths = [&opened.place, &given].into_iter().filter_map(Place::file).map(Path::new);
+            if let Some(path) = paths.find(|path| fences == Fences::Hold && half_made::is_marked(path)) {
                 let detail =
                     "it is a half-made target: parts of the disk are missing; to serve it anyway: --fenced";
                 return Err(RequestError::ImageUnsuitable {
@@ -231,9 +233,17 @@ impl Host {
         })
         .await?;
         let record = record(name, size_bytes, image, export);
+        let volume = record.volume;
         let added = vec![Record::VolumeAdded(record.clone())].into_iter().chain(known).collect();
         self.journal.commit(added).await?;
-        claim.created(record.volume);
+        // N.B. before the answer: by its mark the image of a volume could be dropped, once the journal is lost.
+        let journal = self.journal.clone();
+        blocking(move || {
+            half_made::unmark_completed(&journal, &[Record::VolumeAdded(record)]);
+            Ok(())
+        })
+        .await?;
+        claim.created(volume);
         Ok(())
     }
 
