@@ -324,7 +324,7 @@ impl Vms {
             entry.definition.volumes().iter().for_each(|volume| self.grants.give(volume, user));
         }
         for adopted in self.adoptions.iter().flat_map(Adoptions::list) {
-            let Some(user) = adopted.libvirt.and_then(|domain| domain.user) else { continue };
+            let Some(user) = adopted.socket_user() else { continue };
             adopted.disks.iter().for_each(|disk| self.grants.give(&disk.volume, user));
         }
     }
@@ -376,7 +376,9 @@ impl Vms {
         let mut entries = self.entries();
         self.catalogue()?.remove(name)?;
         if let Some(entry) = entries.remove(name) {
-            entry.definition.volumes().iter().for_each(|volume| self.grants.take(volume));
+            // An adopted VM that does not leave after all keeps the sockets of its disks.
+            let stays = self.adoptions.iter().any(|adoptions| adoptions.get(name).is_some());
+            entry.definition.volumes().iter().filter(|_| !stays).for_each(|volume| self.grants.take(volume));
             // The watching task holds the connection to the monitor.
             entry.watch.iter().for_each(AbortHandle::abort);
         }

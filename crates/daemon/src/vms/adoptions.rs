@@ -24,6 +24,9 @@ pub(crate) struct Adopted {
     /// The user that listened at its monitor when it was adopted; `None`: libvirt is asked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) monitor_user: Option<u32>,
+    /// The user of its QEMU's process, which gets the sockets of its disks; `None`: the sockets stay as configured.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) user: Option<u32>,
     pub(crate) disks: Vec<AdoptedDisk>,
     pub(crate) added_unix_ms: u64,
     /// Its libvirt domain; `None`: libvirt did not start its QEMU.
@@ -139,6 +142,11 @@ impl Adopted {
     pub(crate) fn proved(&self, volume: &str) -> Vec<ProvedFile> {
         let disk = self.disks.iter().find(|disk| disk.volume == volume);
         disk.map(|disk| disk.proved.clone()).unwrap_or_default()
+    }
+
+    /// Returns the user who gets the sockets of its disks.
+    pub(crate) fn socket_user(&self) -> Option<u32> {
+        self.user.or(self.libvirt.as_ref().and_then(|domain| domain.user))
     }
 
     pub(crate) fn uses(&self, volume: &str) -> bool {

@@ -92,8 +92,7 @@ Examples:
 
 The disks must be raw or qcow2 images, attached by -blockdev or -drive. The VM is paused for a moment, but not restarted. Then
 its disks can be moved, and it can move to another host as a whole: sterna migrate web1 --to HOST. No other client may be
-connected to the monitor meanwhile. QEMU must be allowed to connect to the sockets of volumes: --socket-owner, and
-[volume_sockets] of the configuration.
+connected to the monitor meanwhile. QEMU may run as any user: that user gets the sockets of the VM's volumes.
 
 libvirt itself copies the disks of its domain to new volumes; nothing is paused. A copy that takes longer than a minute
 continues in the background: sterna vm show web1. `sterna vm release` copies the disks back to files.";

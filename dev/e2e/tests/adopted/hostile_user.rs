@@ -18,15 +18,15 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, mknodat, renameat_wit
 use testbed::nbd_client::{Client, ClientOptions, Operation};
 
 const QEMU: &str = "qemu-system-x86_64";
-const USER: u32 = 24_005;
-const VM: &str = "users";
+pub(crate) const USER: u32 = 24_005;
+pub(crate) const VM: &str = "users";
 const DISK_BYTES: usize = 4 << 20;
 /// Time during which the image is exchanged at random moments.
 const EXCHANGES_FOR: Duration = Duration::from_secs(5);
 const SECRET: u8 = 0x5e;
 
 /// A user's folder with QEMU's image and monitor, and beside it a file that only root may read.
-struct User {
+pub(crate) struct User {
     folder: PathBuf,
     secret: PathBuf,
     qemu: Child,
@@ -75,7 +75,7 @@ impl User {
         self.folder.join(name)
     }
 
-    fn adopt(&self, scene: &Host) -> anyhow::Result<Outcome> {
+    pub(crate) fn adopt(&self, scene: &Host) -> anyhow::Result<Outcome> {
         adopt(scene, &self.path("qmp"))
     }
 
@@ -138,12 +138,11 @@ fn first_byte(scene: &Host) -> anyhow::Result<Option<u8>> {
     Ok(buffer.first().copied())
 }
 
-fn play(test: impl FnOnce(&mut Host, &User) -> anyhow::Result<()>) {
+pub(crate) fn play(test: impl FnOnce(&mut Host, &User) -> anyhow::Result<()>) {
     if !rustix::process::geteuid().is_root() {
         return omission::machine_lacks("root, to run QEMU as another user");
     }
     e2e::play_unstarted(|scene| {
-        scene.configure("[volume_sockets]\nmode = '0666'\n")?;
         scene.start()?;
         for folder in ["", "run"] {
             std::fs::set_permissions(scene.path(folder), std::fs::Permissions::from_mode(0o711))?;

@@ -14,8 +14,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::{AdoptVm, Vm};
+use block::held;
 use hypervisor::qemu::command_line::script::GivenBack;
-use hypervisor::qemu::{LocalDisk, Qemu};
+use hypervisor::qemu::{Launched, LocalDisk, Qemu};
 use hypervisor::{HypervisorError, RunState};
 use migration::vm::exchange::Goal;
 use migration::vm::hold::Reason;
@@ -70,6 +71,7 @@ impl Host {
             name: name.clone(),
             monitor,
             monitor_user: qemu.user(),
+            user: socket_user(&launched(&name, &qemu).await?),
             disks: disks
                 .iter()
                 .zip(&held)
@@ -413,6 +415,7 @@ impl Host {
             };
             kept.file = file.into();
             kept.format = name_of(record.image.format).to_owned();
+            kept.size_bytes = record.size_bytes;
         }
         Ok(adopted)
     }
@@ -436,6 +439,7 @@ impl Host {
             name: name.to_owned(),
             monitor: known.monitor,
             monitor_user: None,
+            user: socket_user(&launched(name, &qemu).await?),
             disks,
             added_unix_ms: now_unix_ms(),
             libvirt: None,
@@ -492,9 +496,19 @@ impl Host {
         blocking(move || Ok(host.adoptions()?.put(&adopted).map_err(VmError::from)?)).await
     }
 
+    /// Forgets an adopted VM. Its user does not get the sockets of later volumes that have the names of its disks.
     pub(in crate::host) async fn forget_adopted(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         let (host, name) = (Arc::clone(self), name.to_owned());
-        blocking(move || Ok(host.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?)).await
+        blocking(move || {
+            let adopted = host.adoptions()?.get(&name).filter(|adopted| !adopted.is_bound);
+            host.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?;
+            let disks = adopted.iter().flat_map(|adopted| &adopted.disks);
+            // A VM that Sterna has started, and whose release has failed, keeps the sockets of its disks.
+            let left = disks.filter(|kept| host.vms.user_of(&kept.volume).is_none());
+            left.for_each(|kept| host.sockets.grants().take(&kept.volume));
+            Ok(())
+        })
+        .await
     }
 }
 
@@ -524,6 +538,12 @@ fn monitor_named(order: &AdoptVm) -> Result<Named, RequestError> {
 fn no_monitor(name: &str, monitor: &Path, error: &HypervisorError) -> VmError {
     tracing::info!(vm = %name, monitor = %monitor.display(), reason = with_causes(error), "a monitor cannot be used");
     VmError::NoMonitor { vm: name.to_owned(), monitor: monitor.to_owned() }
+}
+
+/// Returns the user who needs the sockets of a VM's disks; `None`: QEMU can use every socket of this daemon.
+/// **N.B.** The kernel names the user of the process. A monitor's answer is not asked for.
+fn socket_user(process: &Launched) -> Option<u32> {
+    Some(process.owner.0).filter(|user| *user != 0 && !held::is_own_user(*user))
 }
 
 async fn runs(name: &str, qemu: &Qemu) -> Result<bool, RequestError> {

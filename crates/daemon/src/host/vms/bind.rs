@@ -122,6 +122,7 @@ impl Host {
             name,
             monitor,
             monitor_user,
+            user: None,
             disks: bound,
             added_unix_ms,
             libvirt: None,

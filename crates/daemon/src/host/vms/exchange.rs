@@ -123,7 +123,7 @@ impl Host {
             }
             Step::Serve(index) => {
                 if let Some(kept) = adopted.disks.get(index) {
-                    self.serve_disk(kept).await?;
+                    self.serve_disk(adopted, kept).await?;
                 }
             }
             Step::StopServing(index) => {
@@ -210,7 +210,11 @@ impl Host {
         }
     }
 
-    async fn serve_disk(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
+    /// Serves the image of a disk as its volume, at a socket of its QEMU's user.
+    async fn serve_disk(self: &Arc<Self>, adopted: &Adopted, kept: &AdoptedDisk) -> Result<(), RequestError> {
+        if let Some(user) = adopted.user {
+            self.sockets.grants().give(&kept.volume, user);
+        }
         let text = kept.file.to_str().ok_or_else(|| not_utf8(&kept.file))?;
         let source = VolumeSource::Add {
             image: Some(text.to_owned()),
@@ -238,7 +242,10 @@ impl Host {
     async fn remove_given_back(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
         // N.B. Without force: a connected client uses the volume, whatever its QEMU says, and also if QEMU seems to have ended.
         let how = RemoveVolume { force: false, keep_image: true, delete_image: false };
-        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
+        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
+        // A later volume of this name does not belong to that user.
+        self.sockets.grants().take(&kept.volume);
+        Ok(())
     }
 }
 

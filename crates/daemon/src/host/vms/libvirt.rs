@@ -94,6 +94,7 @@ impl Host {
             }),
             is_bound: false,
             monitor_user: None,
+            user: None,
         };
         let is_alone = chosen.len() == 1;
         for (index, disk) in chosen.into_iter().enumerate() {

@@ -8,6 +8,7 @@
 //! ```
 //! The volume's lane opens the files that are held here ([`crate::vms::proved`]).
 
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -61,7 +62,7 @@ impl Host {
         for (disk, kept) in disks.iter().zip(&adopted.disks) {
             let process = launched(name, qemu).await?;
             self.prove_way_back(name, qemu, (disk, kept), &process).await?;
-            self.prove_socket(name, qemu, (disk, kept), &process).await?;
+            self.prove_socket(name, qemu, (disk, kept), adopted.user).await?;
         }
         Ok(())
     }
@@ -163,13 +164,17 @@ impl Host {
         name: &str,
         qemu: &Qemu,
         (disk, kept): (&LocalDisk, &AdoptedDisk),
-        process: &Launched,
+        user: Option<u32>,
     ) -> Result<(), RequestError> {
         let unavailable = |error: &dyn std::error::Error| RequestError::VolumeUnavailable {
             volume: kept.volume.clone(),
             reason: with_causes(error),
         };
+        if let Some(user) = user {
+            self.sockets.grants().give(&kept.volume, user);
+        }
         let bound = self.sockets.bind_volume(&kept.volume, &self.config.volume_sockets);
+        self.sockets.grants().take(&kept.volume);
         let listener = bound.map_err(|error| unavailable(&error))?;
         let export = self.export_named(&kept.volume);
         let proved = tokio::select! {
@@ -179,16 +184,7 @@ impl Host {
         if let Err(error) = self.sockets.forget_volume(&kept.volume) {
             tracing::warn!(path = %export.socket.display(), %error, "a socket is left over");
         }
-        proved.map_err(|error| {
-            let (socket, user) = (export.socket.display(), process.owner.0);
-            refuse(
-                name,
-                format!(
-                    "its QEMU, which runs as the user {user}, cannot connect to the socket of its disk, {socket}: {error}; \
-                     permit it: owner and mode below [volume_sockets] in the configuration, and a folder that it may pass through"
-                ),
-            )
-        })
+        proved.map_err(|error| refuse(name, cannot_connect(&export.socket, user, &error)))
     }
 }
 
@@ -224,6 +220,30 @@ fn another_file(disk: &LocalDisk, file: &Path) -> String {
          a link in a folder that users other than root may write to, or QEMU runs in a name space of its own (a container, a \
          chroot); put the file back where it was (ls -l /proc/PID/fd shows what QEMU has open), or run the daemon where QEMU runs"
     )
+}
+
+fn cannot_connect(socket: &Path, user: Option<u32>, error: &HypervisorError) -> String {
+    let who = user.map_or("the daemon's user".to_owned(), |user| format!("the user {user}"));
+    let what = match user.and_then(|_| closed_folder(socket)) {
+        Some(folder) => {
+            let folder = folder.display();
+            format!("other users cannot pass through the folder {folder}; permit it: chmod o+x {folder}")
+        }
+        None => "that user may use the socket, so something else forbids it: SELinux, AppArmor, or a namespace of QEMU's own (a \
+                 container, a chroot)"
+            .to_owned(),
+    };
+    let socket = socket.display();
+    format!(
+        "its QEMU, which runs as {who}, cannot connect to the socket of its disk, {socket}: {error}; {what}"
+    )
+}
+
+/// Returns the topmost folder above a socket through which other users cannot pass.
+fn closed_folder(socket: &Path) -> Option<&Path> {
+    let above: Vec<&Path> = socket.ancestors().skip(1).collect();
+    let is_closed = |folder: &Path| std::fs::metadata(folder).is_ok_and(|found| found.mode() & 0o001 == 0);
+    above.into_iter().rev().find(|folder| is_closed(folder))
 }
 
 fn cannot_open(kept: &AdoptedDisk, process: &Launched, error: &HypervisorError) -> String {

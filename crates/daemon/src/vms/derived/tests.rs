@@ -76,6 +76,7 @@ impl Scene {
             added_unix_ms: 0,
             is_bound: false,
             monitor_user: None,
+            user: None,
         };
         derive(&adopted, &process, &self.running).map_err(|error| error.to_string())
     }

@@ -110,6 +110,7 @@ fn an_adopted_disk_is_over_its_volume_and_nothing_else() {
     };
     let adopted = Adopted {
         monitor_user: None,
+        user: None,
         name: "ad".to_owned(),
         monitor: "/run/qmp".into(),
         disks: vec![

@@ -369,7 +369,6 @@ impl Host {
     /// Forgets the domain, once all its disks are in files.
     async fn settle_released(self: &Arc<Self>, adopted: &Adopted) -> Result<(), RequestError> {
         let name = &adopted.name;
-        adopted.disks.iter().for_each(|kept| self.sockets.grants().take(&kept.volume));
         self.forget_adopted(name).await?;
         tracing::info!(vm = %name, "the domain has its disks in files");
         Ok(())
