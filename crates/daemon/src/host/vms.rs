@@ -5,6 +5,7 @@ pub(in crate::host) mod adopted;
 pub(in crate::host) mod bind;
 pub(in crate::host) mod cold;
 pub(in crate::host) mod exchange;
+pub(in crate::host) mod growth;
 pub(in crate::host) mod libvirt;
 pub(crate) mod manage;
 pub(in crate::host) mod move_vm;

@@ -74,7 +74,10 @@ impl LocalDisk {
 
     /// Returns the number with which it was switched, if the node below shows it.
     pub fn number(&self) -> Option<u32> {
-        self.file_node.as_deref()?.strip_prefix(lead::EXPORT_NODE)?.parse().ok()
+        let node = self.file_node.as_deref()?;
+        let number =
+            node.strip_prefix(lead::EXPORT_NODE).or_else(|| node.strip_prefix(lead::OTHER_EXPORT_NODE))?;
+        number.parse().ok()
     }
 }
 

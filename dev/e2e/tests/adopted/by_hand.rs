@@ -1,6 +1,8 @@
 //! Tests of VMs that were started by hand with plain images: adopted, moved as a whole to another host, and released there with
 //! plain images. The guest checks its disk all the time.
 
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
@@ -165,6 +167,50 @@ fn a_machine_is_adopted_as_before_when_its_move_comes_to_nothing() {
         machine.console.work_on(REQUESTS)?;
         machine.console.verify()
     });
+}
+
+#[test]
+fn a_guest_is_told_that_its_volume_has_grown() {
+    e2e::play(|scene| {
+        let file = ["-blockdev", "file,node-name=f,filename=IMAGE", "-blockdev", "raw,node-name=d,file=f"];
+        let words = [&file[..], &["-device", "virtio-blk-pci,drive=d,id=root"]].concat();
+        let machine = ByHand::start(scene, "raw", DISK_BYTES, FILL_BYTES, &words)?;
+        let monitor = machine.monitor.to_str().context("a folder that is not UTF-8")?;
+        scene.sterna(["vm", "adopt", NAME, "--qmp", monitor])?.success()?;
+        // Each growth replaces the node of the one before.
+        for mib in [48, 64, 80] {
+            scene.sterna(["volume", "resize", NAME, &format!("{mib}MiB")])?.success()?;
+            let size = size_in_qemu(&machine.monitor)?;
+            ensure!(size == mib << 20, "QEMU has {size} bytes");
+            machine.console.work_on(REQUESTS)?;
+        }
+        scene.sterna(["vm", "release", NAME])?.success()?;
+        machine.console.work_on(REQUESTS)?;
+        machine.console.verify()
+    });
+}
+
+/// Returns the size of the VM's disk, from QEMU.
+fn size_in_qemu(monitor: &Path) -> anyhow::Result<u64> {
+    let stream = UnixStream::connect(monitor)?;
+    let mut said = BufReader::new(&stream).lines();
+    said.next().context("a greeting")??;
+    for command in ["qmp_capabilities", "query-block"] {
+        (&stream).write_all(format!("{{\"execute\": \"{command}\"}}\n").as_bytes())?;
+        while let Some(line) = said.next().transpose()? {
+            let answer: serde_json::Value = serde_json::from_str(&line)?;
+            let Some(answer) = answer.get("return") else { continue };
+            if let Some(devices) = answer.as_array() {
+                let device = devices
+                    .iter()
+                    .find(|device| device["qdev"].as_str().is_some_and(|path| path.contains("root")));
+                let size = device.and_then(|device| device["inserted"]["image"]["virtual-size"].as_u64());
+                return size.context("a disk with a size");
+            }
+            break;
+        }
+    }
+    anyhow::bail!("QEMU has ended")
 }
 
 /// Starts a VM by hand, and adopts it while it works.

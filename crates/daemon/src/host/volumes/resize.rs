@@ -34,6 +34,7 @@ impl Host {
             let lane = self.volumes.lane(&name).await?;
             lane.grow(size).await.map_err(|refused| self.why_not_grown(&record, size, refused))?;
             tracing::info!(volume = %name, from = record.size_bytes, to = size, "volume resized");
+            self.show_growth(&name, size).await;
         }
         self.describe_volume(&name).await
     }

@@ -15,6 +15,8 @@ use crate::qemu::process::{ANSWER_DEADLINE, DRAIN_DEADLINE, Qemu, unexpected};
 
 /// Prefixes of the names of new nodes; names have at most 31 bytes.
 pub(super) const EXPORT_NODE: &str = "sterna-nbd-";
+/// The prefix where a node over an export replaces another one over it, and needs a different name.
+pub(super) const OTHER_EXPORT_NODE: &str = "sterna-nbe-";
 const FORMAT_NODE: &str = "sterna-fmt-";
 /// The prefix where a format node replaces another one, and needs a different name.
 const OTHER_FORMAT_NODE: &str = "sterna-img-";
@@ -39,6 +41,31 @@ impl Qemu {
         let node = format!("{EXPORT_NODE}{number}");
         let options = export_options(&node, export, &disk.options);
         self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await
+    }
+
+    /// Gives a disk the size of its export, which has grown, and notifies the guest. An NBD node keeps the size that the export had
+    /// when it connected, so another node takes its place. The guest continues.
+    ///
+    /// # Errors
+    /// If the disk is not a raw node over the export's node, or if QEMU refuses or does not answer. The disk then keeps its size.
+    pub async fn grow(
+        &self,
+        disk: &LocalDisk,
+        export: &ExportAddress,
+        number: u32,
+        size_bytes: u64,
+    ) -> Result<(), HypervisorError> {
+        if !disk.is_named || disk.format != RAW || disk.file_node.is_none() {
+            return Err(
+                unexpected("query-block", "a raw node with a name over the NBD node of the disk").into()
+            );
+        }
+        let names = [EXPORT_NODE, OTHER_EXPORT_NODE].map(|begin| format!("{begin}{number}"));
+        let node = names.into_iter().find(|name| disk.file_node.as_ref() != Some(name)).unwrap_or_default();
+        let options = export_options(&node, export, &disk.options);
+        let led = self.exchange(disk, &Below { node, options, format: RAW, name: None }, number).await?;
+        let size = json!({ "node-name": led.node, "size": size_bytes });
+        self.tell("block_resize", size, DRAIN_DEADLINE).await
     }
 
     /// Detaches a disk from its file, without anything below it: QEMU closes the file, and holds no lock on it.
@@ -100,7 +127,8 @@ impl Qemu {
                 // Nodes above others first. A node without a name vanishes by itself.
                 let format = Some(&disk.node).filter(|format| disk.is_named && **format != led.node);
                 // The caller may not know what the disk was last over.
-                let ours = [EXPORT_NODE, FILE_NODE, NOTHING_NODE].map(|begin| format!("{begin}{number}"));
+                let ours = [EXPORT_NODE, OTHER_EXPORT_NODE, FILE_NODE, NOTHING_NODE];
+                let ours = ours.map(|begin| format!("{begin}{number}"));
                 let formers = format.into_iter().chain(&disk.file_node).chain(&ours);
                 for former in formers.filter(|former| *former != node) {
                     // A node made with its parent vanishes with it, and most of these do not exist.
