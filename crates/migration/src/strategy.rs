@@ -199,6 +199,22 @@ pub enum VolumeEvent {
     Stop,
 }
 
+/// Why a copy waits that an ordered limit slows down.
+pub const BANDWIDTH_LIMIT: &str = "the bandwidth limit";
+
+impl VolumeEvent {
+    /// Returns whether the target has carried out a request.
+    pub(crate) fn is_answer(&self) -> bool {
+        match self {
+            Self::TargetWritten { result, .. }
+            | Self::TargetFlushed { result, .. }
+            | Self::MissingTold { result, .. } => result.is_ok(),
+            Self::ChunkCopied { result, .. } => result.is_ok(),
+            _ => false,
+        }
+    }
+}
+
 /// An action for a volume that is copied.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VolumeAction {

@@ -234,6 +234,44 @@ fn a_link_that_is_away_for_an_hour_fails_nothing_and_holds_nobody() {
     assert!(said.contains(&VolumeAction::Resumed) && said.contains(&VolumeAction::Converged));
 }
 
+/// Runs a mirror whose link is back for four of every five seconds. `answers` says whether the target answers a chunk in each of
+/// these times. Returns when the migration has failed.
+fn failed_on_a_flapping_link(answers: bool) -> Option<Duration> {
+    let mut mirror = mirror_of(2048);
+    let (second, mut now) = (Duration::from_secs(1), Duration::ZERO);
+    let mut sent = Vec::new();
+    for _ in 0..100 {
+        now += 4 * second;
+        mirror.handle_timeout(now);
+        for action in actions(&mut mirror) {
+            match action {
+                VolumeAction::Copy { chunk, .. } => sent.push(chunk),
+                VolumeAction::Failed { code, .. } => {
+                    assert_eq!(code, FailureCode::TargetHung);
+                    return Some(now);
+                }
+                _ => {}
+            }
+        }
+        mirror.handle_event(now, VolumeEvent::LinkLost);
+        now += second;
+        mirror.handle_event(now, VolumeEvent::LinkBack);
+        if answers {
+            let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+            mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk: sent.remove(0), result });
+        }
+    }
+    None
+}
+
+#[test]
+fn a_link_that_comes_back_and_carries_nothing_does_not_prolong_the_wait() {
+    // 300 s of waiting, and a second without a link after every four of them.
+    let failed = failed_on_a_flapping_link(false);
+    assert!(failed.is_some_and(|at| (370..380).contains(&at.as_secs())), "{failed:?}");
+    assert_eq!(failed_on_a_flapping_link(true), None, "it moves");
+}
+
 #[test]
 fn a_write_that_has_waited_at_a_gate_is_not_kept_waiting_for_as_long_again() {
     let second = Duration::from_secs(1);

@@ -40,6 +40,16 @@ pub(crate) struct Connection {
     pub(crate) heartbeat: Heartbeat,
     pub(crate) compression: Compression,
     reason: String,
+    end: End,
+}
+
+/// How a connection has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// Either side has closed it.
+    Closed,
+    /// The path, or the peer, has broken it.
+    Lost,
 }
 
 #[derive(Default)]
@@ -80,7 +90,16 @@ impl Connection {
         compression: Compression,
     ) -> Self {
         let reason = "it was dropped".to_owned();
-        Self { id, session, counters, stop, heartbeat: Heartbeat::default(), compression, reason }
+        Self {
+            id,
+            session,
+            counters,
+            stop,
+            heartbeat: Heartbeat::default(),
+            compression,
+            reason,
+            end: End::Closed,
+        }
     }
 
     /// Works until the connection ends, and returns the cause. `read` holds the bytes read after the handshake.
@@ -97,6 +116,9 @@ impl Connection {
             ended = self.watch(silence_max) => ended,
         };
         self.reason = ended.to_string();
+        if matches!(ended, Ended::Io(_) | Ended::Closed | Ended::Silent { .. }) {
+            self.end = End::Lost;
+        }
         ended
     }
 
@@ -123,7 +145,7 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.session.detach(self.id, &self.reason);
+        self.session.detach(self.id, &self.reason, self.end);
     }
 }
 
@@ -133,7 +155,7 @@ pub(crate) enum Ended {
     Io(#[from] io::Error),
     #[error("the peer closed the connection")]
     Closed,
-    #[error("the peer said goodbye: it is being stopped, or has closed the session")]
+    #[error("its daemon was stopped, or has closed the connection in order")]
     Goodbye,
     #[error("nothing was received from the peer for {:.1} s", silence.as_secs_f64())]
     Silent { silence: Duration },

@@ -15,6 +15,7 @@
 mod book;
 mod token;
 
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::PoisonError;
 use std::time::{Duration, SystemTime};
@@ -245,7 +246,7 @@ pub enum JoinError {
     #[error("the invitation's time is over: ask for a new one (or set the clocks right)")]
     Expired,
     /// The other host could not be reached, or has refused.
-    #[error("cannot join by {address}: {reason}")]
+    #[error("cannot join the host at {address}: {reason}{}", advice(reason))]
     Handshake {
         /// The address that was tried last.
         address: String,
@@ -255,6 +256,24 @@ pub enum JoinError {
     /// The endpoint was stopped meanwhile.
     #[error("this host is being stopped")]
     Stopped,
+}
+
+/// Returns what to look at if a host cannot be reached.
+fn advice(reason: &HandshakeError) -> &'static str {
+    match reason {
+        HandshakeError::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            "; is it listening? There: sterna host show, and hosts.listen in its configuration"
+        }
+        HandshakeError::Timeout => "; is the address right, and does every firewall let the port through?",
+        HandshakeError::Io(error) if is_unreachable(error.kind()) => {
+            "; is the address right, and does every firewall let the port through?"
+        }
+        _ => "",
+    }
+}
+
+fn is_unreachable(kind: ErrorKind) -> bool {
+    matches!(kind, ErrorKind::HostUnreachable | ErrorKind::NetworkUnreachable | ErrorKind::TimedOut)
 }
 
 impl JoinError {

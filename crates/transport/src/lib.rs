@@ -32,6 +32,7 @@ pub mod hostile;
 mod identity;
 mod incoming;
 mod invitation;
+mod large_messages;
 pub mod links;
 mod listening;
 mod message;

@@ -19,6 +19,7 @@ use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 
 use crate::credit::{CLASSES, class, cost_of};
 use crate::frame::Acknowledgement;
+use crate::large_messages::LargeMessages;
 use crate::message::{ChannelId, Message, Order, PAYLOAD_BYTES_MAX, Priority, PriorityBoost};
 use crate::sequence_set::SPAN_MAX;
 
@@ -96,6 +97,7 @@ pub(crate) struct Outgoing {
     owed: i64,
     /// Connections that finish a less urgent message, because it was its turn.
     favoured: HashSet<ConnectionId>,
+    large: LargeMessages,
 }
 
 struct Sent {
@@ -127,6 +129,7 @@ impl Outgoing {
             low_water_bytes,
             owed: 0,
             favoured: HashSet::new(),
+            large: LargeMessages::default(),
         }
     }
 
@@ -303,12 +306,22 @@ impl Outgoing {
 
     fn forget(&mut self, number: u64, sent: &Sent) {
         self.unacknowledged_bytes -= sent.message.len() as u64;
+        self.large.acknowledged(sent.message.len());
         if sent.after.is_some() {
             let key = (sent.message.channel(), sent.message.priority());
             if self.last_ordered.get(&key) == Some(&number) {
                 self.last_ordered.remove(&key);
             }
         }
+    }
+
+    /// Notes that a connection was lost. Returns whether only small messages have passed since some connections.
+    pub(crate) fn lost(&mut self, connection: ConnectionId) -> bool {
+        let carried = self.unacknowledged.values().filter(|sent| sent.carrier == Some(connection));
+        if let Some(largest) = carried.map(|sent| sent.message.len()).max() {
+            self.large.lost(largest);
+        }
+        self.large.only_small_ones_pass()
     }
 
     /// Takes back the messages of a lost connection, for the other ones to send. Returns how many there were.

@@ -25,11 +25,13 @@ pub(crate) use handshake::Joining;
 pub use status::{ConnectionStatus, SessionStatus};
 pub(crate) use status::{Counters, Slot};
 
+use crate::connection::End;
 use crate::context::Context;
 use crate::credit::{Credit, class, cost_of};
 use crate::frame::{Acknowledgement, Begun, Start};
 use crate::host_id::HostId;
 use crate::incoming::{Arrival, Due, Incoming, Violation};
+use crate::large_messages::ADVICE;
 use crate::message::{ChannelId, Delivery, Message, Priority, PriorityBoost};
 use crate::outgoing::{ConnectionId, NeverSent, Next, Outgoing, Taken, UnderWay};
 use crate::pairing::{Incarnation, Pairing};
@@ -356,7 +358,10 @@ impl Shared {
     }
 
     /// Removes a connection: the others send its messages, and nothing more is taken from it.
-    pub(crate) fn detach(&self, connection: ConnectionId, reason: &str) {
+    pub(crate) fn detach(&self, connection: ConnectionId, reason: &str, end: End) {
+        let only_small_pass = end == End::Lost && self.lock().outgoing.lost(connection);
+        let advised = only_small_pass.then(|| format!("{reason}; {ADVICE}"));
+        let reason = advised.as_deref().unwrap_or(reason);
         let gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
         self.detach_behind_gate(&gate, connection, reason);
     }

@@ -8,7 +8,7 @@
 //! ```
 //! Each operation that takes time is a task. The loop only waits for the next event or deadline.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::time::Duration;
@@ -36,6 +36,8 @@ pub struct SourceHandle {
     migration: MigrationId,
     phase: Rc<Cell<Phase>>,
     events: mpsc::UnboundedSender<Event>,
+    /// Why the link to the target's host was lost last.
+    lost: Rc<RefCell<Option<String>>>,
 }
 
 /// Runs the source's half of one migration.
@@ -53,6 +55,7 @@ pub struct SourceDriver {
     pub(super) to_target: SendMessage<ToTarget>,
     pub(super) phase: Rc<Cell<Phase>>,
     pub(super) sender: mpsc::UnboundedSender<Event>,
+    lost: Rc<RefCell<Option<String>>>,
     events: mpsc::UnboundedReceiver<Event>,
     pub(super) report_at: Duration,
     pub(super) is_released: bool,
@@ -119,7 +122,8 @@ impl SourceHandle {
     }
 
     /// Notes that the target's host cannot be reached: guest writes are not mirrored, and no request fails.
-    pub fn link_lost(&self) {
+    pub fn link_lost(&self, reason: &str) {
+        *self.lost.borrow_mut() = Some(reason.to_owned());
         self.send(Event::Copying(VolumeEvent::LinkLost));
     }
 
@@ -215,7 +219,13 @@ impl SourceDriver {
         });
         let joined = group.joined.into_iter().map(|joined| SourceParticipant::joined(joined.orders));
         let participants = here.chain(joined).collect();
-        let source_handle = SourceHandle { migration, phase: Rc::clone(&phase), events: sender.clone() };
+        let lost = Rc::default();
+        let source_handle = SourceHandle {
+            migration,
+            phase: Rc::clone(&phase),
+            events: sender.clone(),
+            lost: Rc::clone(&lost),
+        };
         let driver = Self {
             control,
             migration,
@@ -230,6 +240,7 @@ impl SourceDriver {
             to_target,
             phase,
             sender,
+            lost,
             events,
             report_at: now,
             ended: None,
@@ -310,6 +321,9 @@ impl SourceDriver {
                 self.order(volume, SourceOrder::BehindWasHeard);
             }
             VolumeAction::Failed { code, detail } => {
+                let lost = self.lost.borrow_mut().take().filter(|_| code == FailureCode::TargetHung);
+                let lost = lost.map(|reason| format!("; the last connection ended: {reason}"));
+                let detail = detail + &lost.unwrap_or_default();
                 self.source.handle_event(now, SourceEvent::VolumeFailed { code, detail });
             }
             VolumeAction::Suspended { reason } => {

@@ -292,7 +292,7 @@ impl Listener for FromTarget {
 
     fn link_lost(&self, reason: &str) {
         warn!(migration = %self.migration, reason, "the channel to the target is broken");
-        self.driver.link_lost();
+        self.driver.link_lost(reason);
     }
 
     fn link_restored(&self) {

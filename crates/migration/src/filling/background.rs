@@ -7,6 +7,7 @@ use chronicle::{BlockIndex, BlockRange, LayeredBitmap};
 use super::units::UNIT_BYTES;
 use super::{Filling, Urgency};
 use crate::pacing::Pacing;
+use crate::strategy::BANDWIDTH_LIMIT;
 
 const AWAY_PAUSE: Duration = Duration::from_millis(200);
 /// The pause before a failed store is tried again; it doubles up to `STORE_PAUSE_MAX`.
@@ -114,7 +115,7 @@ impl Background {
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         match (self.pause, self.tokens_at) {
             (Some((until, pause)), _) => Some((until, pause.reason())),
-            (None, Some(at)) => Some((at, "the bandwidth limit")),
+            (None, Some(at)) => Some((at, BANDWIDTH_LIMIT)),
             (None, None) => None,
         }
     }

@@ -45,7 +45,7 @@ use self::telling::Tellings;
 use self::values::Values;
 use self::writes::{SourceSide, WriteState, Writes};
 use super::heat::HeatFilter;
-use super::{CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
+use super::{BANDWIDTH_LIMIT, CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
 use crate::handover::source::Costs;
 use crate::pacing::Pacing;
 use crate::progress::{Carried, VolumeProgress, Waiting};
@@ -167,8 +167,11 @@ enum Mover {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Link {
     Up,
-    Away,
-    /// Back, but earlier requests have still to be answered.
+    /// For `waited` before, the target has owed an answer without giving any.
+    Away {
+        waited: Duration,
+    },
+    /// Back, but earlier requests have still to be answered: since then, without the time away.
     Returning {
         since: Duration,
     },
@@ -221,6 +224,9 @@ impl Engine {
 
     /// Handles an event. A write that arrives is held until it is submitted.
     pub(super) fn handle_event(&mut self, now: Duration, event: VolumeEvent) {
+        if event.is_answer() {
+            self.target_answered(now);
+        }
         match event {
             VolumeEvent::Allocated(range) => {
                 self.tellings.missing(self.covering(range));
@@ -248,12 +254,8 @@ impl Engine {
                 }
                 self.gate.open(now);
             }
-            VolumeEvent::LinkLost => self.link_lost(),
-            VolumeEvent::LinkBack => {
-                if self.link == Link::Away {
-                    self.link = Link::Returning { since: now };
-                }
-            }
+            VolumeEvent::LinkLost => self.link_lost(now),
+            VolumeEvent::LinkBack => self.link_back(now),
             VolumeEvent::Pause => self.mover = Mover::Rests,
             VolumeEvent::Resume => self.mover = Mover::Works,
             VolumeEvent::GrowthBegins => self.is_growing = true,
@@ -285,7 +287,7 @@ impl Engine {
             _ => None,
         });
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
-        let tokens = self.tokens_at.map(|at| (at, "the bandwidth limit"));
+        let tokens = self.tokens_at.map(|at| (at, BANDWIDTH_LIMIT));
         let admits = match self.queue {
             Queue::Until(at) => Some((at, "the target to store guest writes")),
             Queue::Empty | Queue::UntilTaken => None,
@@ -297,7 +299,9 @@ impl Engine {
     pub(super) fn waits_for(&self) -> Option<&'static str> {
         match self.stage {
             Stage::Surveying => Some("earlier requests to the source to end"),
-            Stage::Copying if self.link == Link::Away => Some("the other host to be reachable again"),
+            Stage::Copying if matches!(self.link, Link::Away { .. }) => {
+                Some("the other host to be reachable again")
+            }
             Stage::Copying if self.mover == Mover::Rests => Some("an administrator to resume it"),
             Stage::Copying if self.chunks.is_any_waiting() => {
                 Some("guest writes to blocks that are to be copied")

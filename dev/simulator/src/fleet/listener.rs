@@ -72,7 +72,7 @@ impl Listener for MigrationListener {
     fn link_lost(&self, _: &str) {
         self.with(|_, serving, channel| {
             if let Some(source) = serving.source_of(channel.subject) {
-                source.driver.link_lost();
+                source.driver.link_lost("it was cut");
             }
             if let Some(driver) = serving.target_of(channel.subject) {
                 driver.link_lost();

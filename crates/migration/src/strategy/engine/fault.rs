@@ -73,7 +73,7 @@ impl Engine {
         match self.link {
             _ if self.stage != Stage::Copying => return None,
             Link::Up => {}
-            Link::Away => return None,
+            Link::Away { .. } => return None,
             // The time without a link does not count.
             Link::Returning { since } => return Some(since),
         }
@@ -150,7 +150,7 @@ impl Engine {
             || self.writes.has_late()
             || self.values.await_target();
         match self.link {
-            Link::Away => return,
+            Link::Away { .. } => return,
             Link::Returning { .. } if owed => return,
             Link::Returning { .. } => {
                 self.link = Link::Up;
@@ -173,11 +173,32 @@ impl Engine {
     }
 
     /// Handles a lost link: guests do not wait for the target's answers, and no answer is overdue until the link is back.
-    pub(super) fn link_lost(&mut self) {
-        self.link = Link::Away;
+    /// **N.B.** The wait before counts on then. A path that swallows large packets loses one connection after the other, and a
+    /// deadline that began anew with each of them would never pass.
+    pub(super) fn link_lost(&mut self, now: Duration) {
+        let waited = match self.link {
+            Link::Away { waited } => waited,
+            Link::Up | Link::Returning { .. } => {
+                self.oldest_unanswered().map_or(Duration::ZERO, |since| now.saturating_sub(since))
+            }
+        };
+        self.link = Link::Away { waited };
         self.drain.interrupt();
         self.suspend("the link to the other host is down", None);
         self.answer_waiting();
+    }
+
+    pub(super) fn link_back(&mut self, now: Duration) {
+        if let Link::Away { waited } = self.link {
+            self.link = Link::Returning { since: now.saturating_sub(waited) };
+        }
+    }
+
+    /// Notes an answer of the target. While a link returns, the wait for the others begins anew.
+    pub(super) fn target_answered(&mut self, now: Duration) {
+        if let Link::Returning { since } = &mut self.link {
+            *since = now;
+        }
     }
 
     pub(super) fn fail(&mut self, code: FailureCode, detail: String) {
