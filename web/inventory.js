@@ -62,12 +62,12 @@ function showTiles(overview) {
   const spaces = new Map(overview.stores.map((store) => [`${store.bytes_total} ${store.bytes_free}`, store.bytes_free]));
   const free = [...spaces.values()].reduce((sum, bytes) => sum + bytes, 0);
   const tiles = [
-    { name: "Guests’ requests", value: units.count(totals.requests.at(-1)) + "/s", detail: `${units.count(clients)} ${clients === 1 ? "connection" : "connections"}`, line: totals.requests, hue: "iops" },
+    { name: "Guests’ requests", value: units.each(totals.requests.at(-1)), detail: `${units.count(clients)} ${clients === 1 ? "connection" : "connections"}`, line: totals.requests, hue: "iops" },
     { name: "Read", value: units.rate(totals.read.at(-1)), detail: "by guests", line: totals.read, hue: "median" },
     { name: "Written", value: units.rate(totals.written.at(-1)), detail: "by guests", line: totals.written, hue: "p99" },
     { name: "Migrations", value: moving.length ? units.rate(bandwidth) : "none", detail: standings(overview.migrations) || "under way" },
     { name: "Volumes served", value: `${serving} of ${overview.volumes.length}`, detail: overview.vms.length ? `${running} of ${overview.vms.length} VMs run` : "no VMs" },
-    { name: "Free", value: units.bytes(free), detail: overview.peers.length ? `${connected} of ${overview.peers.length} hosts connected` : `in ${overview.stores.length} stores` },
+    { name: "Free", value: units.bytes(free), detail: overview.peers.length ? `${connected} of ${overview.peers.length} hosts connected` : `in ${overview.stores.length} ${overview.stores.length === 1 ? "store" : "stores"}` },
   ];
   keyed(byId("tiles"), tiles, ({ name }) => name, ({ name, line, hue }) => {
     const value = el("strong"), detail = el("small"), drawn = line && spark(POINTS, { width: 180, height: 34 });
@@ -210,7 +210,6 @@ function makePeer() {
   };
 }
 
-// Shows a part of a whole as a bar with figures.
 // Draws how much of a whole is used; `isScarce`: a full one is marked.
 function meter(isScarce) {
   const fill = el("i"), label = el("span");

@@ -11,6 +11,9 @@ const LINGER_MS = 60_000;
 // Limit of a card's samples: enough for hours, because old ones are joined.
 const SAMPLES_MAX = 3000;
 
+// How the reason of a wait begins that an ordered limit causes.
+const LIMIT = "its limit of ";
+
 const FILLED = new Set(["three-phase", "post-copy"]);
 const ENDED = new Set(["moved", "failed", "cancelled", "handed-back"]);
 const STEPS = [
@@ -253,8 +256,9 @@ function remaining({ remaining_seconds: range }) {
 function waiting(migration, course) {
   if (migration.queue) return `number ${migration.queue.place} of ${migration.queue.waiting} in the queue: ${migration.queue.reason}`;
   if (!migration.waiting_for || course.waits.some((reason) => reason !== migration.waiting_for.reason)) return "";
-  const left = migration.waiting_for.remaining_ms;
-  return "waits for " + migration.waiting_for.reason + (left === null || left < 1000 ? "" : ` (at most ${units.duration(left / 1000)} longer)`);
+  const { reason, remaining_ms: left } = migration.waiting_for;
+  if (reason.startsWith(LIMIT)) return "limited to " + reason.slice(LIMIT.length);
+  return "waits for " + reason + (left === null || left < 1000 ? "" : ` (at most ${units.duration(left / 1000)} longer)`);
 }
 
 export function tone(migration) {

@@ -74,6 +74,8 @@ function one(definition, group) {
     bandLayer.replaceChildren(...bands.map(({ from, to, name }) =>
       svg("rect", { class: "band " + name, x: x(Math.max(from, time[0])), y: TOP, height: HEIGHT - TOP - BOTTOM,
         width: Math.max(1.5, x(Math.min(to, time[1])) - x(Math.max(from, time[0]))) }, svg("title", {}, name))));
+    // The samples before show the guest without the migration.
+    if (time[0] < 0) bandLayer.append(svg("line", { class: "begin", x1: x(0), x2: x(0), y1: TOP, y2: HEIGHT - BOTTOM }, svg("title", {}, "begins")));
     paths.forEach((path, index) => {
       const line = [];
       let pieces = [], area = "";
@@ -139,7 +141,8 @@ export function spark(points, { width, height }) {
       const step = width / (points - 1), first = points - values.length;
       let path = "", open = false, begun = 0, last = 0, filled = "";
       values.forEach((value, index) => {
-        if (value === null) { open = false; return; }
+        // A sample between two gaps would be a stray tick.
+        if (value === null || ((values[index - 1] ?? null) === null && (values[index + 1] ?? null) === null)) { open = false; return; }
         const px = round((first + index) * step), py = round(height - 1 - value / most * (height - 3));
         if (!open) { begun = px; path += `M${px} ${py}`; filled += `M${px} ${height}L${px} ${py}`; }
         else { path += `L${px} ${py}`; filled += `L${px} ${py}`; }

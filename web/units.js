@@ -28,6 +28,11 @@ export function count(number) {
   return number.toLocaleString("en", { maximumFractionDigits: digits, minimumFractionDigits: digits });
 }
 
+// Formats a number of events in each second.
+export function each(perSecond) {
+  return perSecond === null || perSecond === undefined ? "–" : count(perSecond) + "/s";
+}
+
 export function latency(micros) {
   if (micros === null || micros === undefined) return "–";
   if (micros < 1000) return Math.round(micros) + " µs";

@@ -461,24 +461,24 @@ Without --config: /etc/sterna/sterna.toml for root, ~/.config/sterna/sterna.toml
   owner = \"root:kvm\"
   [hosts]                          # where other hosts reach this one
   listen = [\"0.0.0.0:7423\"]
-[api_tls]                        # the API over TLS, for keys that sterna access has granted
+  [api_tls]                        # the API over TLS, for keys that sterna access has granted
   listen = \"0.0.0.0:7425\"
   [web]                            # the page for browsers, besides on the API's socket
   listen = \"127.0.0.1:7424\"
-[hooks]                          # programs that run on both hosts when a machine changes its host
+  [hooks]                          # programs that run on both hosts when a machine changes its host
   before = \"/etc/sterna/before\"
   [stores.fast]                    # a folder; new images there are raw, or
   path = \"/srv/fast\"
   format = \"qcow2\"
   [stores.lv]                      # a block device: one volume at a time
   device = \"/dev/vg/lv\"
-[stores.far]                     # the export of another NBD server: one volume at a time
+  [stores.far]                     # the export of another NBD server: one volume at a time
   nbd = \"nbd://host/export\"
   [limits]
   mirror_wait_max_ms = 1000        # longest that a migration may hold a guest's write
   stop_wait_max_ms = 10000         # longest that a stopping daemon waits for a volume's requests
-migrations_per_host = 4          # under way at a time; more are queued
-migrations_per_store = 2         # of these, migrations that use one store
+  migrations_per_host = 4          # under way at a time; more are queued
+  migrations_per_store = 2         # of these, migrations that use one store
 
 SIGTERM and Ctrl-C stop in order: requests in flight end, stores are flushed, a migration before its commit point is
 ended with the volume at its source. A second signal stops at once, as a crash; the next start recovers.";

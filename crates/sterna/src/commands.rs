@@ -27,7 +27,7 @@ use std::time::Duration;
 use api::{Address, Client, ClientError};
 use daemon::{ConfigError, Folders, JournalError, ServeError};
 
-use crate::args::{Arguments, Command};
+use crate::args::{Arguments, Command, HostCommand, VolumeCommand};
 use crate::exit::Exit;
 use crate::output::{self, Format};
 use crate::remotes::{RemoteError, Remotes};
@@ -137,7 +137,9 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
         }
         _ => None,
     };
+    let late = asks_others(&arguments.command);
     let client = |host: Option<&HostAddress>| -> Result<Client, CommandError> {
+        let late = late.clone();
         let client = match (&tunnel, host) {
             (Some(tunnel), _) => Client::new(tunnel.address().clone()),
             (None, Some(HostAddress::Here(address))) => Client::new(address.clone()),
@@ -148,8 +150,11 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
             }
         };
         Ok(match format {
-            Format::Text => client.when_late(LATE, |address| {
-                output::say(&format!("waiting for the answer of the daemon at {address}"));
+            Format::Text => client.when_late(LATE, move |address| {
+                output::say(&match &late {
+                    Some(what) => format!("still {what}"),
+                    None => format!("waiting for the answer of the daemon at {address}"),
+                });
             }),
             Format::Json => client,
         })
@@ -162,6 +167,21 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
             Err(CommandError::NoDaemonThere { address: there.to_string(), source })
         }
         (done, _) => done,
+    }
+}
+
+/// Returns what the daemon does for a command while it waits for other hosts.
+fn asks_others(command: &Command) -> Option<String> {
+    match command {
+        Command::Migrate(order) => Some(match order.to.split_once(':') {
+            Some((host, _)) => format!("asking {host} about the migration"),
+            None => format!("preparing the migration to {}", order.to),
+        }),
+        Command::Host(HostCommand::Join(order)) => Some(format!("asking the host at {}", order.address)),
+        Command::Volume(VolumeCommand::Promote(_)) => {
+            Some("asking the other hosts about the volume".to_owned())
+        }
+        _ => None,
     }
 }
 

@@ -7,6 +7,7 @@ mod commands;
 mod complete;
 mod exit;
 mod happenings;
+mod hints;
 mod log;
 mod output;
 mod progress;
@@ -44,6 +45,10 @@ fn not_understood(error: &clap::Error) -> ExitCode {
     let is_for_programs = error.use_stderr() && std::env::args_os().any(|argument| argument == "--json");
     // Standard output may be closed; the exit code has the result as well.
     let _ = if is_for_programs { console::report_usage(error) } else { error.print() };
+    let words: Vec<String> = std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+    if let Some(command) = hints::hint(error, &words).filter(|_| !is_for_programs) {
+        output::say(&format!("\n  hint: {command}"));
+    }
     u8::try_from(error.exit_code()).map_or(Exit::Usage.into(), ExitCode::from)
 }
 

@@ -186,7 +186,7 @@ pub(crate) fn migrations(migrations: &Vec<Migration>) -> String {
             place(&migration.target),
             migration.state.name().to_owned(),
             done(migration),
-            at_source(migration).map_or_else(|| bytes(migration.bytes_moved), |host| format!("{host} knows")),
+            at_source(migration).map_or_else(|| moved(migration), |host| format!("{host} knows")),
             format!("{} ago", replicas::age(migration.started_unix_ms)),
             duration(migration.seconds),
             guest(migration).to_owned(),
@@ -214,10 +214,21 @@ pub(crate) fn missing(migration: &Migration) -> String {
     migration.bytes_missing.map_or_else(|| "unknown".to_owned(), bytes)
 }
 
+/// Returns the bytes that were moved: those of the disks, and the memory that a VM's move has sent.
+fn moved(migration: &Migration) -> String {
+    let memory = migration.machine.as_ref().and_then(|machine| machine.memory.as_ref());
+    bytes(migration.bytes_moved + memory.map_or(0, |memory| memory.sent_bytes))
+}
+
 fn why(migration: &Migration) -> String {
     let turn = migration.queue.as_ref().map(turn);
+    // Waits with a limit are short, and follow each other.
+    let waits =
+        migration.waiting_for.as_ref().filter(|waiting| waiting.remaining_ms.is_none() && turn.is_none());
+    let waits = waits.map(|waiting| format!("waits for {}", waiting.reason));
+    let suspended = migration.suspended.as_ref().map(|reason| format!("suspended: {reason}"));
     let retried = migration.retried_as.as_ref().map(|id| format!("retried as {id}"));
-    let said = [turn, migration.message.clone(), retried].into_iter().flatten();
+    let said = [turn, migration.message.clone(), suspended, waits, retried].into_iter().flatten();
     said.collect::<Vec<_>>().join("; ")
 }
 
@@ -311,7 +322,10 @@ pub(crate) fn remaining(migration: &Migration) -> String {
 
 pub(crate) fn waiting(migration: &Migration) -> Option<String> {
     let waiting = migration.waiting_for.as_ref()?;
-    let limit = waiting.remaining_ms.map(|remaining_ms| duration(remaining_ms as f64 / 1000.0));
+    let limit = waiting
+        .remaining_ms
+        .filter(|remaining_ms| *remaining_ms >= 1000)
+        .map(|remaining_ms| duration(remaining_ms as f64 / 1000.0));
     Some(match limit {
         Some(limit) => format!("{} (at most {limit} longer)", waiting.reason),
         None => waiting.reason.clone(),
@@ -354,12 +368,11 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
 
 /// Returns how much a kept image at the other host has saved.
 fn spared(migration: &Migration, replica: &api::ReplicaUsed) -> String {
-    let sent = migration.bytes_moved;
     format!(
-        "{} of {}: a kept image had the rest, {}",
-        bytes(sent),
-        bytes(replica.bytes_held),
-        bytes(replica.bytes_spared)
+        "{}; a kept image had {} of the {} that the volume has",
+        bytes(migration.bytes_moved),
+        bytes(replica.bytes_spared),
+        bytes(replica.bytes_held)
     )
 }
 

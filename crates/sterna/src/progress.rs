@@ -163,13 +163,13 @@ impl Display {
         match self {
             Self::Bar(bar) => {
                 bar.set_position((migration.fraction.clamp(0.0, 1.0) * BAR_STEPS as f64) as u64);
-                bar.set_message(words::clean(&describe(migration)));
+                bar.set_message(words::clean(&format!("{} {}", called(migration), describe(migration))));
             }
             Self::Lines { printed, phase, gone } => {
                 *gone = false;
                 let is_due = printed.is_none_or(|printed| printed.elapsed() >= LINE_INTERVAL);
                 if (is_due || *phase != Some(migration.phase)) && !migration.state.has_ended() {
-                    output::say(&format!("{}: {}", migration.id, describe(migration)));
+                    output::say(&format!("{}: {}", called(migration), describe(migration)));
                     *printed = Some(Instant::now());
                     *phase = Some(migration.phase);
                 }
@@ -203,10 +203,16 @@ const BAR_STEPS: u64 = 10_000;
 fn bar() -> ProgressBar {
     let bar = ProgressBar::new(BAR_STEPS);
     // The template is a constant; should it not parse, the default one is shown.
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {msg}") {
+    if let Ok(style) = ProgressStyle::with_template("{bar:20} {wide_msg}") {
         bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
     }
     bar
+}
+
+/// Returns the migration's number with the name of what moves.
+fn called(migration: &Migration) -> String {
+    let name = if migration.name.is_empty() { &migration.volume } else { &migration.name };
+    format!("{} {name}", migration.id)
 }
 
 fn describe(migration: &Migration) -> String {
@@ -228,7 +234,10 @@ fn describe(migration: &Migration) -> String {
         text = format!("{text}; {left} of its memory left after {} rounds", memory.rounds);
     }
     if let Some(waiting) = waiting(migration) {
-        text = format!("{text}; waits for {waiting}");
+        text = match waiting.strip_prefix("its limit of ") {
+            Some(limit) => format!("{text}; limited to {limit}"),
+            None => format!("{text}; waits for {waiting}"),
+        };
     }
     if let Some(reason) = &migration.suspended {
         text = format!("{text}; suspended: {reason}");

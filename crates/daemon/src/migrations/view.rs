@@ -53,6 +53,8 @@ pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: 
     shown
 }
 
+/// How the reason of a wait begins that an ordered limit causes.
+pub(crate) const LIMIT: &str = "its limit of ";
 /// The note on a migration whose volumes returned while they were incomplete.
 const TAKEN_BACK: &str = "its volumes returned before all of their blocks had followed";
 
@@ -89,6 +91,12 @@ pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
         shown.volume.clone_from(&metadata.name);
     }
     shown.strategy = metadata.order.as_ref().map(|order| order.strategy);
+    let limit = metadata.order.as_ref().and_then(|order| order.bandwidth_bytes_per_second);
+    if let (Some(waiting), Some(limit)) = (&mut shown.waiting_for, limit)
+        && waiting.reason == migration::strategy::BANDWIDTH_LIMIT
+    {
+        *waiting = WaitingFor { reason: format!("{LIMIT}{}/s", api::Bytes(limit)), remaining_ms: None };
+    }
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
     shown.goes_on = metadata.goes_on;
@@ -159,6 +167,11 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
         Outcome::Cancelled => None,
         Outcome::CancelledThere => Some(cancelled_there(state)),
         Outcome::TakenBack => Some(TAKEN_BACK.to_owned()),
+        Outcome::Failed { code: FailureCode::TargetFull, .. } => Some(format!(
+            "the store {} is full: make room there, then run: sterna migration retry {}",
+            shown.target.store.as_deref().unwrap_or(&shown.target.image),
+            shown.id
+        )),
         Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => Some(detail.clone()),
     };
     if let Outcome::Failed { code, .. } = outcome {

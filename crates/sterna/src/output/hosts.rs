@@ -122,6 +122,13 @@ pub(crate) fn peer(peer: &Peer) -> String {
         rows.push(("at present", format!("{}/s sent, {}/s received", bytes(sent), bytes(received))));
     }
     rows.extend(peer.last_error.clone().map(|error| ("last lost", error)));
+    if !peer.connected {
+        let way = format!(
+            "its daemon must run; if both hosts have other addresses than before: sterna host set {} --address HOST:PORT",
+            peer.name
+        );
+        rows.push(("to mend", way));
+    }
     if peer.refused_requests > 0 {
         rows.push((
             "refused",

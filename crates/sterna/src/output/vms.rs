@@ -59,7 +59,7 @@ pub(crate) fn stopped(vm: &Vm) -> String {
 
 /// Returns the text about adopted disks.
 pub(crate) fn adopted(vm: &Vm) -> String {
-    let mut text = format!("{} is running; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
+    let mut text = format!("{} is adopted; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));
     if vm.libvirt_domain.is_some() {
         text += &vm.message.as_ref().map(|message| format!("note: {message}\n")).unwrap_or_default();
         return text + &format!("to move them: sterna migrate {} --to STORE\n", vm.volumes.join(", "));
@@ -83,7 +83,9 @@ pub(crate) fn released(vm: &Vm) -> String {
     match vm.state {
         // The VM has ended, so its disks were not given back.
         VmState::Unknown => format!("removed {}{message}\n", vm.name),
-        _ if vm.libvirt_domain.is_some() => format!("{} has its disks back{message}\n", vm.name),
+        _ if vm.libvirt_domain.is_some() => {
+            format!("{} uses files again, which its definition in libvirt names{message}\n", vm.name)
+        }
         _ if vm.images.is_empty() => format!("{} is released{message}\n", vm.name),
         _ => {
             let (is, them) = if vm.images.len() == 1 { ("disk is", "it") } else { ("disks are", "them") };

@@ -66,7 +66,15 @@ fn leads_somewhere(tree: &Tree, from: &str, link: &str) -> bool {
             part => parts.push(part),
         }
     }
-    tree.has(&parts.join("/"))
+    let path = parts.join("/");
+    tree.has(&path) && (is_packaged(&path) || !is_packaged(from))
+}
+
+/// Returns whether a package has this file, or this folder (`scripts/install`).
+fn is_packaged(path: &str) -> bool {
+    let top = path.split('/').next().unwrap_or_default();
+    ["docs", "contrib"].contains(&top)
+        || ["README.md", "CHANGELOG.md", "LICENSE", "ARCHITECTURE.md", "CONTRIBUTING.md"].contains(&path)
 }
 
 /// Returns whether it is a name such as `lane/src/thread.rs` or `thread.rs`, not a pattern or an example of a user's file.
@@ -116,7 +124,7 @@ mod tests {
     #[test]
     fn what_exists_may_be_named() {
         assert_eq!(
-            findings("[a](../README.md) [b](https://example.org/x) [c](page.md#there) [d](../crates)"),
+            findings("[a](../README.md) [b](https://example.org/x) [c](page.md#there) [d](../docs)"),
             0
         );
         assert_eq!(
@@ -131,6 +139,8 @@ mod tests {
     #[test]
     fn what_does_not_exist_is_found() {
         assert_eq!(findings("[a](README.md)\n[b](../no.md#x)"), 2);
+        // A package has documents, and no sources.
+        assert_eq!(findings("[a](../crates/x/src/lib.rs)"), 1);
         assert_eq!(findings("`x/src/gone.rs`, `retreat()`\n`Copy::retreat`, `a_test_of_four`"), 4);
     }
 }

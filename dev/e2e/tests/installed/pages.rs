@@ -213,7 +213,7 @@ sterna volume remove web1 --force --delete-image
         document: "docs/libvirt.md",
         block: ("", 0),
         script: r#"
-useradd --system libvirt-qemu
+id libvirt-qemu || useradd --system libvirt-qemu
 mkdir -p /etc/libvirt
 printf '%s\n' 'user = "root"' 'group = "root"' 'security_driver = "none"' 'namespaces = []' 'cgroup_controllers = []' \
   'stdio_handler = "file"' >/etc/libvirt/qemu.conf

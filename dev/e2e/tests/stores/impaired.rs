@@ -75,7 +75,7 @@ fn a_target_that_is_to_fail_ends_the_migration_and_leaves_the_source_alone() {
     let full = "operations = [\"write\"]\nerror = \"no-space\"\noffset = 1048576\nlength = 4194304\n";
     for (fault, failure, words) in [
         (io, "target-faulty", "the target's store failed"),
-        (full, "target-full", "the target's store is full"),
+        (full, "target-full", "is full: make room there, then run: sterna migration retry m"),
     ] {
         play_unstarted(|scene| {
             start_with(scene, &format!("[stores.b.fault]\n{fault}"))?;

@@ -34,7 +34,9 @@ impl GuestImage {
                 target.into_iter().chain([SYSTEM_FOLDER.into()]).collect()
             }
         };
-        if let Some(image) = folders.iter().map(|folder| Self::of(folder)).find(Self::is_there) {
+        // QEMU may run in another folder.
+        let absolute = |folder: &PathBuf| std::path::absolute(folder).unwrap_or_else(|_| folder.clone());
+        if let Some(image) = folders.iter().map(|folder| Self::of(&absolute(folder))).find(Self::is_there) {
             return Ok(image);
         }
         let folders: Vec<String> = folders.iter().map(|folder| folder.display().to_string()).collect();
@@ -65,5 +67,8 @@ mod tests {
         assert!(error.contains(folder.path().to_str().unwrap()) && error.contains("scripts/guest-image"));
         std::fs::write(folder.path().join("initramfs"), b"").unwrap();
         assert_eq!(GuestImage::find(Some(folder.path())).unwrap(), GuestImage::of(folder.path()));
+        let up = "../".repeat(std::env::current_dir().unwrap().components().count());
+        let relative = Path::new(&up).join(folder.path().strip_prefix("/").unwrap());
+        assert!(GuestImage::find(Some(&relative)).unwrap().kernel.is_absolute());
     }
 }

@@ -3,10 +3,12 @@
 use std::collections::BTreeMap;
 
 use api::{Migration, MigrationState, Phase};
+use migration::strategy::BANDWIDTH_LIMIT;
 
 use crate::metrics::Exposition;
 use crate::migrations::ends::{EndSums, Outcomes};
 use crate::migrations::history::Tallies;
+use crate::migrations::view;
 
 const PHASES: [Phase; 11] = [
     Phase::Queued,
@@ -59,7 +61,10 @@ pub(super) fn add(told: &mut Exposition, unfinished: &[Migration]) {
         told.gauge("sterna_migration_waiting", "What a migration under way waits for: its sample is 1.");
     for (volume, one) in &running {
         if let Some(waits) = &one.waiting_for {
-            family.flag(&[("volume", volume), ("reason", &waits.reason)], true);
+            // A series for each limit would be one too many.
+            let is_limit = waits.reason.starts_with(view::LIMIT);
+            let reason = if is_limit { BANDWIDTH_LIMIT } else { &waits.reason };
+            family.flag(&[("volume", volume), ("reason", reason)], true);
         }
     }
 }
