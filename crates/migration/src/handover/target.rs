@@ -287,9 +287,9 @@ impl Target {
             State::Receiving | State::Flushing { .. } | State::Promising { .. } => {
                 self.discard(Outcome::Cancelled);
             }
-            State::Prepared { .. } | State::Withdrawing { .. } | State::Owning { .. }
-                if self.hollow.is_some() =>
-            {
+            // Only the promise is being withdrawn: nothing says yet that the images are to go.
+            State::Withdrawing { .. } if self.hollow.is_some() => self.discard(Outcome::Cancelled),
+            State::Prepared { .. } | State::Owning { .. } if self.hollow.is_some() => {
                 self.delete(Outcome::Cancelled);
             }
             State::HandedBack { detail, .. } if self.hollow.is_some() => {

@@ -130,8 +130,11 @@ fn a_linked_clone_is_given_back_as_one_at_home_and_stands_alone_where_its_machin
         machine.console.verify()?;
         machine.console.end();
         until_ended(released.process.context("it runs")?)?;
-        let moved = pair.beta.path("a").join(format!("{NAME}-1.img"));
-        ensure!(std::fs::read(&moved)? == content, "the clone has what its base had");
+        let moved = pair.beta.path("a").join(format!("{NAME}-1.qcow2"));
+        let flat = pair.beta.path("flat.raw");
+        let tool = Program::qemu_img().args(["convert", "-U", "-f", "qcow2", "-O", "raw"]);
+        tool.arg(&moved).arg(&flat).succeed()?;
+        ensure!(std::fs::read(&flat)? == content, "the clone has what its base had");
         Ok(())
     });
 }

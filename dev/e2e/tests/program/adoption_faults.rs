@@ -111,6 +111,7 @@ fn a_qemu_that_could_not_connect_to_its_disk_or_open_it_again_is_not_paused_for_
         |path: &Path, mode| std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).unwrap();
     mode(&machine.image, 0o666);
     mode(&scene.path(""), 0o711);
+    mode(&scene.path("run"), 0o700);
     check_refused(&scene, &machine, &machine.image, "cannot connect");
 }
 

@@ -133,7 +133,7 @@ fn client_that_waits_for_a_migration_survives_a_restart_and_says_what_became_of_
     // It says so when it knows that the migration has begun.
     let lines = BufReader::new(waiting.stderr.take().unwrap()).lines();
     let mut progress = lines.map(Result::unwrap).skip_while(|line| line.contains("waiting for the answer"));
-    assert!(progress.next().unwrap().starts_with("m0: copying"));
+    assert!(progress.next().unwrap().starts_with("m0 v: copying"));
     scene.kill();
     scene.start(None);
     let output = waiting.wait_with_output().unwrap();

@@ -95,9 +95,14 @@ fn a_source_that_cannot_be_read_fails_its_guest_as_ever_and_the_migration_with_t
         faults.fail_reads()?;
         let read = stopped.client.perform(Operation::Read { offset: 0, buffer: vec![0; 4096] });
         ensure!(matches!(read, Err(ClientError::Answered(errno)) if errno.0 == 5), "{read:?}");
-        let log = scene.log()?;
-        let said = log.lines().find(|line| line.contains("a guest's request failed in its store"));
-        let said = said.context("the log says nothing of it")?;
+        // A thread of its own writes the log.
+        let said = until("the log says so", || {
+            let log = scene.log()?;
+            Ok(log
+                .lines()
+                .find(|line| line.contains("a guest's request failed in its store"))
+                .map(str::to_owned))
+        })?;
         for word in ["volume=v", "offset=0", "length=4096", "error=read: Input/output error"] {
             ensure!(said.contains(word), "{word}: {said}");
         }

@@ -96,7 +96,8 @@ async fn failure_says_why_and_where_the_guest_is() {
     let shown = scene.migrations.get(&scene.journal, MIGRATION).unwrap();
     assert_eq!((shown.state, shown.guest), (MigrationState::Failed, GuestLocation::Source));
     assert_eq!(shown.failure.as_deref(), Some("target-full"));
-    assert_eq!(shown.message.as_deref(), Some("no space in store b"));
+    let advice = "the store b is full: make room there, then run: sterna migration retry m4";
+    assert_eq!(shown.message.as_deref(), Some(advice));
     assert_eq!((shown.bytes_copied, shown.seconds, shown.fraction), (300, 2.5, 0.5));
     assert!(shown.waiting_for.is_none() && shown.switch_over.is_none());
     assert_eq!(scene.migrations.running_of(VOLUME), None);
