@@ -172,11 +172,11 @@ fn a_source_that_has_its_volumes_again_does_not_wait_for_a_lost_target() {
     let mut source = Source::resume(Duration::ZERO, settings, &state.migrations[&LEFT]).unwrap();
     let commits = |source: &mut Source| {
         let actions: Vec<_> = std::iter::from_fn(|| source.poll_action()).collect();
-        let commits = actions.into_iter().filter_map(|action| match action {
+        let mut commits = actions.into_iter().filter_map(|action| match action {
             SourceAction::Commit { commit, records } => Some((commit, records)),
             _ => None,
         });
-        commits.last()
+        commits.next_back()
     };
     commits(&mut source);
     let (attempt, generations) = (Attempt(1), vec![(VOLUME, Generation(3))]);

@@ -130,7 +130,7 @@ impl Fleet {
     }
 
     fn pause(self: &Rc<Self>, host: &Rc<SimHost>) -> bool {
-        let is_given = host.with_source(|driver| driver.pause());
+        let is_given = host.with_source(lane::SourceHandle::pause);
         if is_given {
             if host.phase() == Some(Phase::Copying) {
                 host.paused_since.set(Some(self.world.now()));
@@ -160,10 +160,11 @@ impl Fleet {
         self.world.clock.after(delay, move || {
             let Some(fleet) = me.upgrade() else { return };
             let host = fleet.host(place);
-            if host.incarnation() == incarnation && host.resume_copying() {
-                if let Some(phase) = host.phase() {
-                    fleet.world.ordered(operation, phase);
-                }
+            if host.incarnation() == incarnation
+                && host.resume_copying()
+                && let Some(phase) = host.phase()
+            {
+                fleet.world.ordered(operation, phase);
             }
         });
     }
@@ -189,7 +190,7 @@ impl Fleet {
             }
             // One that does not end in time is killed.
             if !is_held() {
-                host.with_source(|driver| driver.pause());
+                host.with_source(lane::SourceHandle::pause);
                 host.close_in_order().await;
             }
             fleet.crash(host.place, Stop::Kill);
@@ -247,7 +248,7 @@ impl SimHost {
 
     fn resume_copying(&self) -> bool {
         self.paused_since.set(None);
-        self.with_source(|driver| driver.resume())
+        self.with_source(lane::SourceHandle::resume)
     }
 
     fn tell_sessions(&self, wish: &Wish) {

@@ -374,7 +374,8 @@ impl World {
     fn forget(&mut self, at: usize) -> Answer {
         let state = &self.hosts[at].state;
         let Some(moved) = state.moved.get(&VOLUME) else { return Answer::Refused };
-        let is_over = state.migrations.get(&moved.migration).is_none_or(|known| known.has_ended());
+        let is_over =
+            state.migrations.get(&moved.migration).is_none_or(migration::journal::MigrationState::has_ended);
         let records = vec![Record::MovedForgotten { volume: VOLUME }];
         let is_taken = state.clone().apply(&Entry { at_unix_ms: 1, records: records.clone() }).is_ok();
         if is_taken != is_over {

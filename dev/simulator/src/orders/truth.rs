@@ -118,7 +118,7 @@ impl World {
             }
             Record::Owned { migration, .. } if is_new => self.came(at, *migration, None),
             Record::Promoted { migration, promotion, .. } if is_new => {
-                self.came(at, *migration, Some(promotion))
+                self.came(at, *migration, Some(promotion));
             }
             Record::HandedBack { migration, .. } => {
                 if let Some(branch) = self.branch_of.get(&(at, *migration)) {

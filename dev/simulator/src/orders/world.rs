@@ -244,10 +244,10 @@ impl World {
         };
         match by {
             By::Source(migration) => {
-                self.tell_source(at, migration, SourceEvent::Committed { commit: id, result })
+                self.tell_source(at, migration, SourceEvent::Committed { commit: id, result });
             }
             By::Target(migration) => {
-                self.tell_target(at, migration, TargetEvent::Committed { commit: id, result })
+                self.tell_target(at, migration, TargetEvent::Committed { commit: id, result });
             }
             By::Filling => {}
         }
