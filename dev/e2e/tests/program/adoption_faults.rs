@@ -103,7 +103,10 @@ fn a_qemu_that_could_not_connect_to_its_disk_or_open_it_again_is_not_paused_for_
     if !rustix::process::geteuid().is_root() {
         return omission::machine_lacks("root, to run QEMU as another user");
     }
-    let scene = Scene::started();
+    let mut scene = Scene::started();
+    // A daemon leaves the mode of a folder that it has not made.
+    scene.stop();
+    scene.start(None);
     let words = [&DRIVE[..], &["-runas", "nobody"]].concat();
     let Some(machine) = Machine::start(&scene, &words) else { return };
     check_refused(&scene, &machine, &machine.image, "could not open");
