@@ -45,7 +45,7 @@ fn render(command: &Command, above: Option<&str>, version: &str, page: &mut Vec<
     }
     if let Some(text) = command.get_after_long_help().or_else(|| command.get_after_help()) {
         let heading = if text.to_string().starts_with("Exit codes") { "EXIT STATUS" } else { "EXAMPLES" };
-        writeln!(page, ".SH {heading}\n.nf\n{}\n.fi", roff(&text.to_string()))?;
+        writeln!(page, ".SH \"{heading}\"\n.nf\n{}\n.fi", roff(&text.to_string()))?;
     }
     let see = match above {
         Some(above) if above.contains('-') => format!("{}, {}", reference(above), reference(first(above))),
@@ -95,7 +95,7 @@ mod tests {
         let (whole, list) = (page("tool.1"), page("tool-disk-list.1"));
         assert!(whole.contains("everywhere") && whole.contains(".SH \"EXIT STATUS\""), "{whole}");
         assert!(!list.contains("everywhere") && list.contains("long"), "{list}");
-        assert!(list.contains(".SH EXAMPLES") && list.contains("\n\\&.dot \\-x\n"), "{list}");
+        assert!(list.contains(".SH \"EXAMPLES\"") && list.contains("\n\\&.dot \\-x\n"), "{list}");
         assert!(list.contains("\\fBtool\\-disk\\fR(1), \\fBtool\\fR(1)"), "{list}");
         assert!(!list.contains("EXTRA") && !whole.contains("EXTRA"));
     }
