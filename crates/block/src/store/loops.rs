@@ -106,8 +106,12 @@ impl LoopDevice {
     pub fn below(&self) -> io::Result<Below> {
         match status(&self.path) {
             Err(error) if is_lost(&error) => Ok(Below::Lost),
-            // Another user's daemon may not open the device.
-            Err(error) => rustix::fs::stat(&self.file).map(|stat| below_of(&stat)).map_err(|_| error),
+            // Another user's daemon may not open the device. A file that it cannot find either is none of its images.
+            Err(error) => match rustix::fs::stat(&self.file) {
+                Ok(stat) => Ok(below_of(&stat)),
+                Err(_) if !rustix::process::geteuid().is_root() => Ok(Below::Lost),
+                Err(_) => Err(error),
+            },
             told => told,
         }
     }
