@@ -13,7 +13,7 @@ mod users;
 pub use file::FileStore;
 pub use image::{Access, DeviceUser, Image, ImageError, Kind};
 pub use lock::Holder;
-pub use loops::{Below, LoopDevice, loop_devices};
+pub use loops::{Below, LoopDevice, device_number, loop_devices};
 pub use memory::MemoryStore;
 pub use opened::Opened;
 pub use qcow2::{Qcow2Error, Qcow2Image, Qcow2Options, Qcow2Store};

@@ -140,7 +140,7 @@ async fn ask(client: &Client, names: Names) -> Result<Vec<String>, ClientError> 
             let words = |migration: api::Migration| [migration.id, migration.name];
             let mut words: Vec<String> = migrations.into_iter().flat_map(words).collect();
             words.retain(|word| !word.is_empty());
-            // What has moved several times has one name.
+            // A volume that has moved several times is offered once.
             words.sort_unstable();
             words.dedup();
             words

@@ -42,7 +42,7 @@ impl Link {
     /// Makes a link of unknown speed from what a person has typed; `None`: it is no host with a port.
     pub fn parse(text: &str) -> Option<Self> {
         let (host, port) = text.rsplit_once(':')?;
-        // Without brackets an address of IPv6 has colons of its own.
+        // An address of IPv6 has colons of its own, so it needs brackets.
         let is_host =
             !host.is_empty() && (!host.contains(':') || host.starts_with('[') && host.ends_with(']'));
         let is_port = port.parse::<u16>().is_ok_and(|port| port > 0);
@@ -50,7 +50,7 @@ impl Link {
         (is_host && is_port && link.is_plain()).then_some(link)
     }
 
-    /// Returns whether its address can be printed, and is no longer than one is.
+    /// Returns whether its address can be printed and is short enough.
     pub(crate) fn is_plain(&self) -> bool {
         self.address.len() <= ADDRESS_LENGTH_MAX
             && self.address.chars().all(|character| character.is_ascii_graphic())

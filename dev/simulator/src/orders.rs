@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   a step: a guest reads or writes │ a message, a commit, a store's answer │ an order │ a kill, a cut link
-//!   the end: no more faults; perhaps one host is lost for good ──► what messages name is ordered ──► nothing waits any more
+//!   the end: no more faults; perhaps one host is lost for good ──► what messages name is ordered ──► nothing waits
 //! ```
 //! Each order is given in each phase, and answered as the rules say. Guests of each branch find what they wrote. No state is a
 //! dead end: in the end each volume is served, or somebody has given it up by name.

@@ -75,7 +75,7 @@ impl FileSystem {
         Ok(Path::new("/sys/block").join(disk).join("queue/scheduler"))
     }
 
-    /// Kills the program that serves its disk, so that the system has a file that it cannot ask any more.
+    /// Kills the program that serves its disk, so that the system has a file that does not answer.
     ///
     /// # Errors
     /// No program serves it.

@@ -40,7 +40,7 @@ impl LoopDevice {
         losetup().arg("--set-capacity").arg(&self.path).succeed().map(drop)
     }
 
-    /// Returns whether the system cannot ask its file any more, which has no number then: `/dev/loop0: []: (/tmp/file)`.
+    /// Returns whether its file answers nothing to the system. The file has no number then: `/dev/loop0: []: (/tmp/file)`.
     pub(crate) fn file_is_lost(&self) -> anyhow::Result<bool> {
         Ok(losetup().arg(&self.path).succeed()?.contains(": []:"))
     }

@@ -45,12 +45,12 @@ pub enum Below {
     File {
         /// The number of its file system's device.
         device: u64,
-        /// Its inode.
+        /// Its inode in that file system.
         inode: u64,
     },
     /// A block device with this number.
     Device(u64),
-    /// A file of a file system that answers nobody, or nothing any more.
+    /// A file of a file system that does not answer, or a file that the device has let go.
     Lost,
 }
 
@@ -76,7 +76,9 @@ fn devices_in(folder: &Path) -> io::Result<Vec<LoopDevice>> {
         }
         // It is free, or is let go at this moment.
         let Ok(file) = std::fs::read_to_string(entry.path().join("loop/backing_file")) else { continue };
-        let Some(number) = read(&entry.path().join("dev")).as_deref().and_then(number_in) else { continue };
+        let Some(number) = read(&entry.path().join("dev")).as_deref().and_then(device_number) else {
+            continue;
+        };
         found.push(LoopDevice {
             path: Path::new("/dev").join(name),
             number,
@@ -92,8 +94,8 @@ fn read(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok().map(|text| text.trim_end().to_owned())
 }
 
-/// Reads the number of a device, as the system writes it: `7:1`.
-fn number_in(text: &str) -> Option<u64> {
+/// Parses the number of a device, as the system writes it: `7:1`.
+pub fn device_number(text: &str) -> Option<u64> {
     let (major, minor) = text.split_once(':')?;
     Some(makedev(major.parse().ok()?, minor.parse().ok()?))
 }

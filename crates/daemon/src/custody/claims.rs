@@ -106,9 +106,9 @@ pub(super) fn add_loops(book: &mut Book, step: Step, object: &Object, which: Loo
 /// Which loop devices keep an image from being written to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loops {
-    /// Each that takes writes: somebody may mount it at any time.
+    /// Each writable one: somebody may mount it at any time.
     Any,
-    /// Those that are mounted, or under another device.
+    /// A writable one that is mounted, or that another device stands on.
     Held,
 }
 

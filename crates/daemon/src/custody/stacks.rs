@@ -92,11 +92,8 @@ fn folders_in(folder: &Path) -> io::Result<Vec<PathBuf>> {
 /// Reads the number of a device, as the system writes it: `8:1`.
 fn number_in(path: &Path) -> io::Result<u64> {
     let text = std::fs::read_to_string(path)?;
-    let number = text
-        .trim_end()
-        .split_once(':')
-        .and_then(|(major, minor)| Some(rustix::fs::makedev(major.parse().ok()?, minor.parse().ok()?)));
-    number.ok_or_else(|| io::Error::other(format!("{} has no number of a device", path.display())))
+    block::store::device_number(text.trim_end())
+        .ok_or_else(|| io::Error::other(format!("{} has no number of a device", path.display())))
 }
 
 /// Returns the stack of an export: its name at each possible place of its server. Only the server knows which export is the

@@ -117,6 +117,33 @@ fn images_are_discarded_and_retired_again_and_again() {
     assert!(!path.exists());
 }
 
+/// Lets a folder take no changes, or lets it take them again; returns whether that is possible here.
+fn set_immutable(folder: &Path, how: &str) -> bool {
+    Command::new("chattr").arg(how).arg(folder).status().is_ok_and(|status| status.success())
+}
+
+#[test]
+fn an_image_that_can_be_neither_deleted_nor_renamed_is_remembered_as_an_old_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let below = folder.path().join("store");
+    std::fs::create_dir(&below).unwrap();
+    let (from, to) = (image(&below, "from.img"), image(folder.path(), "to.img"));
+    let custody = custody(left(&from, &to));
+    custody.confirm(&location(&from).place, &block::held::find(&from).unwrap()).unwrap();
+    if !set_immutable(&below, "+i") {
+        return omission::machine_lacks("folders that take no changes (chattr +i, as root)");
+    }
+    let retired = custody.retire(&location(&from), Retirement::Delete, MigrationId(7));
+    let serve = || custody.check(Step::ServeReadWrite, &BY_NAME, &location(&from));
+    let (is_left, served) = (from.exists(), serve());
+    assert!(set_immutable(&below, "-i"));
+    assert!(retired.is_err() && is_left);
+    refused(served, "old copy");
+    // It is deleted once that is possible.
+    custody.retire(&location(&from), Retirement::Delete, MigrationId(7)).unwrap();
+    assert!(!from.exists());
+}
+
 #[test]
 fn image_of_a_store_that_is_not_there_is_not_taken_for_deleted() {
     let path = Path::new("/nonexistent/store/a.img");

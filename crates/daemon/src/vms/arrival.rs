@@ -19,8 +19,9 @@ use hypervisor::Hypervisor;
 use hypervisor::qemu::Qemu;
 use hypervisor::qemu::command_line::understood::Allowed;
 use hypervisor::qemu::command_line::{files, listening};
+use migration::vm::cold::Form;
 
-use super::catalogue::{Fate, Record, Standing};
+use super::catalogue::{Record, Standing};
 use super::definition::Received;
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
@@ -29,7 +30,6 @@ use super::{
     user_of,
 };
 use crate::files::sockets::SocketFolder;
-use crate::journal::now_unix_ms;
 use crate::vms::moving::{MoveFault, Terms};
 
 /// QEMU's options to wait for a VM's memory, and not to run the VM by itself.
@@ -228,17 +228,7 @@ impl Vms {
         // N.B. checked again: the description of the earlier check may have been another one. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
         let Manifest { name, files, .. } = manifest;
-        let record = Record {
-            name: name.clone(),
-            definition: definition.text().to_owned(),
-            standing: Standing::Arriving,
-            fate: Fate::Stopped,
-            added_unix_ms: now_unix_ms(),
-            monitor: None,
-            user: None,
-            stays_paused: false,
-            is_cold: false,
-        };
+        let record = Record::arriving(&name, definition.text(), Form::Live);
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
         match self.launch_waiting(&name, terms, sockets).await {

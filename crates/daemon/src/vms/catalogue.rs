@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use migration::vm::cold::Form;
 use serde::{Deserialize, Serialize};
 
 use crate::files::listing::{Listed, Listing};
+use crate::journal::now_unix_ms;
 
 pub(super) type Catalogue = Listing<Record>;
 
@@ -27,6 +29,23 @@ pub(super) struct Record {
     /// Whether it is moving without a hypervisor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_cold: bool,
+}
+
+impl Record {
+    /// Returns the record of a VM that arrives from another host.
+    pub(super) fn arriving(name: &str, definition: &str, form: Form) -> Self {
+        Self {
+            name: name.to_owned(),
+            definition: definition.to_owned(),
+            standing: Standing::Arriving,
+            fate: Fate::Stopped,
+            added_unix_ms: now_unix_ms(),
+            monitor: None,
+            user: None,
+            stays_paused: false,
+            is_cold: form == Form::Cold,
+        }
+    }
 }
 
 /// Whether a VM belongs to this host.

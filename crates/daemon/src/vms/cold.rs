@@ -14,12 +14,11 @@ use std::sync::Arc;
 use migration::vm::cold::{self, Form, Found, Hypervisor};
 
 use super::arrival::blocking;
-use super::catalogue::{Fate, Record, Standing};
+use super::catalogue::{Record, Standing};
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
 use super::{Definition, Life, VmError, Vms, same_files, tpm};
 use crate::fail_point::{self, Step as FailPoint};
-use crate::journal::now_unix_ms;
 
 /// How much of a VM its description has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -150,17 +149,7 @@ impl Vms {
         if !is_complete || (tpm_state.is_some() && !definition.has_tpm()) {
             return Err(VmError::Unusable("files arrived that are not the VM's".to_owned()));
         }
-        let record = Record {
-            name,
-            definition: definition.text().to_owned(),
-            standing: Standing::Arriving,
-            fate: Fate::Stopped,
-            added_unix_ms: now_unix_ms(),
-            monitor: None,
-            user: None,
-            stays_paused: false,
-            is_cold: true,
-        };
+        let record = Record::arriving(&name, definition.text(), Form::Cold);
         let vms = Arc::clone(self);
         fail_point::before(FailPoint::Keep);
         blocking(move || vms.enter(&record, definition, &files, tpm_state.as_deref())).await?;

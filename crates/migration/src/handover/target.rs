@@ -287,7 +287,7 @@ impl Target {
             State::Receiving | State::Flushing { .. } | State::Promising { .. } => {
                 self.discard(Outcome::Cancelled);
             }
-            // Only the promise is being withdrawn: nothing says yet that the images are to go.
+            // The journal has withdrawn the promise at most: the images go only after a record of that.
             State::Withdrawing { .. } if self.hollow.is_some() => self.discard(Outcome::Cancelled),
             State::Prepared { .. } | State::Owning { .. } if self.hollow.is_some() => {
                 self.delete(Outcome::Cancelled);

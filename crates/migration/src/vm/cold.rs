@@ -16,14 +16,14 @@ use crate::planted::{Bug, broken};
 /// How a VM moves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Form {
-    /// With its memory: it has a hypervisor.
+    /// The VM moves with its memory: it has a hypervisor.
     #[default]
     Live,
-    /// Without memory: it is stopped, and stays stopped.
+    /// The VM has no memory: it is stopped, and stays stopped.
     Cold,
 }
 
-/// What is known of a VM's hypervisor.
+/// Whether a VM has a hypervisor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hypervisor {
     /// There is none: the VM is stopped, or has crashed.
@@ -43,7 +43,7 @@ pub fn form(hypervisor: Hypervisor) -> Option<Form> {
     }
 }
 
-/// For what a source asks its target to keep a VM.
+/// The reason why a source asks its target to keep a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// The volumes are copied next.
@@ -55,13 +55,13 @@ pub enum Purpose {
 /// What a target has under the name of an arriving VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing.
+    /// Nothing has the name.
     Nothing,
     /// The described VM, complete.
     Same,
     /// This VM by an earlier description.
     Earlier,
-    /// Another VM.
+    /// A VM that did not come by this migration.
     Another,
 }
 
@@ -95,19 +95,19 @@ pub fn steps(found: Found, purpose: Purpose) -> Vec<Step> {
     keeps.iter().copied().chain(hook).chain([Step::Answer]).collect()
 }
 
-/// Returns whether the target must have kept the VM for this purpose before the source goes on.
+/// Returns whether the target must have kept the VM for this purpose before the source continues.
 pub fn is_asked(purpose: Purpose) -> bool {
     !(purpose == Purpose::Handover && broken(Bug::ColdVmNotAskedAgain))
 }
 
-/// Where a disk of a VM is that is to be started.
+/// The place of a disk whose VM is to be started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Disk {
-    /// At this host.
+    /// The disk is at this host.
     Here,
-    /// At another host, which serves clients of this one because the administrator ordered it.
+    /// The disk is at another host, which serves clients of this one because the administrator ordered it.
     ServedFromThere,
-    /// At another host. Clients that stayed connected may still be served from there.
+    /// The disk is at another host. Clients that stayed connected may still be served from there.
     Elsewhere,
 }
 

@@ -207,6 +207,32 @@ fn a_volume_that_grew_after_the_backup_has_all_of_its_bytes() {
 }
 
 #[test]
+fn an_order_hears_a_host_that_is_up_before_it_counts_it_as_silent() {
+    let ((mut one, address), (mut two, _)) = (host(), host());
+    init(&one, "one");
+    init(&two, "two");
+    let token = one.json(&["host", "invite"]).1["token"].as_str().unwrap().to_owned();
+    two.succeed(&["host", "join", &address, &token]);
+    wait_connected(&one, "two");
+    one.succeed(&["volume", "create", "v", "--store", "a", "--size", "1MiB"]);
+    let backup = export(&one, "journal.json");
+    one.succeed(&["migrate", "v", "--to", "two:a"]);
+    one.stop();
+    two.stop();
+    // The image comes back from the backup as well.
+    std::fs::write(one.path("a/v.img"), vec![0; 1 << 20]).unwrap();
+    let data = one.path("data").display().to_string();
+    one.succeed(&["journal", "restore", &backup, "--data-dir", &data, "--replace"]);
+    one.start(None);
+    wait_for(&one, "v", "unconfirmed", "have not said which host owns it");
+    two.start(None);
+    two.until_served("v");
+    // It is between two attempts to reach the other host.
+    let (exit, error) = one.json(&["volume", "promote", "v", "--restored"]);
+    assert_eq!((exit, code(&error)), (4, "not_prepared"), "{error}");
+}
+
+#[test]
 fn an_image_that_is_half_made_or_missing_is_not_taken_while_another_host_is_silent() {
     let ((mut one, address), (mut two, _)) = (host(), host());
     init(&one, "one");

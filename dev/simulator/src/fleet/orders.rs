@@ -4,7 +4,7 @@
 //! ```text
 //!   a phase is entered ──► at once, or a little later: cancel │ pause, resume │ bandwidth │ look again │ stop │ ticket
 //! ```
-//! What is refused changes nothing. A paused migration hands nothing over.
+//! A refused order changes nothing. A paused migration hands nothing over.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -188,7 +188,7 @@ impl Fleet {
                     host.handle.sleep(STOP_LOOK).await;
                 }
             }
-            // One that does not end in time is killed.
+            // A daemon that does not stop in time is killed.
             if !is_held() {
                 host.with_source(lane::SourceHandle::pause);
                 host.close_in_order().await;

@@ -370,7 +370,7 @@ impl World {
         Answer::Done
     }
 
-    /// Forgets where the volume has gone: its clients are not forwarded any more.
+    /// Forgets where the volume has gone, and ends the forwarding of its clients.
     fn forget(&mut self, at: usize) -> Answer {
         let state = &self.hosts[at].state;
         let Some(moved) = state.moved.get(&VOLUME) else { return Answer::Refused };

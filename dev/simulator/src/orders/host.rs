@@ -62,7 +62,7 @@ pub(super) enum Event {
     Target(TargetEvent),
 }
 
-/// What is on its way between the hosts.
+/// The messages on their way between the hosts.
 #[derive(Clone, Debug)]
 pub(super) enum Mail {
     ToSource(MigrationId, ToSource),

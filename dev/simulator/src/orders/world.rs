@@ -455,7 +455,7 @@ impl World {
         match action {
             SourceAction::CloseGate { attempt, .. } => {
                 (host.is_open, host.closing) = (false, Some(attempt));
-                // What was sent before has arrived before.
+                // Messages arrive in the order in which they were sent.
                 self.link.retain(|(_, mail)| !matches!(mail, Mail::Data(of, ..) if *of == id));
                 self.send_data(at, id, Some(attempt));
             }

@@ -46,7 +46,7 @@ enum Company {
     Ours(Arc<Qemu>),
     /// A VM whose disks were adopted, and what of it would stay behind.
     Adopted(Arc<Qemu>, String),
-    /// A stopped VM.
+    /// A stopped VM, which has no QEMU.
     Cold,
 }
 

@@ -57,7 +57,7 @@ pub(in crate::host) enum Travels {
         /// When the VM may run at the target, and over how many streams its memory goes.
         memory: (Memory, Option<u8>),
     },
-    /// Stopped.
+    /// The VM is stopped, and stays stopped.
     Cold,
 }
 

@@ -29,7 +29,7 @@ use super::stream::PIECE_BYTES;
 use crate::hooks::HookRunner;
 use crate::vms::MANIFEST_BYTES_MAX;
 
-/// For how long a source asks.
+/// How long a source asks, and how often.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// The pause before the target is asked again: it may have been restarted, and have lost the question.
@@ -78,7 +78,7 @@ impl ColdArrival {
         self.answers.abort();
     }
 
-    /// Ends the answers. When this returns, nothing of the VM is being kept any more.
+    /// Ends the answers. On return no keeping of the VM is under way.
     pub(crate) async fn end(self) -> Arc<HookRunner> {
         self.abort();
         *self.turn.lock().await = Turn::Over;

@@ -52,7 +52,7 @@ pub enum Peer {
 }
 
 impl Peer {
-    /// Returns whether a target that was told for so long that its copy is worthless is not told again. It asks when it is back.
+    /// Returns whether the source may stop repeating to a target that its copy is worthless. A target that comes back asks.
     pub(crate) fn is_told_enough(self, told_for: Duration) -> bool {
         self == Self::OtherHost && told_for >= super::TELL_MAX && !broken(Bug::ToldForEver)
     }
