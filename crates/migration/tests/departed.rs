@@ -194,22 +194,24 @@ fn a_source_that_has_its_volumes_again_does_not_wait_for_a_lost_target() {
     assert!(detail.contains("has not confirmed"), "{detail}");
 }
 
+/// Returns the journal of a target that has promised to wait for a volume, which lacks blocks or not.
+fn waits(missing: Option<u64>) -> State {
+    let mut state = State::default();
+    let (peer_name, volumes) = ("two".to_owned(), vec![record("/a/v")]);
+    let side = Side::Incoming { peer: TWO, peer_name, remote: MigrationId(7), volumes };
+    let (source, target) = (ImageLocation::raw_file("b", "/b/v"), ImageLocation::raw_file("a", "/a/v"));
+    let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
+    let started = Record::MigrationStarted { migration: LEFT, volumes, keep_source: false, side };
+    let manifests = missing.map(|units| vec![(VOLUME, Manifest { units, checksum: 1 })]);
+    let hollow = manifests.map(|manifests| Hollow { attempt: Attempt(1), manifests });
+    let hollow = hollow.map(|hollow| Record::Hollow { migration: LEFT, hollow });
+    let prepared = Record::TargetPrepared { migration: LEFT, attempt: Attempt(1) };
+    apply(&mut state, [started].into_iter().chain(hollow).chain([prepared]).collect());
+    state
+}
+
 #[test]
 fn an_incomplete_promise_is_given_up_when_its_source_is_removed_and_a_complete_one_is_not() {
-    let waits = |missing: Option<u64>| {
-        let mut state = State::default();
-        let (peer_name, volumes) = ("two".to_owned(), vec![record("/a/v")]);
-        let side = Side::Incoming { peer: TWO, peer_name, remote: MigrationId(7), volumes };
-        let (source, target) = (ImageLocation::raw_file("b", "/b/v"), ImageLocation::raw_file("a", "/a/v"));
-        let volumes = vec![MigratingVolume { volume: VOLUME, source, target }];
-        let started = Record::MigrationStarted { migration: LEFT, volumes, keep_source: false, side };
-        let manifests = missing.map(|units| vec![(VOLUME, Manifest { units, checksum: 1 })]);
-        let hollow = manifests.map(|manifests| Hollow { attempt: Attempt(1), manifests });
-        let hollow = hollow.map(|hollow| Record::Hollow { migration: LEFT, hollow });
-        let prepared = Record::TargetPrepared { migration: LEFT, attempt: Attempt(1) };
-        apply(&mut state, [started].into_iter().chain(hollow).chain([prepared]).collect());
-        state
-    };
     assert_eq!(orders::give_up(&waits(None), LEFT), None);
     let mut state = waits(Some(4));
     let mut target = Target::resume(Duration::ZERO, LEFT, &state.migrations[&LEFT]).unwrap();
@@ -224,6 +226,31 @@ fn an_incomplete_promise_is_given_up_when_its_source_is_removed_and_a_complete_o
     target.handle_event(Duration::ZERO, TargetEvent::Cancel);
     assert_eq!(target.poll_action(), Some(TargetAction::Discard));
     assert!(matches!(&recover(&state)[..], [Step::Discard(_), Step::Commit(_)]));
+}
+
+#[test]
+fn a_cancelled_target_deletes_nothing_before_its_journal_has_more_than_the_end_of_a_promise() {
+    let mut target = Target::resume(Duration::ZERO, LEFT, &waits(Some(4)).migrations[&LEFT]).unwrap();
+    let mut act = |event| {
+        target.handle_event(Duration::ZERO, event);
+        std::iter::from_fn(|| target.poll_action()).collect::<Vec<_>>()
+    };
+    let withdrawn = act(TargetEvent::Received(ToTarget::Abort(Attempt(1))));
+    let aborts = |action: &TargetAction| match action {
+        TargetAction::Commit { records, .. } => matches!(records[..], [Record::AttemptAborted { .. }]),
+        _ => false,
+    };
+    assert!(withdrawn.iter().any(aborts), "{withdrawn:?}");
+    let cancelled = act(TargetEvent::Cancel);
+    let commit = cancelled.iter().find_map(|action| match action {
+        TargetAction::Commit { commit, records } => {
+            matches!(records[..], [Record::Discarding { .. }]).then_some(*commit)
+        }
+        _ => None,
+    });
+    assert!(!cancelled.contains(&TargetAction::Discard), "{cancelled:?}");
+    let recorded = act(TargetEvent::Committed { commit: commit.unwrap(), result: Ok(()) });
+    assert!(recorded.contains(&TargetAction::Discard), "{recorded:?}");
 }
 
 #[test]
