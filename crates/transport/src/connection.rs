@@ -109,12 +109,15 @@ impl Connection {
         read: BytesMut,
         silence_max: Duration,
     ) -> Ended {
-        let (read_half, write_half) = split(stream);
+        let (mut read_half, write_half) = split(stream);
         let ended = tokio::select! {
-            ended = reader::run(&self, read_half, read) => ended,
+            ended = reader::run(&self, &mut read_half, read) => ended,
             ended = writer::run(&self, write_half) => ended,
             ended = self.watch(silence_max) => ended,
         };
+        if matches!(ended, Ended::Stopped) {
+            reader::discard_rest(&mut read_half).await;
+        }
         self.reason = ended.to_string();
         if matches!(ended, Ended::Io(_) | Ended::Closed | Ended::Silent { .. }) {
             self.end = End::Lost;

@@ -2,7 +2,7 @@
 
 use std::io::ErrorKind;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use tokio::io::{AsyncReadExt, ReadHalf};
@@ -14,11 +14,12 @@ use crate::frame::{self, Assembly, Control, Frame};
 
 const READ_BYTES: usize = 256 << 10;
 
-pub(super) async fn run(
-    connection: &Connection,
-    mut stream: ReadHalf<TlsStream<TcpStream>>,
-    mut buffer: BytesMut,
-) -> Ended {
+/// Time for which a stopped connection waits until the peer closes it, too.
+const REST_WITHIN: Duration = Duration::from_millis(500);
+
+type Stream = ReadHalf<TlsStream<TcpStream>>;
+
+pub(super) async fn run(connection: &Connection, stream: &mut Stream, mut buffer: BytesMut) -> Ended {
     let mut assembly = Assembly::default();
     loop {
         if let Err(ended) = frame::drain(&mut buffer, |frame| take(connection, &mut assembly, frame)) {
@@ -33,6 +34,20 @@ pub(super) async fn run(
             Err(error) => return error.into(),
         }
     }
+}
+
+/// Reads what the peer still sends after our goodbye, until it closes the connection.
+///
+/// A socket that is closed with bytes in it resets the connection, and the peer's kernel then drops what the peer has not read:
+/// the goodbye.
+pub(super) async fn discard_rest(stream: &mut Stream) {
+    let mut rest = BytesMut::with_capacity(READ_BYTES);
+    let until_closed = async {
+        while matches!(stream.read_buf(&mut rest).await, Ok(count) if count > 0) {
+            rest.clear();
+        }
+    };
+    drop(tokio::time::timeout(REST_WITHIN, until_closed).await);
 }
 
 fn take(connection: &Connection, assembly: &mut Assembly, frame: Frame<'_>) -> Result<(), Ended> {

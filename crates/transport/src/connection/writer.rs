@@ -63,6 +63,8 @@ pub(super) async fn run(connection: &Connection, mut stream: Stream) -> Ended {
             Ok(())
         };
         let ended = tokio::select! {
+            // A frame that has just gone out is not cut off: the goodbye can follow it.
+            biased;
             result = round => match result {
                 Ok(()) => continue,
                 Err(error) => Ended::Io(error),
