@@ -1,24 +1,42 @@
 //! The handshake: exchanges on a connection that is not part of a session yet.
 //!
 //! ```text
-//!   TCP ─► TLS ─► greetings both ways: version ─► Hello, Welcome, Ready   (a session's connection)
-//!                                              └► Join, Joined            (an invitation is redeemed)
+//!   TCP ─► TLS ─► greetings both ways: version ─► Large ─► Hello, Welcome, Ready   (a session's connection)
+//!                                                     └─► Join, Joined            (an invitation is redeemed)
 //! ```
+//! Each side sends a large frame before its first word. TCP keeps the order, so no connection is made on a path that swallows large
+//! packets, and no word waits for an answer to it.
 
 use std::io;
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
+use tokio::time::timeout;
 use tokio_rustls::TlsStream;
 
 use crate::frame::{self, Control, Frame, Greeting, Malformed, Refusal};
 use crate::host_id::HostId;
+use crate::large_messages::MTU_ADVICE;
 use crate::session::Fault;
 use crate::settings::Versions;
 use crate::tls;
 
 const READ_BYTES: usize = 4 << 10;
+
+/// The feature of a greeting that says: a large frame follows, and one is expected.
+const FEATURE_LARGE: u64 = 1;
+
+/// The length of the large frame: more than one packet of any usual size.
+const LARGE_BYTES: usize = 16 << 10;
+
+/// How long a peer's large frame may take after its greeting. It is shorter than the time in which the kernel ends a connection
+/// whose bytes are not acknowledged ([`Limits::silence_max`](crate::Limits)), so that the cause is named.
+const LARGE_WAIT_MAX: Duration = Duration::from_secs(3);
+
+/// How long the word about a path that swallows large packets may take.
+const REFUSAL_WAIT_MAX: Duration = Duration::from_millis(500);
 
 /// A connection on which single control frames are exchanged.
 pub(crate) struct Wire {
@@ -26,32 +44,48 @@ pub(crate) struct Wire {
     pub(crate) buffer: BytesMut,
     /// The host whose key the other side holds.
     pub(crate) host: HostId,
+    large: Large,
+}
+
+/// The large frame of the other side.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Large {
+    /// The other side sends none, or has not greeted yet.
+    NotExpected,
+    Expected,
+    Arrived,
 }
 
 impl Wire {
     pub(crate) fn new(stream: TlsStream<TcpStream>) -> Result<Self, HandshakeError> {
         let host =
             tls::host_of(stream.get_ref().1.peer_certificates()).ok_or(HandshakeError::NoCertificate)?;
-        Ok(Self { stream, buffer: BytesMut::with_capacity(READ_BYTES), host })
+        Ok(Self { stream, buffer: BytesMut::with_capacity(READ_BYTES), host, large: Large::NotExpected })
     }
 
-    /// Exchanges greetings, and checks that both sides speak one version.
+    /// Exchanges greetings, and checks that both sides speak one version. Sends a large frame to a peer that expects one.
     pub(crate) async fn greet(&mut self, versions: Versions) -> Result<(), HandshakeError> {
         let mut greeting = BytesMut::new();
         let Versions { lowest, highest } = versions;
-        frame::encode_greeting(Greeting { lowest, highest, features: 0 }, &mut greeting);
+        frame::encode_greeting(Greeting { lowest, highest, features: FEATURE_LARGE }, &mut greeting);
         self.stream.write_all(&greeting).await?;
         self.stream.flush().await?;
         let theirs = self.read(|frame| match frame {
-            Frame::Greeting(Greeting { lowest, highest, .. }) => Some(Versions { lowest, highest }),
+            Frame::Greeting(greeting) => Some(greeting),
             _ => None,
         });
-        let theirs = theirs.await?;
-        if versions.overlap(theirs) {
-            Ok(())
-        } else {
-            Err(HandshakeError::Version { ours: versions, theirs })
+        let Greeting { lowest, highest, features } = theirs.await?;
+        let theirs = Versions { lowest, highest };
+        if !versions.overlap(theirs) {
+            return Err(HandshakeError::Version { ours: versions, theirs });
         }
+        if features & FEATURE_LARGE != 0 {
+            self.large = Large::Expected;
+            let mut large = BytesMut::new();
+            frame::encode_control(&Control::Large(vec![0; LARGE_BYTES]), &mut large);
+            self.stream.write_all(&large).await?;
+        }
+        Ok(())
     }
 
     pub(crate) async fn write(&mut self, control: &Control) -> Result<(), HandshakeError> {
@@ -63,14 +97,33 @@ impl Wire {
 
     /// Reads one control frame; a refusal becomes an error.
     pub(crate) async fn read_control(&mut self) -> Result<Control, HandshakeError> {
-        let control =
-            self.read(|frame| if let Frame::Control(control) = frame { Some(control) } else { None });
-        match control.await? {
-            Control::Refusal(refusal) => {
-                Err(HandshakeError::Refused { by: self.host, refusal: refusal.into() })
+        if self.large == Large::Expected {
+            match timeout(LARGE_WAIT_MAX, self.next_control()).await {
+                Ok(Ok(Control::Large(_))) => self.large = Large::Arrived,
+                // The other side has no large frame before its refusal if it misses ours.
+                Ok(Ok(Control::Refusal(refusal))) => return Err(self.refused(refusal)),
+                Ok(Ok(_)) => return Err(HandshakeError::Unexpected),
+                Ok(Err(error)) => return Err(error),
+                Err(_) => {
+                    let word = self.write(&Control::Refusal(Refusal::LargePackets));
+                    // Best effort: small packets pass.
+                    drop(timeout(REFUSAL_WAIT_MAX, word).await);
+                    return Err(HandshakeError::LargePackets);
+                }
             }
+        }
+        match self.next_control().await? {
+            Control::Refusal(refusal) => Err(self.refused(refusal)),
             control => Ok(control),
         }
+    }
+
+    async fn next_control(&mut self) -> Result<Control, HandshakeError> {
+        self.read(|frame| if let Frame::Control(control) = frame { Some(control) } else { None }).await
+    }
+
+    fn refused(&self, refusal: Refusal) -> HandshakeError {
+        HandshakeError::Refused { by: self.host, refusal: refusal.into() }
     }
 
     /// Sends the reason for the refusal, and closes the connection in order, so that it arrives.
@@ -108,6 +161,9 @@ pub enum HandshakeError {
     /// The handshake took too long.
     #[error("no answer in time")]
     Timeout,
+    /// The greeting, which is small, has arrived, and the large frame behind it has not.
+    #[error("large packets of the other side do not arrive, and small ones do: {MTU_ADVICE}")]
+    LargePackets,
     /// The address cannot be resolved.
     #[error("{address} cannot be resolved: write HOST:PORT")]
     Resolve {
@@ -219,6 +275,9 @@ pub enum RefusalReason {
     /// It is being stopped there.
     #[error("it is being stopped")]
     Closing,
+    /// The large packets of this host do not arrive there.
+    #[error("large packets of this host do not arrive there, and small ones do: {MTU_ADVICE}")]
+    LargePackets,
     /// This host broke the protocol's rules.
     #[error("this host broke the rules of the protocol")]
     Protocol,
@@ -255,6 +314,7 @@ impl From<Refusal> for RefusalReason {
             Refusal::InvitationUsed => Self::InvitationUsed,
             Refusal::InvitationProof => Self::InvitationProof,
             Refusal::NotStored => Self::NotStored,
+            Refusal::LargePackets => Self::LargePackets,
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Finds a path that swallows large packets: connections are made and answer heartbeats, and each ends with its first large message.
+//! Finds a path that swallows large packets once connections exist (`greeting.rs` does when they are made): they are made and answer heartbeats, and each ends with its first large message.
 //!
 //! ```text
 //!   a large message is acknowledged ─► large packets pass
@@ -11,7 +11,11 @@ const LARGE_BYTES: usize = 16 << 10;
 /// How many connections in a row must be lost. A link that is cut again and again carries some large message in between.
 const LOST_MAX: u32 = 3;
 
-/// What the advice is for a path on which only small packets pass.
+/// What to do about a path on which only small packets pass.
+pub(crate) const MTU_ADVICE: &str =
+    "set the smallest MTU of the path at both hosts (ip link set DEVICE mtu 1500), or let ICMP pass";
+
+/// What is said of a connection that has been made on such a path: the path may have changed since, or the peer is older.
 pub(crate) const ADVICE: &str = "only small packets pass on this path: each connection ends with its first large message; set the \
     smallest MTU of the path at both hosts (ip link set DEVICE mtu 1500), or let ICMP pass";
 

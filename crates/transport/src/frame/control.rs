@@ -22,6 +22,8 @@ pub(crate) enum Control {
     Join(JoinRequest),
     /// Answers a host that has redeemed an invitation.
     Joined(JoinReply),
+    /// Fills packets, so that a path which swallows large ones is found; its bytes mean nothing.
+    Large(Vec<u8>),
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -77,6 +79,8 @@ pub(crate) enum Refusal {
     InvitationUsed,
     InvitationProof,
     NotStored,
+    /// Large packets of the caller do not arrive.
+    LargePackets,
 }
 
 /// Redeems an invitation: proves its secret without showing it.

@@ -156,6 +156,33 @@ fn a_connection_that_is_silent_one_way_is_noticed_and_made_again() {
 }
 
 #[test]
+fn a_path_that_swallows_large_packets_makes_no_connection_and_both_hosts_name_it() {
+    for (fate, said_here, said_there) in [
+        (Fate::LargeVanishThere, "large packets of this host", "large packets of the other side"),
+        (Fate::LargeVanishBack, "large packets of the other side", "large packets of this host"),
+    ] {
+        let (source, target) = two_hosts(|_| {});
+        let proxy = Proxy::start(target.endpoint.addresses()[0]);
+        proxy.hit_all(fate, fate);
+        let session = source.endpoint.session(&target.peer_at(&[proxy.address]));
+        wait_until("the dialler names the path", || {
+            let connections = session.status().connections;
+            let told = connections.iter().filter_map(|connection| connection.last_error.as_ref());
+            told.into_iter().any(|error| error.contains(said_here) && error.contains("mtu"))
+        });
+        wait_until("the called host names the path", || {
+            target.endpoint.refused().iter().any(|error| error.contains(said_there) && error.contains("mtu"))
+        });
+        assert!(!session.status().is_connected);
+        // The path is mended.
+        proxy.hit_all(Fate::Close, Fate::Pass);
+        source.inbox.connected();
+        session.send(message(Priority::Bulk, "large", vec![1; 100_000]));
+        drop(target.inbox.deliveries(1));
+    }
+}
+
+#[test]
 fn one_lost_link_of_two_is_no_loss() {
     // Long enough that the other link is not taken for lost as well on a busy machine.
     let (source, target) =

@@ -16,7 +16,16 @@ pub(crate) enum Fate {
     /// Bytes towards the target vanish.
     HalfOpen,
     Close,
+    /// A large packet towards the target vanishes, again and again, and so does everything behind it.
+    LargeVanishThere,
+    /// The same towards the dialler.
+    LargeVanishBack,
 }
+
+/// Bytes of a small packet.
+const SMALL_BYTES: usize = 1400;
+/// A read of more bytes has a large packet among them: no flight of the handshake before that is as long.
+const LARGE_BYTES: usize = 6000;
 
 pub(crate) struct Proxy {
     pub(crate) address: SocketAddr,
@@ -75,8 +84,8 @@ async fn carry(near: TcpStream, far: TcpStream, mut fate: watch::Receiver<Fate>)
     fate.mark_unchanged();
     tokio::select! {
         () = closed => {}
-        () = pump(near_read, far_write, fate.clone(), &[Fate::BlackHole, Fate::HalfOpen]) => {}
-        () = pump(far_read, near_write, fate, &[Fate::BlackHole]) => {}
+        () = pump(near_read, far_write, fate.clone(), &[Fate::BlackHole, Fate::HalfOpen], Fate::LargeVanishThere) => {}
+        () = pump(far_read, near_write, fate, &[Fate::BlackHole], Fate::LargeVanishBack) => {}
     }
 }
 
@@ -86,10 +95,16 @@ async fn pump(
     mut to: tokio::net::tcp::OwnedWriteHalf,
     fate: watch::Receiver<Fate>,
     vanish: &[Fate],
+    large_vanish: Fate,
 ) {
     let mut buffer = vec![0; 64 << 10];
-    while let Ok(count @ 1..) = from.read(&mut buffer).await {
-        let is_gone = vanish.contains(&fate.borrow());
+    let mut is_stuck = false;
+    while let Ok(mut count @ 1..) = from.read(&mut buffer).await {
+        let is_gone = is_stuck || vanish.contains(&fate.borrow());
+        if count > LARGE_BYTES && *fate.borrow() == large_vanish {
+            is_stuck = true;
+            count = SMALL_BYTES;
+        }
         if !is_gone && to.write_all(&buffer[..count]).await.is_err() {
             return;
         }
