@@ -122,7 +122,7 @@ pub fn answer_as_target(
     let stage = recorded.map(|recorded| &recorded.stage);
     match (stage, message) {
         // Handled where the volumes are ([`nothing_kept_of`]).
-        (_, ToTarget::NothingKept(_)) => None,
+        (_, ToTarget::NothingKept(_)) | (None, ToTarget::Cancelled) => None,
         (Some(Stage::Owned(_) | Stage::Ended(Outcome::Moved { .. })), ToTarget::Commit { attempt, .. }) => {
             Some(ToSource::Active { attempt: *attempt, own: Duration::ZERO })
         }

@@ -20,6 +20,7 @@
 //!     │ ── Abort(n) ────────────────────────────────────────────► │ waits for the next attempt
 //!     │ ◄───────────────────────────────────────────── Query(n) ─ │ prepared, and has received nothing for long
 //!     │ ◄──────────────────────────────────────── HandedBack(n) ─ │ could not start, wrote nothing
+//!     │ ── Cancelled ───────────────────────────────────────────► │ between hosts, by an order here; Discard follows
 //!     │ ── Discard ─────────────────────────────────────────────► │ deletes its images
 //!     │ ◄─────────────────────────────────────────── Discarded ── │
 //!
@@ -66,6 +67,9 @@ pub enum ToTarget {
     /// The source has kept no image to which volumes that were incomplete, and are complete now, could return. There is no
     /// answer: a target that misses this message keeps a record that no one uses.
     NothingKept(Attempt),
+    /// The administrator of the source's host has cancelled the migration. `Discard` follows. There is no answer: a target that
+    /// misses this message, or does not know it, ends in the same way without the reason.
+    Cancelled,
 }
 
 /// A message from the target to the source.

@@ -15,7 +15,6 @@ use attempt::SyncState;
 use early::Early;
 
 use crate::filling::Manifest;
-use crate::handover::message::ToTarget;
 use crate::handover::phase::Phase;
 use crate::handover::released::{Completeness, Handover};
 use crate::identity::{Attempt, CommitId, VolumeIndex};
@@ -266,7 +265,7 @@ impl Source {
                     let outcome = outcome.clone().with_left_over(UNTOLD);
                     self.end(now, outcome);
                 } else {
-                    self.actions.push_back(SourceAction::Send(ToTarget::Discard));
+                    self.say_discard();
                 }
             }
             State::Ending { retry_at, .. } if retry_at.is_some_and(|at| at <= now) => {

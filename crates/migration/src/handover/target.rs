@@ -64,6 +64,8 @@ pub struct Target {
     aborted: Attempt,
     /// The latest attempt with incomplete volumes, and the manifest of each volume.
     hollow: Option<(Attempt, Vec<Manifest>)>,
+    /// Whether the source has said that its administrator cancels.
+    is_cancelled_there: bool,
     /// When the source is asked next; used with a journal of its own.
     ask_at: Duration,
     /// `None`: the target waits without limit.
@@ -236,6 +238,7 @@ impl Target {
             state: State::Receiving,
             aborted: Attempt::NONE,
             hollow: None,
+            is_cancelled_there: false,
             ask_at: Duration::ZERO,
             patience: None,
             heard_at: None,

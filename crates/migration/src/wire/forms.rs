@@ -142,6 +142,9 @@ pub(super) enum Form {
         migration: u64,
         attempt: u32,
     },
+    CancelledAtSource {
+        migration: u64,
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -336,6 +339,7 @@ impl From<Message> for Form {
                 }
                 ToTarget::IsWhole(Attempt(attempt)) => Self::IsWhole { migration, attempt },
                 ToTarget::NothingKept(Attempt(attempt)) => Self::NothingKept { migration, attempt },
+                ToTarget::Cancelled => Self::CancelledAtSource { migration },
             },
             Message::ToSource { migration: MigrationId(migration), message } => match message {
                 ToSource::Prepared(Attempt(attempt)) => Self::Prepared { migration, attempt },
@@ -410,6 +414,7 @@ impl From<Form> for Message {
             Form::NothingKept { migration, attempt } => {
                 to_target(migration, ToTarget::NothingKept(Attempt(attempt)))
             }
+            Form::CancelledAtSource { migration } => to_target(migration, ToTarget::Cancelled),
             Form::Whole { migration, attempt } => to_source(migration, ToSource::Whole(Attempt(attempt))),
             Form::Lacks { migration, attempt, units } => {
                 to_source(migration, ToSource::Lacks { attempt: Attempt(attempt), units })

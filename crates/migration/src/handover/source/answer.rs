@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::Generation;
 
-use super::{DiscardStep, REPEAT, ReleaseFate, Source, SourceAction, State};
+use super::{DiscardStep, Peer, REPEAT, ReleaseFate, Source, SourceAction, State};
 use crate::failure::CommitFault;
 use crate::handover::message::{ToSource, ToTarget};
 use crate::handover::phase::Phase;
@@ -56,7 +56,7 @@ impl Source {
                 if let DiscardStep::Aborting { .. } = step {
                     self.aborted = self.attempt;
                     *step = DiscardStep::Telling { repeat_at: now + REPEAT, began: now };
-                    self.actions.push_back(SourceAction::Send(ToTarget::Discard));
+                    self.say_discard();
                 }
             }
             (State::Discarding { step: DiscardStep::Aborting { retry_at }, .. }, Err(_)) => {
@@ -147,6 +147,15 @@ impl Source {
         self.actions.push_back(SourceAction::Enter(Phase::Discarding));
         let step = DiscardStep::Telling { repeat_at: now + REPEAT, began: now };
         self.state = State::Discarding { outcome, step };
+        self.say_discard();
+    }
+
+    /// Says that the target's images are not needed, and why, if an administrator has cancelled.
+    pub(super) fn say_discard(&mut self) {
+        let is_cancelled = matches!(&self.state, State::Discarding { outcome: Outcome::Cancelled, .. });
+        if is_cancelled && self.settings.peer != Peer::SameHost {
+            self.actions.push_back(SourceAction::Send(ToTarget::Cancelled));
+        }
         self.actions.push_back(SourceAction::Send(ToTarget::Discard));
     }
 

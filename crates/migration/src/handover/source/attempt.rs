@@ -381,8 +381,9 @@ pub(super) enum SyncState {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::handover::message::ToSource;
+    use crate::handover::message::{ToSource, ToTarget};
     use crate::handover::source::{SourceEvent, SourceSettings};
+    use crate::handover::target::{Target, TargetAction, TargetEvent};
     use crate::identity::MigrationId;
 
     fn settings(peer: Peer, moves: Moves) -> SourceSettings {
@@ -482,6 +483,37 @@ mod tests {
             let cancelled =
                 matches!(&source.state, State::Discarding { outcome: Outcome::CancelledThere, .. });
             assert_eq!(cancelled, said == ToSource::Cancelled, "{said:?}");
+        }
+    }
+
+    #[test]
+    fn a_target_learns_that_the_sources_administrator_has_cancelled() {
+        for peer in [Peer::OtherHost, Peer::SameHost] {
+            let mut source = Source::new(Duration::ZERO, settings(peer, Moves::Volumes));
+            source.handle_event(Duration::ZERO, SourceEvent::Cancel);
+            let mut said = Vec::new();
+            while let Some(action) = source.poll_action() {
+                match action {
+                    SourceAction::Commit { commit, .. } => {
+                        source
+                            .handle_event(Duration::ZERO, SourceEvent::Committed { commit, result: Ok(()) });
+                    }
+                    SourceAction::Send(message) => said.push(message),
+                    _ => {}
+                }
+            }
+            let with_reason = peer == Peer::OtherHost;
+            assert_eq!(said.first() == Some(&ToTarget::Cancelled), with_reason, "{said:?}");
+            assert_eq!(said.last(), Some(&ToTarget::Discard));
+            let mut target = Target::between_hosts(MigrationId(1), 1);
+            said.into_iter()
+                .for_each(|said| target.handle_event(Duration::ZERO, TargetEvent::Received(said)));
+            let noted = std::iter::from_fn(|| target.poll_action()).find_map(|action| match action {
+                TargetAction::Commit { records, .. } => Some(records),
+                _ => None,
+            });
+            let Some([Record::Discarding { outcome, .. }]) = noted.as_deref() else { panic!("{noted:?}") };
+            assert_eq!(*outcome == Outcome::CancelledThere, with_reason, "{outcome:?}");
         }
     }
 }

@@ -34,6 +34,7 @@ impl Target {
             }
             // The journal answers this once nothing is left to do here.
             ToTarget::IsWhole(_) | ToTarget::NothingKept(_) => {}
+            ToTarget::Cancelled => self.is_cancelled_there = true,
             ToTarget::Abort(attempt) => self.abort(attempt),
             ToTarget::Commit { attempt, generations } => self.take_over(now, attempt, generations),
             ToTarget::Discard => match &self.state {
@@ -55,6 +56,7 @@ impl Target {
                     let detail = detail.clone();
                     self.discard(Outcome::HandedBack { detail });
                 }
+                _ if self.is_cancelled_there => self.discard(Outcome::CancelledThere),
                 _ => self.discard(given_up()),
             },
         }
