@@ -242,6 +242,28 @@ fn a_machine_stands_still_from_when_its_processors_stop_and_not_only_once_its_di
 }
 
 #[test]
+fn a_target_that_is_started_again_while_the_disk_is_copied_ends_the_move_before_the_copy() {
+    play_pair(|pair| {
+        let console = start(pair)?;
+        // At this rate the copy takes longer than any test waits.
+        let begun = begin_with(pair, "beta:a", Phase::Copying, &["--bandwidth", "1KiB/s"])?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        let ended = stayed(pair, &console, &begun)?;
+        ensure!(ended.failure.as_deref() == Some("machine-stayed"), "{ended:?}");
+        let said = ended.message.unwrap_or_default();
+        let retry = format!("sterna migration retry {}", begun.id);
+        ensure!(
+            said.contains("the daemon of the other host was started again") && said.contains(&retry),
+            "{said}"
+        );
+        is_empty(&pair.beta)?;
+        drop(console);
+        Ok(())
+    });
+}
+
+#[test]
 fn a_hypervisor_that_hangs_or_is_killed_leaves_one_machine_at_one_host() {
     play_pair(|pair| {
         let console = start(pair)?;

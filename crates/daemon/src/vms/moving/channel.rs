@@ -251,10 +251,17 @@ impl VmChannel {
 
     /// Resolves with the reason when the other host says that the move fails.
     pub(crate) async fn failed(&self) -> PeerFault {
+        self.failure().await.unwrap_or_else(PeerFault::silent)
+    }
+
+    /// Does the same without this end of the channel; `None`: this end is gone.
+    pub(crate) fn failure(&self) -> impl Future<Output = Option<PeerFault>> + use<> {
         let mut peer = self.peer.clone();
-        match peer.wait_for(PeerStatus::is_end).await.as_deref() {
-            Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => PeerFault(detail.clone()),
-            _ => PeerFault::silent(),
+        async move {
+            match peer.wait_for(PeerStatus::is_end).await.as_deref() {
+                Ok(PeerStatus::Failed(detail) | PeerStatus::Lost(detail)) => Some(PeerFault(detail.clone())),
+                _ => None,
+            }
         }
     }
 }

@@ -118,6 +118,8 @@ pub(crate) struct OutgoingVm {
     /// Whether its last change was a stop, and this stop has been evaluated.
     stands: watch::Sender<bool>,
     is_paused_here: AtomicBool,
+    /// Whether its memory has been asked for: from then on failures are noticed by the one who sends it.
+    has_begun: AtomicBool,
     account: watch::Sender<Account>,
     hooks: Arc<HookRunner>,
 }
@@ -145,6 +147,7 @@ impl OutgoingVm {
             departure: Mutex::default(),
             stands: watch::Sender::new(false),
             is_paused_here: AtomicBool::new(false),
+            has_begun: AtomicBool::new(false),
             account,
             hooks,
         }
@@ -167,6 +170,17 @@ impl OutgoingVm {
         self.channel.offer(manifest, self.wishes.terms);
         let fits = timeout(CHECK_TIMEOUT, self.channel.wait_for(&PeerStatus::Fits)).await;
         Ok(fits.map_err(|_| overdue("the other host to say whether it can run the VM", CHECK_TIMEOUT))??)
+    }
+
+    /// Resolves with the reason when the other host says, while only the volumes are copied, that the VM cannot come: its daemon
+    /// was restarted, for example. `None`: this did not happen before the memory was sent, or the VM stays for another reason.
+    pub(crate) fn refused_meanwhile(self: &Arc<Self>) -> impl Future<Output = Option<String>> + use<> {
+        let (vm, failure) = (Arc::downgrade(self), self.channel.failure());
+        async move {
+            let reason = failure.await?;
+            let vm = vm.upgrade()?;
+            (!vm.has_begun.load(Ordering::Acquire)).then(|| reason.to_string())
+        }
     }
 
     /// Records that the VM runs at the target; repetitions change nothing.
@@ -192,6 +206,7 @@ impl OutgoingVm {
 
     /// Does the same as [`OutgoingVm::stop`], with the last failure as the reason.
     async fn copy_and_stop(self: &Arc<Self>, paused: oneshot::Sender<()>) -> Result<(), MoveFault> {
+        self.has_begun.store(true, Ordering::Release);
         let terms = self.agreed();
         let sides = self.channel.side_streams(terms.side_streams);
         self.account.send_modify(|account| account.streams = terms.side_streams.max(1));

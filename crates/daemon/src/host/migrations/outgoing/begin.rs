@@ -8,7 +8,7 @@ use lane::{
     LaneHandle, OutgoingChannels, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, SharedImage,
     TargetContent,
 };
-use migration::journal::{MigrationState, Moved, Side, Stage};
+use migration::journal::{FailureCode, MigrationState, Moved, Side, Stage};
 use migration::source::Moves;
 use migration::vm::cold::Form;
 use migration::vm::departure::{Rest as RestOfMemory, SourceHas, rest_after_restart};
@@ -89,6 +89,9 @@ impl OutgoingMigration {
             Departure { name, volume, generation, lane, leads_on: false, order }
         });
         self.lanes = host.give_orders(session, departures.collect()).await?;
+        if let (Some(leaving), Some((_, _, lane))) = (&self.leaving, self.lanes.first()) {
+            tokio::spawn(end_if_refused(migration, leaving.refused_meanwhile(), lane.clone()));
+        }
         let names: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.name.as_str()).collect();
         let other = &ordered.elsewhere.peer.name;
         tracing::info!(volumes = names.join(", "), %migration, host = %other, "migration begun");
@@ -157,7 +160,8 @@ impl OutgoingMigration {
             // not leave without the VM.
             host.prepare_hooks_away(migration, session);
             self.stays = format!(
-                "this host's daemon was restarted before {vm} began to leave; it continues here: migrate it again"
+                "this host's daemon was restarted before {vm} began to leave; it continues here; to order the move again: sterna \
+                 migration retry {migration}"
             );
             return Ok(());
         }
@@ -189,11 +193,26 @@ impl OutgoingMigration {
         leaving.resume_post_copy();
         self.vm_leaves(migration, leaving);
         self.stays = format!(
-            "this host's daemon was restarted while the memory of {vm} was copied, which broke the copy; the VM continues here: \
-             migrate it again"
+            "this host's daemon was restarted while the memory of {vm} was copied, which broke the copy; the VM continues here; \
+             to order the move again: sterna migration retry {migration}"
         );
         Ok(())
     }
+}
+
+/// Ends a migration whose VM the other host refuses while the volumes are copied: the rest of the copy would be in vain.
+async fn end_if_refused(
+    migration: MigrationId,
+    refused: impl Future<Output = Option<String>>,
+    lane: LaneHandle,
+) {
+    let Some(reason) = refused.await else { return };
+    let detail = format!(
+        "{reason}; the VM continues here; to order the move again: sterna migration retry {migration}"
+    );
+    tracing::warn!(%migration, reason, "the VM cannot go to the other host; its migration ends");
+    // If it is too late, it has ended already.
+    let _ = lane.fail(migration, FailureCode::VmStayed, detail).await;
 }
 
 impl Host {
