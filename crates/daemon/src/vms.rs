@@ -66,6 +66,7 @@ pub(crate) use self::error::VmError;
 pub(crate) use self::holds::{Holds, NotedReason, Ran, Reached};
 pub(crate) use self::manifest::MANIFEST_BYTES_MAX;
 use self::manifest::{Manifest, Reader};
+pub(crate) use self::monitors::Paths;
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 use crate::config::MachinesConfig;

@@ -24,6 +24,7 @@ pub mod pictures;
 mod play;
 pub mod qemu_nbd;
 pub mod qmp;
+pub mod remote_user;
 pub mod restores;
 pub mod rounds;
 pub mod switch_over;

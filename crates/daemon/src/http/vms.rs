@@ -2,15 +2,18 @@
 
 use std::sync::Arc;
 
-use axum::Json;
+use api::Role;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::{Extension, Json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Segment, body};
+use super::{Answer, Caller, Segment, body};
 use crate::error::RequestError;
+use crate::grants::Standing;
 use crate::host::Host;
+use crate::vms::Paths;
 
 pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
@@ -76,10 +79,16 @@ async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request:
 async fn adopt_vm(
     State(host): State<Arc<Host>>,
     Segment(name): Segment,
+    caller: Option<Extension<Caller>>,
     request: Request,
 ) -> Answer<api::Vm> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).adopt_vm(name, order)).await.map(Json)
+    // A client without a grant uses the API's socket.
+    let paths = match caller.map(|Extension(Caller(who))| who.map(|who| who.standing)) {
+        None | Some(Some(Standing::Has(Role::Admin))) => Paths::Told,
+        Some(_) => Paths::Hidden,
+    };
+    host.operate(Arc::clone(&host).adopt_vm(name, order, paths)).await.map(Json)
 }
 
 /// Gives a VM its disks back as plain files. Answers when it uses them.

@@ -117,9 +117,23 @@ impl Vms {
         Ok(Manifest { files: Vec::new(), needs, tpm_state: None, ..manifest }.encode()?)
     }
 
-    /// Checks that a VM description can be parsed and names nothing forbidden. Reads nothing of this host.
-    pub(crate) fn check_announced(&self, bytes: &[u8]) -> Result<(), VmError> {
-        self.understand(&Manifest::decode(bytes)?).map(drop)
+    /// Returns everything that is forbidden, or cannot be parsed, in a VM description. Reads nothing of this host.
+    pub(crate) fn refusals_announced(&self, bytes: &[u8]) -> Vec<String> {
+        let manifest = match Manifest::decode(bytes) {
+            Ok(manifest) => manifest,
+            Err(error) => return vec![error.to_string()],
+        };
+        let refusals = self.refusals_for_peers(&manifest.definition);
+        if !refusals.is_empty() {
+            return refusals;
+        }
+        self.understand(&manifest).err().map(|error| error.to_string()).into_iter().collect()
+    }
+
+    /// Returns what of a definition a host refuses that has this host's settings, `allow` and `folders` of `[machines]`.
+    pub(crate) fn refusals_for_peers(&self, definition: &str) -> Vec<String> {
+        let allowed = Allowed { options: &self.allowed.allow, folders: &self.allowed.folders };
+        Definition::refusals_of_peer(definition, allowed)
     }
 
     /// Returns the differences of an arriving VM: what changes at this host, and which files that its command names differ

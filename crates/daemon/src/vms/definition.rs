@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hypervisor::qemu::RECONNECT_SECONDS;
-use hypervisor::qemu::command_line::movable::{self, Unmovable};
+use hypervisor::qemu::command_line::movable::{self, Obstacles};
 use hypervisor::qemu::command_line::understood::{Allowed, Understood};
 use hypervisor::qemu::command_line::{Template, Values, Variable};
 use serde::{Deserialize, Serialize};
@@ -86,7 +86,7 @@ pub(crate) enum DefinitionError {
     #[error("the file {name} must have an absolute path")]
     RelativePath { name: String },
     #[error(transparent)]
-    Unmovable(#[from] Unmovable),
+    Unmovable(#[from] Obstacles),
 }
 
 #[derive(Deserialize, Serialize)]
@@ -161,6 +161,17 @@ impl Definition {
         let received =
             Received { changed: understood.warnings().to_vec(), memory_bytes: understood.memory_bytes() };
         Ok((Self::parse(&text)?, received))
+    }
+
+    /// Returns everything that keeps a definition of another host from coming in; empty if [`Self::of_peer`] accepts it.
+    pub(super) fn refusals_of_peer(text: &str, allowed: Allowed<'_>) -> Vec<String> {
+        match Self::parse(text) {
+            Ok(received) => {
+                let refusals = Understood::refusals(&received.command_with_places(), allowed);
+                refusals.iter().map(ToString::to_string).collect()
+            }
+            Err(error) => vec![error.to_string()],
+        }
     }
 
     pub(crate) fn text(&self) -> &str {

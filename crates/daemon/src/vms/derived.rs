@@ -15,7 +15,7 @@ use serde::Serialize;
 use super::definition::DefinitionError;
 use super::{Adopted, AdoptedDisk, Definition, VmError};
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Derived {
     pub(crate) text: String,
     /// What does not move along, for messages; the guest does not notice it.

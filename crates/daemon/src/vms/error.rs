@@ -75,6 +75,12 @@ pub(crate) enum VmError {
         monitor.display()
     )]
     NoMonitor { vm: String, monitor: PathBuf },
+    /// The same for an administrator, with the reason.
+    #[error(
+        "the VM \"{vm}\" cannot be adopted: its monitor cannot be used: {reason}; QEMU needs a monitor for Sterna alone: \
+         -qmp unix:PATH,server=on,wait=off"
+    )]
+    MonitorUnusable { vm: String, reason: String },
     #[error("the VM \"{vm}\": {source}")]
     Libvirt { vm: String, source: LibvirtError },
     /// The kernel does not say what its process is.
@@ -130,7 +136,8 @@ impl VmError {
             | Self::NotAllowed(_)
             | Self::Manifest(_)
             | Self::Disk { .. }
-            | Self::NoMonitor { .. } => ErrorCode::VmUnsuitable,
+            | Self::NoMonitor { .. }
+            | Self::MonitorUnusable { .. } => ErrorCode::VmUnsuitable,
             Self::Libvirt { source, .. } => code_of_libvirt(source),
             Self::VolumeTaken { .. } => ErrorCode::VolumeInUse,
             Self::Running(_)

@@ -10,7 +10,8 @@ use hypervisor::HypervisorError;
 use hypervisor::qemu::{Qemu, QmpError};
 use tokio::net::UnixStream;
 
-use super::Adopted;
+use super::{Adopted, VmError};
+use crate::error::with_causes;
 
 /// Connects to the monitor of an adopted VM. Fails like [`Qemu::connect`], and if another user listens there.
 pub(crate) async fn connect_to(adopted: &Adopted) -> Result<Qemu, HypervisorError> {
@@ -33,6 +34,25 @@ pub(crate) async fn connect(path: &Path) -> Result<Qemu, HypervisorError> {
     found.require_socket().map_err(|unfit| failed(unfit.into()))?;
     let stream = UnixStream::connect(found.own_link()).await.map_err(failed)?;
     Qemu::over(stream, path).await
+}
+
+/// Whether an answer may say what exists at a path of this host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Paths {
+    /// To an administrator, who can read any file.
+    Told,
+    /// To an operator.
+    Hidden,
+}
+
+/// Returns the error for a monitor that cannot be used. Operators must not learn which files exist: for them it is the same
+/// whatever exists at the path. The log has the reason.
+pub(crate) fn unusable(name: &str, monitor: &Path, error: &HypervisorError, paths: Paths) -> VmError {
+    tracing::info!(vm = %name, monitor = %monitor.display(), reason = with_causes(error), "a monitor cannot be used");
+    match paths {
+        Paths::Told => VmError::MonitorUnusable { vm: name.to_owned(), reason: with_causes(error) },
+        Paths::Hidden => VmError::NoMonitor { vm: name.to_owned(), monitor: monitor.to_owned() },
+    }
 }
 
 fn unreachable(path: &Path, source: io::Error) -> HypervisorError {

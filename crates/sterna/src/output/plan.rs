@@ -34,7 +34,7 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
     let mut rows = Vec::new();
     if let Some(machine) = &plan.machine {
         let state = if machine.stopped { " (stopped, and stays so)" } else { "" };
-        rows.push(("machine", format!("{}{state}", machine.name)));
+        rows.push(("vm", format!("{}{state}", machine.name)));
         if !machine.stopped {
             rows.push(("memory", machine.memory_bytes.map_or_else(dash, bytes)));
         }

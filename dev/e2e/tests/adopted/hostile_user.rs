@@ -4,7 +4,7 @@
 //! other files in place of the image, at any moment, also while the daemon is down.
 
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown, symlink};
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -13,6 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use api::{Volume, VolumeState};
+use e2e::remote_user::RemoteUser;
 use e2e::{Host, Outcome, until};
 use rustix::fs::{CWD, FileType, Mode, OFlags, RenameFlags, mknodat, renameat_with};
 use testbed::nbd_client::{Client, ClientOptions, Operation};
@@ -287,6 +288,24 @@ fn a_user_who_exchanges_a_monitor_has_no_other_vm_told_anything() {
 }
 
 #[test]
+fn an_adoption_says_what_would_keep_the_vm_from_moving() {
+    play(|scene, user| {
+        let told = user.adopt(scene)?.success()?;
+        let vm: api::Vm = scene.ask(&["vm", "show", VM])?;
+        let version =
+            vm.hypervisor.as_deref().and_then(|name| name.strip_prefix("QEMU ")).unwrap_or_default();
+        // Earlier versions lose writes to the memory of an emulated VM.
+        let is_early =
+            version.split('.').next().is_some_and(|major| major.parse().is_ok_and(|major: u32| major < 9));
+        let obstacle = vm.whole_move.and_then(|whole| whole.obstacle).unwrap_or_default();
+        ensure!(obstacle.contains("it is emulated") == is_early, "{version}: {obstacle}");
+        ensure!(told.contains("cannot move as a whole") == is_early, "{told}");
+        ensure!(told.contains("it is emulated") == is_early, "{told}");
+        Ok(())
+    });
+}
+
+#[test]
 fn an_answer_says_the_same_of_a_monitor_that_is_not_there_and_of_what_root_alone_can_see() {
     play(|scene, user| {
         let hidden = scene.path("hidden");
@@ -296,8 +315,15 @@ fn an_answer_says_the_same_of_a_monitor_that_is_not_there_and_of_what_root_alone
         UnixListener::bind(hidden.join("closed")).map(drop)?;
         mknodat(CWD, hidden.join("pipe"), FileType::Fifo, Mode::RUSR, 0)?;
         symlink(&hidden, user.path("way"))?;
+        let tls = testbed::own_address()?;
+        scene.stop()?;
+        scene.configure(&format!("[api_tls]\nlisten = '{tls}'\n"))?;
+        scene.start()?;
+        ensure!(scene.wait_for_log("the API is served over TLS")?);
+        let operator = RemoteUser::admit(scene, tls, "ann", "operate")?;
         let answer = |path: PathBuf| {
-            let outcome = adopt(scene, &path)?;
+            let monitor = path.display().to_string();
+            let outcome = operator.run(scene, &["vm", "adopt", VM, "--qmp", &monitor])?;
             let path = path.to_str().context("a folder that is not UTF-8")?;
             anyhow::Ok((
                 outcome.code,
@@ -317,6 +343,18 @@ fn an_answer_says_the_same_of_a_monitor_that_is_not_there_and_of_what_root_alone
         ] {
             let found = answer(scene.path(path))?;
             ensure!(found == expected, "{path}: {found:?} instead of {expected:?}");
+        }
+        // An administrator gets the reason.
+        let busy = user.path("qmp");
+        let _client = UnixStream::connect(&busy)?;
+        let log = scene.path("hidden/file");
+        for (path, reason) in [
+            (scene.path("hidden/none"), "No such file"),
+            (log, "is no socket"),
+            (busy, "another program, such as libvirt, may be connected"),
+        ] {
+            let told = adopt(scene, &path)?;
+            ensure!(told.code != 0 && told.stderr.contains(reason), "{}: {told:?}", path.display());
         }
         Ok(())
     });

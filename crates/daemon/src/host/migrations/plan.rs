@@ -29,7 +29,7 @@ use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
 use crate::host::migrations::orders::check_rate;
 use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::migrations::together::only_to_a_host;
-use crate::host::vms::adopted::{connect_to_move, derived};
+use crate::host::vms::adopted::connect_to_move;
 use crate::host::vms::cold::check_cold_order;
 use crate::host::vms::move_vm::{check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
 use crate::host::volumes::within::check_moves_whole;
@@ -206,34 +206,32 @@ impl Host {
             if self.vms.form(name)? == Form::Cold {
                 return Ok(Company::Cold);
             }
-            let vm = self.vms.qemu(name)?;
-            self.check_movable(name, &vm, self.adoptions()?.get(name).as_ref()).await?;
-            self.check_tpm(name)?;
-            Ok::<_, RequestError>(Company::Ours(vm))
+            Ok::<_, RequestError>(Company::Ours(self.vms.qemu(name)?))
         };
-        looked.await.map_err(|error| plan.refuse(&error)).ok()
+        let company = looked.await.map_err(|error| plan.refuse(&error)).ok()?;
+        if let Company::Ours(vm) = &company {
+            // The other host is asked also if the VM cannot move yet: all obstacles are shown at once.
+            let checked = match self.adoptions() {
+                Ok(known) => self.check_movable(name, vm, known.get(name).as_ref()).await,
+                Err(error) => Err(error.into()),
+            };
+            checked.unwrap_or_else(|error| plan.refuse(&error));
+            self.check_tpm(name).unwrap_or_else(|error| plan.refuse(&error));
+        }
+        Some(company)
     }
 
     async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
-        let name = &adopted.name;
         let looked = async {
             self.refuse_domain(adopted)?;
-            let vm = connect_to_move(adopted).await?;
-            let derived = derived(adopted, &vm).await?;
-            self.check_movable(name, &vm, Some(adopted)).await?;
-            Ok::<_, RequestError>((vm, derived))
+            connect_to_move(adopted).await
         };
-        match looked.await {
-            Ok((vm, derived)) => {
-                let stays = derived.left_behind.iter().map(|what| format!("stays behind: {what}"));
-                plan.warnings.extend(stays);
-                Some(Company::Adopted(Arc::new(vm), derived.text))
-            }
-            Err(error) => {
-                plan.refuse(&error);
-                None
-            }
-        }
+        let vm = looked.await.map_err(|error| plan.refuse(&error)).ok()?;
+        let (derived, obstacles) = self.obstacles_here(adopted, &vm).await;
+        obstacles.iter().for_each(|error| plan.refuse(error));
+        let derived = derived?;
+        plan.warnings.extend(derived.left_behind.iter().map(|what| format!("stays behind: {what}")));
+        Some(Company::Adopted(Arc::new(vm), derived.text))
     }
 
     async fn plan_here(

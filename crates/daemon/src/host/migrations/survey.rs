@@ -55,12 +55,11 @@ impl Host {
             found.refusals.push(refusal(&error));
             return found;
         }
-        if !vm.is_empty()
-            && let Err(error) = self.vms.check_announced(&vm)
-        {
+        let forbidden = if vm.is_empty() { Vec::new() } else { self.vms.refusals_announced(&vm) };
+        if !forbidden.is_empty() {
             // N.B. The answer says nothing else: for a definition that cannot be parsed this host is not examined.
-            let (code, detail) = (RefusalCode::Unsuitable, error.to_string());
-            found.refusals.push(Refusal { code, detail });
+            let refused = |detail| Refusal { code: RefusalCode::Unsuitable, detail };
+            found.refusals.extend(forbidden.into_iter().map(refused));
             return found;
         }
         let takes_back = self.takes_back(peer, &offer);

@@ -9,7 +9,7 @@
 //! what can be proved ([`crate::host::vms::prove`]). Later failures are undone ([`crate::host::vms::exchange`]). If the daemon
 //! dies meanwhile, the next one finds the note and completes the operation.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -22,14 +22,14 @@ use migration::vm::exchange::Goal;
 use migration::vm::hold::Reason;
 use tokio::time::Instant;
 
-use crate::error::{RequestError, with_causes};
+use crate::error::RequestError;
 use crate::host::vms::adopted;
 use crate::host::vms::exchange::{Exchanged, IsNew, QemuEnded, name_of};
 use crate::host::{Host, blocking};
 use crate::journal::now_unix_ms;
 use crate::names;
 use crate::vms::proved::ProvedFile;
-use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Ran, Reached, VmError, launched, monitors};
+use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Paths, Ran, Reached, VmError, launched, monitors};
 
 /// How long an operation may take before its answer says that it continues in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
@@ -37,7 +37,12 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 impl Host {
     /// Adopts disks of a running VM. After an error the VM has its old disks and runs, or the text says
     /// what keeps it from running.
-    pub(crate) async fn adopt_vm(self: Arc<Self>, name: String, order: AdoptVm) -> Result<Vm, RequestError> {
+    pub(crate) async fn adopt_vm(
+        self: Arc<Self>,
+        name: String,
+        order: AdoptVm,
+        paths: Paths,
+    ) -> Result<Vm, RequestError> {
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
         })?;
@@ -50,7 +55,9 @@ impl Host {
         if adoptions.get(&name).is_some() || self.vms.get(&name).is_ok() {
             return Err(VmError::Exists(name).into());
         }
-        let qemu = monitors::connect(&monitor).await.map_err(|error| no_monitor(&name, &monitor, &error))?;
+        let qemu = monitors::connect(&monitor)
+            .await
+            .map_err(|error| monitors::unusable(&name, &monitor, &error, paths))?;
         if let Some(disks) = self.volumes_under(&name, &qemu, &order.disks).await? {
             let user = qemu.user();
             drop(qemu);
@@ -108,7 +115,7 @@ impl Host {
             finished
         };
         self.answer_within(&name, work).await?;
-        Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
+        Ok(self.describe_thoroughly(&adopted).await)
     }
 
     /// Gives a VM its disks back as plain files, at their present paths. A VM that Sterna has started runs without Sterna from
@@ -481,7 +488,7 @@ impl Host {
         if let Some(domain) = &adopted.libvirt {
             return self.describe_domain(adopted, domain, answer_max).await;
         }
-        let mut vm = self.with_hold(adopted::describe(adopted, answer_max).await);
+        let mut vm = self.with_hold(self.describe_briefly(adopted).await);
         if vm.state != api::VmState::Running {
             vm.message = self.vms.holds.why(&adopted.name).or(vm.message);
         }
@@ -531,13 +538,6 @@ fn monitor_named(order: &AdoptVm) -> Result<Named, RequestError> {
             Err(RequestError::Invalid(text.to_owned()))
         }
     }
-}
-
-/// Returns the error for a missing monitor. It is the same whatever exists at the path: operators may order this, and must not
-/// learn which files exist. The log has the reason.
-fn no_monitor(name: &str, monitor: &Path, error: &HypervisorError) -> VmError {
-    tracing::info!(vm = %name, monitor = %monitor.display(), reason = with_causes(error), "a monitor cannot be used");
-    VmError::NoMonitor { vm: name.to_owned(), monitor: monitor.to_owned() }
 }
 
 /// Returns the user who needs the sockets of a VM's disks; `None`: QEMU can use every socket of this daemon.

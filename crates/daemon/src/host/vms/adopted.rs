@@ -17,6 +17,7 @@ use hypervisor::qemu::command_line::derived::Running;
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::vms::manage::shown;
+use crate::host::vms::move_vm::check_memory;
 use crate::vms::{Adopted, Derived, VmError, derive, launched, monitors};
 
 /// How long a description waits for a VM's answers.
@@ -64,63 +65,113 @@ pub(in crate::host) async fn connect_to_move(adopted: &Adopted) -> Result<Qemu, 
     })
 }
 
-/// Describes an adopted VM within this time, and releases its monitor for others.
-pub(in crate::host) async fn describe(adopted: &Adopted, answer_max: Duration) -> Vm {
-    let asked = async {
-        let qemu = monitors::connect_to(adopted).await?;
-        let state = qemu.status().await?;
-        let derived = match derived(adopted, &qemu).await {
-            Ok(derived) => unblocked(&adopted.name, &qemu).await.map(|()| derived),
-            Err(error) => Err(error),
+/// How thoroughly a description checks whether the VM can move.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Checks {
+    /// The command of the VM, and what QEMU says of itself; a list describes many VMs.
+    Brief,
+    /// Everything that a dry run checks at this host.
+    Thorough,
+}
+
+impl Host {
+    /// Describes an adopted VM briefly, and releases its monitor for others.
+    pub(in crate::host) async fn describe_briefly(&self, adopted: &Adopted) -> Vm {
+        self.describe_within(adopted, ANSWER_TIMEOUT, Checks::Brief).await
+    }
+
+    /// Describes a VM that has just been adopted: says everything that would keep it here.
+    pub(in crate::host) async fn describe_thoroughly(&self, adopted: &Adopted) -> Vm {
+        self.describe_within(adopted, SETTLED_TIMEOUT, Checks::Thorough).await
+    }
+
+    async fn describe_within(&self, adopted: &Adopted, answer_max: Duration, checks: Checks) -> Vm {
+        let asked = async {
+            let qemu = monitors::connect_to(adopted).await?;
+            let state = qemu.status().await?;
+            let found = match checks {
+                Checks::Brief => self.obstacles_in_short(adopted, &qemu).await,
+                Checks::Thorough => self.obstacles(adopted, &qemu).await,
+            };
+            Ok::<_, hypervisor::HypervisorError>((qemu.process(), qemu.version().to_string(), state, found))
         };
-        Ok::<_, hypervisor::HypervisorError>((qemu.process(), qemu.version().to_string(), state, derived))
-    };
-    let answer = tokio::time::timeout(answer_max, asked).await;
-    let (state, message) = match &answer {
-        Ok(Ok((_, _, state, _))) => shown(state, &adopted.name),
-        Ok(Err(error)) if error.is_gone() => (VmState::Stopped, Some(error.to_string())),
-        Ok(Err(error)) => (VmState::Unknown, Some(error.to_string())),
-        Err(_) => {
-            (VmState::Unknown, Some("its monitor serves another client, or does not answer".to_owned()))
+        let answer = tokio::time::timeout(answer_max, asked).await;
+        let found = match answer {
+            Ok(Ok((process, version, state, found))) => Ok((process, version, state, found)),
+            Ok(Err(error)) if error.is_gone() => Err((VmState::Stopped, error.to_string())),
+            Ok(Err(error)) => Err((VmState::Unknown, error.to_string())),
+            Err(_) => {
+                Err((VmState::Unknown, "its monitor serves another client, or does not answer".to_owned()))
+            }
+        };
+        let mut vm = Vm {
+            name: adopted.name.clone(),
+            state: VmState::Unknown,
+            message: None,
+            volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
+            images: Vec::new(),
+            process: None,
+            hypervisor: None,
+            monitor: adopted.monitor.display().to_string(),
+            log: None,
+            libvirt_domain: None,
+            definition: None,
+            whole_move: None,
+            added_unix_ms: adopted.added_unix_ms,
+        };
+        match found {
+            Ok((process, version, state, (derived, obstacles))) => {
+                (vm.state, vm.message) = shown(&state, &adopted.name);
+                vm.process = process.and_then(|id| u32::try_from(id).ok());
+                vm.hypervisor = Some(format!("QEMU {version}"));
+                let Derived { text, left_behind } = derived.unwrap_or_default();
+                let obstacles: Vec<String> = obstacles.iter().map(RequestError::message).collect();
+                let obstacle = (!obstacles.is_empty()).then(|| obstacles.join("; "));
+                vm.definition = Some(text).filter(|_| obstacle.is_none());
+                let left_behind = if obstacle.is_none() { left_behind } else { Vec::new() };
+                vm.whole_move = Some(WholeMove { obstacle, left_behind });
+            }
+            Err((state, why)) => (vm.state, vm.message) = (state, Some(why)),
         }
-    };
-    let (process, hypervisor, derived) = match answer.ok().and_then(Result::ok) {
-        Some((process, version, _, derived)) => (process, Some(format!("QEMU {version}")), Some(derived)),
-        None => (None, None, None),
-    };
-    let (definition, whole_move) = match derived {
-        Some(Ok(Derived { text, left_behind })) => {
-            (Some(text), Some(WholeMove { obstacle: None, left_behind }))
-        }
-        Some(Err(error)) => {
-            (None, Some(WholeMove { obstacle: Some(error.message()), left_behind: Vec::new() }))
-        }
-        None => (None, None),
-    };
-    Vm {
-        name: adopted.name.clone(),
-        state,
-        message,
-        volumes: adopted.disks.iter().map(|disk| disk.volume.clone()).collect(),
-        images: Vec::new(),
-        process: process.and_then(|id| u32::try_from(id).ok()),
-        hypervisor,
-        monitor: adopted.monitor.display().to_string(),
-        log: None,
-        libvirt_domain: None,
-        definition,
-        whole_move,
-        added_unix_ms: adopted.added_unix_ms,
+        vm
+    }
+
+    /// Returns the definition of an adopted VM, if there is one, and everything at this host that keeps the VM from moving.
+    pub(in crate::host) async fn obstacles_here(
+        &self,
+        adopted: &Adopted,
+        qemu: &Qemu,
+    ) -> (Option<Derived>, Vec<RequestError>) {
+        let (derived, mut found) = apart(derived(adopted, qemu).await);
+        found.extend(self.check_movable(&adopted.name, qemu, Some(adopted)).await.err());
+        (derived, found)
+    }
+
+    /// Does the same, with what a host refuses that has this host's settings.
+    async fn obstacles(&self, adopted: &Adopted, qemu: &Qemu) -> (Option<Derived>, Vec<RequestError>) {
+        let (derived, mut found) = self.obstacles_here(adopted, qemu).await;
+        let refusals = derived.iter().flat_map(|derived| self.vms.refusals_for_peers(&derived.text));
+        found.extend(refusals.map(|reason| RequestError::VmUnmovable { vm: adopted.name.clone(), reason }));
+        (derived, found)
+    }
+
+    /// Does the same, without comparing the VM's devices with its command.
+    async fn obstacles_in_short(
+        &self,
+        adopted: &Adopted,
+        qemu: &Qemu,
+    ) -> (Option<Derived>, Vec<RequestError>) {
+        let (derived, mut found) = apart(derived(adopted, qemu).await);
+        found.extend(check_memory(&adopted.name, qemu).await.err());
+        (derived, found)
     }
 }
 
-/// Checks whether QEMU can migrate the VM in its present state: some devices cannot be migrated.
-async fn unblocked(name: &str, qemu: &Qemu) -> Result<(), RequestError> {
-    let reasons = qemu.migration_blockers().await.map_err(VmError::of(name))?;
-    if reasons.is_empty() {
-        return Ok(());
+fn apart(derived: Result<Derived, RequestError>) -> (Option<Derived>, Vec<RequestError>) {
+    match derived {
+        Ok(derived) => (Some(derived), Vec::new()),
+        Err(error) => (None, vec![error]),
     }
-    Err(RequestError::VmUnmovable { vm: name.to_owned(), reason: reasons.join("; ") })
 }
 
 /// Returns the definition with which another host can run an adopted VM.

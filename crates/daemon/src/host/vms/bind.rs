@@ -11,7 +11,6 @@ use lane::ClientProcess;
 
 use crate::error::{RequestError, with_causes};
 use crate::host::Host;
-use crate::host::vms::adopted;
 use crate::host::vms::exchange::name_of;
 use crate::journal::now_unix_ms;
 use crate::vms::{Adopted, AdoptedDisk, VmError};
@@ -130,7 +129,7 @@ impl Host {
         };
         self.remember_adopted(adopted.clone()).await?;
         tracing::info!(vm = %adopted.name, disks = adopted.disks.len(), "adopting a VM whose disks are volumes already");
-        Ok(adopted::describe(&adopted, adopted::SETTLED_TIMEOUT).await)
+        Ok(self.describe_thoroughly(&adopted).await)
     }
 }
 

@@ -443,15 +443,24 @@ impl Host {
         vm: &Qemu,
         adopted: Option<&Adopted>,
     ) -> Result<(), RequestError> {
-        check_memory(name, vm).await?;
-        let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
-        let found = self.vms.look(name, vm, adopted).await.map_err(|error| unmovable(error.to_string()))?;
-        // The size of its files does not count yet.
-        Departure::begin(&found.does, &found.differences, 0).map(drop).map_err(unmovable)
+        let found = match self.vms.look(name, vm, adopted).await {
+            // The size of its files does not count yet.
+            Ok(found) => Departure::begin(&found.does, &found.differences, 0).map(drop),
+            Err(error) => Err(error.to_string()),
+        };
+        let memory = check_memory(name, vm).await;
+        match (memory, found) {
+            (memory, Ok(())) => memory,
+            (Err(RequestError::VmUnmovable { vm, reason }), Err(other)) => {
+                Err(RequestError::VmUnmovable { vm, reason: format!("{reason}; {other}") })
+            }
+            (_, Err(reason)) => Err(RequestError::VmUnmovable { vm: name.to_owned(), reason }),
+        }
     }
 }
 
-async fn check_memory(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
+/// Checks whether the memory of a VM can be sent now.
+pub(in crate::host) async fn check_memory(name: &str, vm: &dyn Hypervisor) -> Result<(), RequestError> {
     let unmovable = |reason: String| RequestError::VmUnmovable { vm: name.to_owned(), reason };
     let silent = |error: HypervisorError| unmovable(error.to_string());
     if vm.memory_progress().await.map_err(silent)?.status.is_post_copy() {

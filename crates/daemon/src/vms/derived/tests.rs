@@ -117,6 +117,44 @@ fn a_disk_of_blockdev_gets_its_volume_and_the_device_stays() {
 }
 
 #[test]
+fn a_disk_that_was_released_and_adopted_again_is_found_by_its_device() {
+    let words = [
+        "qemu -blockdev file,node-name=f,filename=DIR/disk.raw -blockdev raw,node-name=d,file=f -device \
+         virtio-blk-pci,drive=d,id=root",
+        "qemu -drive file=DIR/disk.raw,format=raw,if=none,id=d -device virtio-blk-pci,drive=d,id=root",
+    ];
+    for words in words {
+        let mut scene = Scene::new().with("", "sterna-file-3").running(&[], &["root"]);
+        // Its image is in another store since.
+        scene.disks[0].file = "/srv/large/web1.img".into();
+        for device in ["root", "/machine/peripheral/root/virtio-backend"] {
+            scene.disks[0].device = device.to_owned();
+            let derived = scene.derive(words).unwrap();
+            assert!(derived.text.contains("{disk:disk0}"), "{}", derived.text);
+            assert!(!derived.text.contains("sterna-file-3"), "the device uses d: {}", derived.text);
+        }
+        scene.disks[0].device = "/machine/peripheral/other".to_owned();
+        assert!(scene.derive(words).is_err());
+    }
+}
+
+#[test]
+fn everything_that_keeps_a_vm_is_named_at_once() {
+    let scene = Scene::new().with("", "d").running(&[], &["added"]);
+    let refused = scene
+        .derive(
+            "qemu -blockdev file,node-name=f,filename=DIR/disk.raw -blockdev raw,node-name=d,file=f -device \
+             virtio-blk-pci,drive=d,id=root -drive file=DIR/other.raw,if=virtio -drive file=DIR/third.raw,if=virtio",
+        )
+        .unwrap_err();
+    for what in
+        ["other.raw is a disk", "third.raw is a disk", "device added was added", "device root was removed"]
+    {
+        assert!(refused.contains(what), "{what}: {refused}");
+    }
+}
+
+#[test]
 fn a_disk_of_drive_keeps_what_is_not_of_its_file() {
     let scene = Scene::new().with("drive-scsi0", "#block1").running(&[], &["scsi0", "scsihw0"]);
     let command = scene.command(

@@ -17,7 +17,7 @@ mod disks;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use super::movable::Unmovable;
+use super::movable::{Obstacles, Unmovable};
 use super::parser::{Argument, Values, parse};
 use crate::HypervisorError;
 use crate::qemu::disk::DiskOptions;
@@ -103,19 +103,28 @@ impl Running {
 /// Derives a command for another host from that of a running QEMU, whose `disks` are volumes.
 ///
 /// # Errors
-/// [`Unmovable`]: the reason why the whole VM cannot move.
+/// [`Obstacles`]: everything that keeps the whole VM from moving.
 pub fn derive(
     disks: &[VolumeDisk],
     process: &Launched,
     running: &Running,
     limits: Limits,
-) -> Result<Derived, Unmovable> {
+) -> Result<Derived, Obstacles> {
     let arguments = parse(process.command.get(1..).unwrap_or_default());
-    let mut maker = Maker::new((disks, process, running, limits), &arguments)?;
+    let maker = Maker::new((disks, process, running, limits), &arguments);
+    let mut maker = maker.map_err(|unmovable| Obstacles(vec![unmovable]))?;
+    let mut found = Vec::new();
     for argument in &arguments {
-        maker.take(argument)?;
+        found.extend(maker.take(argument).err());
     }
-    maker.finish()
+    // Disks of options that are refused are not found either.
+    let is_complete = found.is_empty();
+    found.extend(maker.check_devices());
+    if is_complete {
+        found.extend(maker.check_disks());
+    }
+    Obstacles::check(found)?;
+    Ok(maker.finish())
 }
 
 struct Maker<'a> {
@@ -126,6 +135,8 @@ struct Maker<'a> {
     derived: Derived,
     found: BTreeSet<u32>,
     nodes: disks::Nodes,
+    /// The drives or nodes that devices use by the command, by the devices' names.
+    uses: BTreeMap<String, String>,
     of_monitors: BTreeSet<String>,
     /// How many places in the VM's own folder are used.
     own_places: usize,
@@ -152,6 +163,7 @@ impl<'a> Maker<'a> {
             derived: Derived { command, ..Derived::default() },
             found: BTreeSet::new(),
             nodes: disks::Nodes::of(arguments),
+            uses: disks::uses(arguments),
             of_monitors: backends::of_monitors(arguments),
             own_places: 0,
             has_display: false,
@@ -194,14 +206,7 @@ impl<'a> Maker<'a> {
         Ok(())
     }
 
-    fn finish(mut self) -> Result<Derived, Unmovable> {
-        self.check_devices()?;
-        if let Some(disk) = self.disks.iter().find(|disk| !self.found.contains(&disk.number)) {
-            return Err(refuse(
-                format!("the disk {}", disk.device),
-                "is not found in the command that the VM was started with; it was attached later",
-            ));
-        }
+    fn finish(mut self) -> Derived {
         if !self.has_accelerator && self.process.command.first().is_some_and(|name| name.ends_with("kvm")) {
             // QEMU does the same for this name.
             self.say("-accel", "kvm");
@@ -214,7 +219,7 @@ impl<'a> Maker<'a> {
             self.say("-monitor", "none");
         }
         self.say("-qmp", "unix:{qmp},server=on,wait=off");
-        Ok(self.derived)
+        self.derived
     }
 
     /// Takes the options of a machine without its type, which may be an alias with another meaning in another QEMU.
@@ -228,28 +233,42 @@ impl<'a> Maker<'a> {
         }
     }
 
-    fn check_devices(&self) -> Result<(), Unmovable> {
+    /// Returns the disks that no option of the command makes.
+    fn check_disks(&self) -> impl Iterator<Item = Unmovable> {
+        let missing = self.disks.iter().filter(|disk| !self.found.contains(&disk.number));
+        missing.map(|disk| {
+            refuse(
+                format!("the disk {}", disk.device),
+                "is not found in the command that the VM was started with: it was attached later, or its image has had another name \
+                 since; restart the VM with its present disks",
+            )
+        })
+    }
+
+    /// Returns the devices that were added and removed since the start.
+    fn check_devices(&self) -> Vec<Unmovable> {
         let has: BTreeSet<&String> = self.running.named_devices.iter().collect();
         let asked: BTreeSet<&String> = self.device_names.iter().collect();
-        if let Some(added) = has.difference(&asked).next() {
-            return Err(refuse(
+        let added = has.difference(&asked).map(|added| {
+            refuse(
                 format!("the device {added}"),
                 "was added while the VM ran: remove it (device_del), or restart the VM with it",
-            ));
-        }
-        if let Some(removed) = asked.difference(&has).next() {
-            return Err(refuse(
+            )
+        });
+        let removed = asked.difference(&has).map(|removed| {
+            refuse(
                 format!("the device {removed}"),
                 "was removed while the VM ran: add it again, or restart the VM without it",
-            ));
-        }
+            )
+        });
+        let mut found: Vec<Unmovable> = added.chain(removed).collect();
         if self.running.unnamed_devices > self.devices_without_name {
-            return Err(refuse(
+            found.push(refuse(
                 "a device without a name".to_owned(),
                 "was added while the VM ran: restart the VM with it",
             ));
         }
-        Ok(())
+        found
     }
 
     fn keep(&mut self, argument: &Argument) {

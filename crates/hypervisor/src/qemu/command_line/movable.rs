@@ -15,6 +15,26 @@ pub struct Unmovable {
     pub reason: &'static str,
 }
 
+/// Everything that keeps a VM from moving; at least one part.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Obstacles(pub Vec<Unmovable>);
+
+impl std::error::Error for Obstacles {}
+
+impl std::fmt::Display for Obstacles {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let texts: Vec<String> = self.0.iter().map(Unmovable::to_string).collect();
+        f.write_str(&texts.join("; "))
+    }
+}
+
+impl Obstacles {
+    /// Returns an error if there are any.
+    pub(super) fn check(found: Vec<Unmovable>) -> Result<(), Self> {
+        if found.is_empty() { Ok(()) } else { Err(Self(found)) }
+    }
+}
+
 /// Options that Sterna gives itself, or that would take QEMU out of its control.
 const OPTIONS: [(&str, &str); 8] = [
     ("-incoming", "is given by Sterna when a VM arrives: leave it out"),
@@ -54,16 +74,17 @@ const TPM_OF_OTHERS: &str = "keeps its state in a process (swtpm) that Sterna di
     that swtpm's state";
 const TPM_OF_HOST: &str = "is a chip of this host: use a software TPM, with path={tpm} in its -chardev";
 
-/// Checks a command for such options.
-pub fn check(command: &[String]) -> Result<(), Unmovable> {
-    check_tpm(command)?;
+/// Checks a command for such options, and names all of them.
+pub fn check(command: &[String]) -> Result<(), Obstacles> {
+    let mut found: Vec<Unmovable> = check_tpm(command).err().into_iter().collect();
     let mut words = command.iter().skip(1);
     while let Some(word) = words.next() {
         // QEMU takes options with one hyphen or with two.
         let option = word.strip_prefix('-').filter(|rest| rest.starts_with('-')).unwrap_or(word);
-        let fault = |what: String, reason| Err(Unmovable { what, reason });
+        let mut fault = |what: String, reason| found.push(Unmovable { what, reason });
         if let Some((_, reason)) = OPTIONS.iter().find(|(name, _)| *name == option) {
-            return fault(word.clone(), reason);
+            fault(word.clone(), reason);
+            continue;
         }
         let is_image = IMAGES.contains(&option);
         if !is_image && !["-device", "-drive", "-blockdev"].contains(&option) {
@@ -75,23 +96,23 @@ pub fn check(command: &[String]) -> Result<(), Unmovable> {
             "-device" => {
                 let driver = values.driver();
                 if let Some((_, reason)) = DEVICES.iter().find(|(begin, _)| driver.starts_with(begin)) {
-                    return fault(format!("{word} {driver}"), reason);
+                    fault(format!("{word} {driver}"), reason);
                 }
             }
             _ if is_image => {
                 let is_system = option == "-cdrom" && value.starts_with(SYSTEM_FOLDER);
                 if !is_portable(value) && !is_system {
-                    return fault(format!("{word} {value}"), LOCAL_IMAGE);
+                    fault(format!("{word} {value}"), LOCAL_IMAGE);
                 }
             }
             _ => {
                 if let Some(path) = local_image(&values, option) {
-                    return fault(format!("{word} {path}"), LOCAL_IMAGE);
+                    fault(format!("{word} {path}"), LOCAL_IMAGE);
                 }
             }
         }
     }
-    Ok(())
+    Obstacles::check(found)
 }
 
 fn check_tpm(command: &[String]) -> Result<(), Unmovable> {
@@ -164,6 +185,15 @@ mod tests {
         ] {
             let refusal = refusal(words).unwrap_or_else(|| panic!("{words} passes"));
             assert!(refusal.contains(expected), "{words}: {refusal}");
+        }
+    }
+
+    #[test]
+    fn everything_that_ties_a_vm_to_its_host_is_named_at_once() {
+        let refusal =
+            refusal("qemu -snapshot -device vfio-pci,host=01:00.0 -cdrom /srv/seed.iso -m 64").unwrap();
+        for expected in ["-snapshot keeps", "-device vfio-pci is", "-cdrom /srv/seed.iso is"] {
+            assert!(refusal.contains(expected), "{expected}: {refusal}");
         }
     }
 

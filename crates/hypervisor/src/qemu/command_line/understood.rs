@@ -147,6 +147,27 @@ impl Understood {
         Ok(understood)
     }
 
+    /// Returns everything that [`Self::read`] refuses, as far as each option can be judged alone; empty if it refuses nothing.
+    pub fn refusals(command: &[String], allowed: Allowed<'_>) -> Vec<NotAllowed> {
+        let mut found = Vec::new();
+        let mut words = command.get(1..).unwrap_or_default().iter().peekable();
+        while let Some(word) = words.next() {
+            let mut rest = words.clone();
+            match read_argument(word, &mut rest, allowed) {
+                Ok(_) => words = rest,
+                Err(refusal) => {
+                    found.push(refusal);
+                    // The value of a refused option is no option.
+                    words.next_if(|value| !value.starts_with('-'));
+                }
+            }
+        }
+        if found.is_empty() {
+            found.extend(Self::read(command, allowed).err());
+        }
+        found
+    }
+
     /// Returns the command, written anew from the parsed values.
     pub fn write(&self) -> Vec<String> {
         let mut words = vec![self.program.clone()];

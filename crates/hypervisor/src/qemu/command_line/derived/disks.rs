@@ -75,7 +75,21 @@ impl Nodes {
     }
 }
 
+/// Returns the drives or nodes that devices use, by the devices' names.
+pub(super) fn uses(arguments: &[Argument]) -> BTreeMap<String, String> {
+    let devices = arguments.iter().filter(|argument| argument.option == "-device");
+    let values = devices.map(|device| Values::read(device.value.as_deref().unwrap_or_default()));
+    values.filter_map(|values| Some((values.get("id")?, values.get("drive")?))).collect()
+}
+
 impl Maker<'_> {
+    /// Returns the drive or node that the device of a disk uses by the command; `None`: the command does not name the device.
+    /// A VM that was adopted and released before has other nodes and files since, and the same devices.
+    fn used_by(&self, disk: &VolumeDisk) -> Option<&String> {
+        let device = disk.device.strip_prefix("/machine/peripheral/").unwrap_or(&disk.device);
+        self.uses.get(device.split('/').next()?)
+    }
+
     pub(super) fn drive(&mut self, option: &str, value: &str) -> Result<(), Unmovable> {
         let mut values = match option {
             "-drive" => Values::read(value),
@@ -101,6 +115,7 @@ impl Maker<'_> {
         let id = values.get("id");
         let disks = self.disks;
         let is_of = |disk: &&VolumeDisk| match &id {
+            Some(id) if self.used_by(disk) == Some(id) => true,
             Some(id) if !disk.drive.is_empty() => disk.drive == *id,
             _ => self.is_at(&path, &disk.file),
         };
@@ -144,12 +159,13 @@ impl Maker<'_> {
         let mut values = Values::read(value);
         let name = values.get("node-name").unwrap_or_default();
         let disks = self.disks;
-        if let Some(disk) = disks.iter().find(|disk| disk.node == name) {
+        let node = |disk: &VolumeDisk| self.used_by(disk).unwrap_or(&disk.node).clone();
+        if let Some(disk) = disks.iter().find(|disk| node(disk) == name) {
             self.found.insert(disk.number);
-            self.nodes_of(disk);
+            self.nodes_of(disk, &name);
             return Ok(());
         }
-        if disks.iter().any(|disk| self.nodes.below(&disk.node).contains(&name)) {
+        if disks.iter().any(|disk| self.nodes.below(&node(disk)).contains(&name)) {
             return Ok(());
         }
         let (key, path) = match path_of(&values) {
@@ -173,15 +189,15 @@ impl Maker<'_> {
         Ok(())
     }
 
-    /// Adds the nodes of an adopted disk, as QEMU has them while Sterna serves it.
-    fn nodes_of(&mut self, disk: &VolumeDisk) {
+    /// Adds the nodes of an adopted disk, as QEMU has them while Sterna serves it. The command calls the upper one `node`.
+    fn nodes_of(&mut self, disk: &VolumeDisk, node: &str) {
         let export = format!("sterna-nbd-{}", disk.number);
         let mut nodes =
             [Values::of(&[("driver", "nbd"), ("node-name", &export)]), Values::of(&[("driver", "raw")])];
         for (key, value) in self.export_of(disk) {
             nodes[0].set(key, &value);
         }
-        nodes[1].set("node-name", &disk.node);
+        nodes[1].set("node-name", node);
         nodes[1].set("file", &export);
         nodes[1].set("detect-zeroes", &disk.options.detect_zeroes);
         for values in &mut nodes {
