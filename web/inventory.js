@@ -1,6 +1,7 @@
 // The inventory: volumes, VMs, stores and other hosts.
 
 import { byId, el, keyed, set, table, text, within } from "./dom.js";
+import { showMove } from "./orders.js";
 import { spark } from "./plot.js";
 import * as units from "./units.js";
 
@@ -9,6 +10,8 @@ const POINTS = 120;
 const VOLUME_TONES = { serving: "good", failed: "bad", unconfirmed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
 const VM_TONES = { running: "good", paused: "warm", io_error: "bad", shut_down: "calm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
 
+// States in which a VM can move, with its memory or without.
+const MOVABLE = new Set(["running", "paused", "stopped", "shut_down"]);
 const VM_WORDS = { io_error: "I/O error", shut_down: "shut down" };
 
 // The latest samples of each volume's requests per second.
@@ -43,8 +46,12 @@ function push(course, value) {
   if (course.length > POINTS) course.shift();
 }
 
+// The overview that is shown.
+let latest = null;
+
 export function show(overview) {
   showTiles(overview);
+  latest = overview;
   showVolumes(overview.volumes);
   showVms(overview.vms);
   showStores(overview.stores);
@@ -118,6 +125,8 @@ function showVolumes(volumes) {
     { name: "Written", falling: true, class: "number wide", value: (volume) => volume.activity?.bytes_written_per_second, cell: (cell, volume) => text(cell, units.rate(volume.activity?.bytes_written_per_second)) },
     { name: "Latency", falling: true, title: "What 99 of 100 requests did not exceed", class: "number roomy", value: (volume) => volume.activity?.p99_us, cell: (cell, volume) => text(cell, units.latency(volume.activity?.p99_us)) },
     { name: "Two minutes", class: "line wide", cell: (cell, volume) => within(cell, () => spark(POINTS, { width: 120, height: 22 })).update(courses.get(volume.name) ?? []) },
+    // A volume of a VM moves with it, or alone to a store of this host.
+    { name: "Order", class: "orders", cell: (cell, volume) => showMove(cell, volume.name, "volume", volume.state === "serving" && !volume.migration, latest) },
   ], (volume) => volume.name, { column: "Volume" }), "There are no volumes yet: sterna volume create NAME --size SIZE");
   const wanted = byId("filter").value.trim().toLowerCase();
   const shown = volumes.filter((volume) => [volume.name, volume.state, where(volume), volume.migration ? "moving" : ""].join(" ").toLowerCase().includes(wanted));
@@ -126,6 +135,14 @@ function showVolumes(volumes) {
 }
 
 let vmTable = null;
+
+// Describes a disk of a VM: its volume, with its place and, if it is not served, its state.
+function disk(name) {
+  const volume = latest.volumes.find((volume) => volume.name === name);
+  if (!volume) return `${name} (not at this host)`;
+  const state = volume.migration ? ", moving" : ["serving", "forwarding"].includes(volume.state) ? "" : ", " + volume.state;
+  return `${name} (${where(volume)}${state})`;
+}
 
 function showVms(vms) {
   vmTable ??= mount("vm-table", table("Virtual machines", [
@@ -136,10 +153,11 @@ function showVms(vms) {
       set(pill, "class", "pill small " + (VM_TONES[vm.state] ?? "warm"));
       text(why, vm.message ?? "");
     } },
-    { name: "Volumes", value: (vm) => vm.volumes.join(", "), cell: (cell, vm) => text(cell, vm.volumes.join(", ") || "–") },
+    { name: "Disks", value: (vm) => vm.volumes.join(", "), cell: (cell, vm) => text(cell, vm.volumes.map(disk).join(", ") || "–") },
     { name: "Hypervisor", class: "wide", value: (vm) => vm.hypervisor ?? "", cell: (cell, vm) => text(cell, vm.hypervisor ?? "–") },
     { name: "Process", class: "number wide", value: (vm) => vm.process, cell: (cell, vm) => text(cell, vm.process ?? "–") },
     { name: "Whole move", class: "wide", cell: (cell, vm) => text(cell, vm.whole_move ? vm.whole_move.obstacle ?? "possible" : "–") },
+    { name: "Order", class: "orders", cell: (cell, vm) => showMove(cell, vm.name, "vm", MOVABLE.has(vm.state), latest) },
   ], (vm) => vm.name, { column: "VM" }), "There are no virtual machines here: sterna vm add, or sterna vm adopt");
   text(byId("count-vms"), vms.length);
   vmTable.update(vms);

@@ -1,6 +1,7 @@
 // Migrations: running ones as cards with live plots, ended ones as a table with their reports.
 
 import { byId, el, keyed, set, table, text, within } from "./dom.js";
+import { buttonsOf } from "./orders.js";
 import { plots } from "./plot.js";
 import * as units from "./units.js";
 
@@ -49,7 +50,10 @@ export function see(overview, now) {
     const at = migration.seconds;
     const last = course.phases[course.phases.length - 1];
     if (last?.phase !== migration.phase) course.phases.push({ at, phase: migration.phase });
-    if (hasEnded(migration)) course.endedAt ??= now;
+    if (hasEnded(migration) && course.endedAt === null) {
+      // The recording has the switch-over, which is too short for the overviews.
+      [course.endedAt, course.asked] = [now, false];
+    }
   }
   for (const [key, course] of courses) {
     if (!present.has(key) || (course.endedAt !== null && now - course.endedAt > LINGER_MS)) courses.delete(key);
@@ -155,8 +159,9 @@ function makeCard(first, isOpen) {
   ]);
   const body = el("div", { class: "body" }, figures, chart.node);
   const button = el("button", { type: "button", class: "fold", "aria-expanded": isOpen });
+  const buttons = buttonsOf(first);
   const node = el("article", { class: "card migration", "aria-label": "Migration " + first.id },
-    el("header", {}, title, state, outlook, report, button), bar, el("div", { class: "under" }, steps, waits), why, body);
+    el("header", {}, title, state, outlook, buttons.node, report, button), bar, el("div", { class: "under" }, steps, waits), why, body);
   const card = { node, open: isOpen, update };
   const showFold = () => {
     body.hidden = !card.open;
@@ -188,6 +193,7 @@ function makeCard(first, isOpen) {
     why.hidden = !reason;
     if (reason) text(why, reason);
     set(why, "class", "why" + (migration.state === "failed" ? " bad" : ""));
+    buttons.update(migration);
     text(report, ended ? "Report" : "Report so far");
     report.hidden = queued;
     figures.hidden = queued;
@@ -281,11 +287,16 @@ function showHistory(items, all, now) {
       { name: "From", value: ({ migration }) => place(migration.source), class: "wide", cell: (cell, { migration }) => text(cell, place(migration.source)) },
       { name: "To", value: ({ migration }) => place(migration.target), cell: (cell, { migration }) => text(cell, place(migration.target)) },
       { name: "Outcome", value: ({ migration }) => migration.state, cell: (cell, { migration }) => {
-        const { pill, why } = within(cell, () => { const pill = el("span"), why = el("small", { class: "reason" }); return { pill, why, node: [pill, why] }; });
+        const { pill, why, next } = within(cell, () => {
+          const pill = el("span"), why = el("small", { class: "reason" }), next = el("small", { class: "reason next" });
+          return { pill, why, next, node: [pill, why, next] };
+        });
         text(pill, migration.state);
         set(pill, "class", "pill small " + tone(migration));
         set(pill, "title", migration.message);
         text(why, migration.state === "moved" ? "" : migration.message ?? "");
+        const repeated = migration.retried_as ? `repeated as ${migration.retried_as}` : `sterna migration retry ${migration.id}`;
+        text(next, migration.state === "moved" ? "" : repeated);
       } },
       { name: "Ended", falling: true, value: ({ migration }) => migration.ended_unix_ms ?? 0, class: "wide",
         cell: (cell, { migration }) => text(cell, migration.ended_unix_ms ? units.moment(migration.ended_unix_ms, now) : "–") },
@@ -300,6 +311,7 @@ function showHistory(items, all, now) {
         set(link, "aria-label", recorded ? "Report of " + migration.id : null);
         text(link, recorded ? "report" : "–");
       } },
+      { name: "Order", class: "orders", cell: (cell, { migration }) => within(cell, () => buttonsOf(migration)).update(migration) },
     ], ({ migration }) => keyOf(migration), { column: "Ended", falling: true });
     holder.append(historyTable.node, el("p", { class: "empty quiet" }));
   }

@@ -6,6 +6,7 @@
 import { byId, el, set, text } from "./dom.js";
 import * as inventory from "./inventory.js";
 import * as migrations from "./migrations.js";
+import * as orders from "./orders.js";
 import * as units from "./units.js";
 
 // Interval between two requests while the daemon answers, and the longest one while it does not, in milliseconds.
@@ -50,6 +51,8 @@ function take(overview) {
     inventory.interrupt();
     say(seenStart === overview.host.started_unix_ms ? "the daemon answers again" : "the daemon answers again: it was restarted");
   }
+  // A restart signs out all browsers.
+  if (seenStart !== null && seenStart !== overview.host.started_unix_ms) orders.check();
   [seenVersion, seenStart] = [overview.host.version, overview.host.started_unix_ms];
   [lostAt, retryMs] = [null, INTERVAL_MS];
   announce(overview);
@@ -136,6 +139,7 @@ function themes() {
 }
 
 themes();
+orders.begin(() => { if (latest && lostAt === null) show(); });
 byId("filter").addEventListener("input", () => { if (latest) inventory.show(latest); });
 document.addEventListener("visibilitychange", () => {
   if (document.hidden) return inventory.interrupt();

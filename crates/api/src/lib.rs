@@ -48,6 +48,7 @@
 //!   PATCH  /v1/access/{name}            SetGrant       -> Grant
 //!   DELETE /v1/access/{name}            Grant
 //!   POST   /v1/redemption               RedeemGrant    -> Grant
+//!   POST   /v1/page-links               PageLink
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
@@ -63,6 +64,7 @@ mod history;
 mod host;
 mod migration;
 mod overview;
+mod page;
 mod peer;
 mod plan;
 mod replica;
@@ -86,6 +88,7 @@ pub use migration::{
     ReplicaUsed, Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
 };
 pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
+pub use page::PageLink;
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,
     RemovedPeer, SetPeer,

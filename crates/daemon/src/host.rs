@@ -56,6 +56,7 @@ use crate::migrations::registry::Migrations;
 use crate::migrations::shares::Shares;
 use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
+use crate::sign_ins::SignIns;
 use crate::stores::Stores;
 use crate::take_over::{Clients, Estate, PassedClient};
 use crate::vms::moving::VmMoves;
@@ -77,6 +78,8 @@ pub(crate) struct Host {
     pub(crate) audit: Audit,
     /// Who may use the API over TLS.
     pub(crate) grants: Arc<Grants>,
+    /// The browsers that may give orders on the page.
+    pub(crate) sign_ins: SignIns,
     pub(crate) config: Config,
     limits: RwLock<Limits>,
     pub(crate) journal: Journal,
@@ -162,6 +165,7 @@ impl Host {
             custody,
             audit,
             grants,
+            sign_ins: SignIns::default(),
             encryption,
             hosts,
             peers,

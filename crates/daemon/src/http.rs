@@ -5,6 +5,7 @@ mod audited;
 mod hosts;
 mod observe;
 mod openapi;
+mod page_orders;
 mod places;
 pub(crate) mod remote;
 mod replicas;
@@ -105,6 +106,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(retry_migration))
         .routes(routes!(promote_volume))
         .routes(routes!(show_history))
+        .routes(routes!(page_orders::make_page_link))
         .merge(access::routes())
         .merge(hosts::routes())
         .merge(observe::routes())

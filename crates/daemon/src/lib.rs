@@ -9,7 +9,7 @@
 //!              ├──► journal    ◄────┘
 //!              ├──► stores, images ──► files
 //!              ├──► vms ──► hypervisor: QEMU processes
-//!              ├──► grants: clients of the API over TLS
+//!              ├──► grants: clients of the API over TLS; sign_ins: browsers at the page
 //!              └──► hosts ──► transport ──► peers: messages of other hosts
 //! ```
 //!
@@ -38,6 +38,7 @@ pub mod names;
 mod peers;
 mod serve;
 mod service_manager;
+mod sign_ins;
 mod stores;
 mod take_over;
 mod vms;

@@ -64,7 +64,7 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// Another daemon has locked the data folder.
-    #[error("the data folder cannot be used")]
+    #[error("the data folder cannot be used{}", what_to_do(.0))]
     DataFolder(#[source] LockError),
     /// The journal cannot be used.
     #[error(transparent)]
@@ -90,6 +90,15 @@ pub enum ServeError {
     /// A second signal ended the process at once.
     #[error("stopped at once; the next start completes interrupted operations")]
     StoppedAtOnce,
+}
+
+fn what_to_do(error: &LockError) -> &'static str {
+    match error {
+        LockError::Held { .. } => {
+            "; stop the daemon that has it, or add --take-over, which breaks no connection"
+        }
+        _ => "",
+    }
 }
 
 /// Whose clients a daemon adopts at its start.
@@ -395,6 +404,7 @@ async fn run(
 /// Serves the page on a port, as soon as the port is free, until the daemon stops.
 async fn serve_page(address: SocketAddr, host: Arc<Host>) {
     let listener = listen_in_the_end(address, "the page").await;
+    host.sign_ins.listens();
     tracing::info!(url = %format_args!("http://{address}/"), "the page is served");
     http::serve(listener, http::page_router(Arc::clone(&host)), host.stopping()).await;
 }

@@ -92,6 +92,9 @@ pub(crate) enum Command {
     /// Manage access to this daemon over TLS: grant, list, revoke.
     #[command(subcommand)]
     Access(AccessCommand),
+    /// Print a link that gives one browser the page's buttons: migrate, pause, resume, cancel, retry.
+    #[command(after_help = access::PAGE_HELP)]
+    Page,
     /// Manage the daemons that this user reaches over TLS: add, list, remove.
     #[command(subcommand)]
     Remote(RemoteCommand),
@@ -184,7 +187,7 @@ pub(crate) enum VolumeCommand {
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteArguments),
     /// Make a volume larger while its guest works, also while it moves.
-    #[command(after_help = RESIZE_HELP)]
+    #[command(after_help = volume::RESIZE_HELP)]
     Resize(ResizeArguments),
     /// Remove a volume. Its image is deleted, unless you had it before (volume add).
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
@@ -202,7 +205,7 @@ pub(crate) struct CreateArguments {
     /// Name of the volume: letters, digits, '.', '_' and '-'.
     pub(crate) name: String,
     /// Size, a multiple of 512 bytes; with --image, the default is the image's size, rounded up to 4 KiB.
-    #[arg(long, value_parser = parse_size, required_unless_present = "image")]
+    #[arg(long, value_parser = parse_size, required_unless_present = "image", allow_hyphen_values = true)]
     pub(crate) size: Option<u64>,
     /// The store for the image; optional if there is only one.
     #[arg(long)]
@@ -502,17 +505,6 @@ const SHOW_HELP: &str = "\
 Examples:
   sterna volume show web1
   qemu-img info \"$(sterna volume show web1 --json | jq -r .uri)\"";
-
-const RESIZE_HELP: &str = "\
-Examples:
-  sterna volume resize web1 40GiB
-  lvextend -L 40G vg/web2 && sterna volume resize web2 40GiB
-
-Enlarge a device, or the export of another NBD server, first. If the volume is moving, its image at the target grows as
-well; if that fails, nothing changes.
-
-The new part reads as zeroes. NBD clients get the size when they connect, so guests see the new size once their client
-reconnects. docs/nbd.md shows how to do that with QEMU while the machine runs.";
 
 const PROMOTE_HELP: &str = "\
 Examples:

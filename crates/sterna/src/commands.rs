@@ -198,6 +198,7 @@ async fn run_command(
         Command::Serve(order) => serve::run(order).await,
         Command::Store(command) => store::run(&client()?, command, format).await,
         Command::Access(command) => access::run(&client()?, command, format).await,
+        Command::Page => access::show_page_link(&client()?, format).await,
         Command::Remote(command) => remote::run(command, format).await,
         Command::Host(command) => host::run(&client()?, command, format).await,
         Command::Volume(command) => volume::run(&client()?, command, format).await,

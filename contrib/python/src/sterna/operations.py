@@ -26,6 +26,7 @@ from .types import (
     NewVolume,
     NewlyGranted,
     Overview,
+    PageLink,
     Peer,
     PromoteVolume,
     Readiness,
@@ -154,6 +155,10 @@ class Operations(Connection):
     def show_overview(self) -> Overview:
         """Returns an overview of the host, at most a second old."""
         return self.ask("GET", "/v1/overview")
+
+    def make_page_link(self) -> PageLink:
+        """Returns a link with which one browser signs in to the page."""
+        return self.ask("POST", "/v1/page-links")
 
     def redeem_access(self, order: RedeemGrant) -> Grant:
         """Redeems an access token: replaces the key of the token by the client's own key."""

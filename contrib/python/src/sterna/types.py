@@ -742,6 +742,19 @@ class Overview(TypedDict):
     volumes: list[VolumeAtWork]
 
 
+class PageLink(TypedDict):
+    """A link with which one browser signs in to the page, and then has its buttons."""
+
+    # How long the key can be used, in seconds.
+    lifetime_s: int
+    # The rights of the browser: those of the client that asks, and at most `operate`.
+    role: Role
+    # How long the browser stays signed in, in seconds.
+    session_s: int
+    # The address of the page, with a key that works once. **It holds a secret.**
+    url: str
+
+
 # A part of a daemon.
 Part = Literal[
     "daemon",
@@ -921,7 +934,7 @@ class Problem(TypedDict):
 
     # The problem with its reason, as text.
     message: str
-    # Name of the volume, VM or store, or number of the migration; null for other parts.
+    # Name of the volume, VM, store or host, or number of the migration; null for other parts.
     name: NotRequired[str | None]
     # The part of the daemon with the problem.
     part: Part
@@ -1098,6 +1111,8 @@ class ReplicaUsed(TypedDict):
 class ResizeVolume(TypedDict):
     """Makes a volume larger; it never becomes smaller."""
 
+    # Accepts a size that is larger than the whole store; without it, such a size is taken for a slip of the pen.
+    beyond_store: NotRequired[bool]
     # The new size in bytes, a multiple of 4096. The new part reads as zeroes. An order for the present size succeeds.
     size_bytes: int
 

@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::exchange::Segment;
 use super::{Client, ClientError};
-use crate::{Access, Grant, NewGrant, NewlyGranted, RedeemGrant, SetGrant};
+use crate::{Access, Grant, NewGrant, NewlyGranted, PageLink, RedeemGrant, SetGrant};
 
 impl Client {
     /// Returns the keys that may use the API over TLS, and where the daemon listens.
@@ -45,5 +45,13 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::InvitationRefused`](crate::ErrorCode::InvitationRefused).
     pub async fn redeem_access(&self, redemption: &RedeemGrant) -> Result<Grant, ClientError> {
         self.send(Method::POST, "/v1/redemption", Some(redemption)).await
+    }
+
+    /// Returns a link with which one browser signs in to the page, with this client's rights.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::NotPermitted`](crate::ErrorCode::NotPermitted) if the page has no port.
+    pub async fn page_link(&self) -> Result<PageLink, ClientError> {
+        self.send(Method::POST, "/v1/page-links", None::<&()>).await
     }
 }

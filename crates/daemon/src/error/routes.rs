@@ -1,5 +1,7 @@
 //! Refusals of requests that no operation of the API accepts.
 
+use std::net::SocketAddr;
+
 use api::{ErrorCode, Role};
 
 /// Why no operation answers a request.
@@ -38,6 +40,30 @@ pub(crate) enum RouteError {
         "a web page asks for this, and web pages may only read: use the sterna commands, or a client other than a browser"
     )]
     FromPage,
+    /// The browser that gives an order on the page has not signed in, or not to this daemon.
+    #[error("this browser is not signed in: run sterna page on the host, and open the link that it prints")]
+    NotSignedIn,
+    #[error(
+        "the link was used already, or is too old: run sterna page again, and open the link that it prints"
+    )]
+    SignInRefused,
+    /// The browser's role is too low.
+    #[error(
+        "this needs the role operate, and this browser has the role {role}: run sterna page again as a user with that role"
+    )]
+    PageRole { role: Role },
+    /// Another page, or no browser, gives an order at the page's port.
+    #[error("only the page itself gives orders here; programs use the API's socket, or the API over TLS")]
+    OtherPage,
+    /// The page has no port.
+    #[error(
+        "the page has no port: set web.listen in the configuration, for example listen = \"127.0.0.1:7424\", and restart the \
+         daemon, which breaks no connection"
+    )]
+    NoPage,
+    /// Another process has the port of the page.
+    #[error("the page is not served yet, because {0} is in use; see which process listens there: ss -ltnp")]
+    NoPageYet(SocketAddr),
 }
 
 impl RouteError {
@@ -47,6 +73,12 @@ impl RouteError {
             Self::Method { .. } => ErrorCode::MethodNotAllowed,
             Self::Elsewhere
             | Self::FromPage
+            | Self::NotSignedIn
+            | Self::SignInRefused
+            | Self::PageRole { .. }
+            | Self::OtherPage
+            | Self::NoPage
+            | Self::NoPageYet(_)
             | Self::Role { .. }
             | Self::Invited(_)
             | Self::NotInvited

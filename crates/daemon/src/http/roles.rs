@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 50] = [
+const TABLE: [(&str, &str, Takes); 51] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -60,6 +60,7 @@ const TABLE: [(&str, &str, Takes); 50] = [
     ("POST", "/v1/migrations/{id}/retry", OPERATE),
     ("GET", OPENAPI, READ),
     ("GET", "/v1/overview", READ),
+    ("POST", "/v1/page-links", OPERATE),
     ("POST", "/v1/redemption", INVITATION),
     ("GET", "/v1/replicas", READ),
     ("DELETE", "/v1/replicas/{volume}", ADMIN),
@@ -130,8 +131,16 @@ fn takes(method: &Method, path: &str) -> Takes {
     entry.map_or(ADMIN, |(_, _, takes)| *takes)
 }
 
+/// Returns the least role for an operation; `None`: no role suffices.
+pub(super) fn needed(method: &Method, path: &str) -> Option<Role> {
+    match takes(method, path) {
+        Takes::Role(role) => Some(role),
+        Takes::Invitation => None,
+    }
+}
+
 /// Removes the fields that only administrators see.
-async fn veiled(answer: Response) -> Response {
+pub(super) async fn veiled(answer: Response) -> Response {
     let is_json = answer.headers().get(header::CONTENT_TYPE).is_some_and(|kind| kind == "application/json");
     if !is_json {
         return answer;

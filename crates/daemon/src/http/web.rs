@@ -7,8 +7,9 @@
 //!   GET /web/migrations/{id}/history  MigrationHistory, without a ticket
 //!   GET /web/migrations/{id}/report   the report, a page of its own
 //! ```
-//! It is served on the API's socket and, if configured, on a loopback port of its own. Everything below `/web/` can only be
-//! read, and holds no secrets, so a web server in front of it needs to know no more than that path.
+//! It is served on the API's socket and, if configured, on a loopback port of its own. On the socket everything below `/web/` can
+//! only be read, and holds no secrets, so a web server in front of it needs to know no more than that path. The port also takes
+//! orders of browsers that have signed in (`page_orders.rs`).
 //! Browsers act on behalf of any page that they show. So other pages cannot read this one, frame it, or reach it by a DNS name
 //! that leads here; and it can load nothing from other servers.
 
@@ -27,7 +28,7 @@ use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 
-use super::{Answer, Segment, no_method, no_route};
+use super::{Answer, Segment, no_method, no_route, page_orders};
 use crate::error::{RequestError, RouteError};
 use crate::host::Host;
 use crate::migrations::registry::parse_id;
@@ -42,7 +43,7 @@ const HTML: &str = "text/html; charset=utf-8";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
 /// The files; the first is the page.
-const FILES: [File; 9] = [
+const FILES: [File; 10] = [
     File { name: "index.html", media_type: HTML, text: include_str!("../../../../web/index.html") },
     File {
         name: "page.css",
@@ -55,6 +56,7 @@ const FILES: [File; 9] = [
     File { name: "plot.js", media_type: SCRIPT, text: include_str!("../../../../web/plot.js") },
     File { name: "migrations.js", media_type: SCRIPT, text: include_str!("../../../../web/migrations.js") },
     File { name: "inventory.js", media_type: SCRIPT, text: include_str!("../../../../web/inventory.js") },
+    File { name: "orders.js", media_type: SCRIPT, text: include_str!("../../../../web/orders.js") },
     File { name: "tern.svg", media_type: "image/svg+xml", text: include_str!("../../../../web/tern.svg") },
 ];
 
@@ -75,7 +77,11 @@ pub(super) fn routes() -> Router<Arc<Host>> {
 }
 
 pub(crate) fn router(host: Arc<Host>) -> Router {
-    let routes = readable().fallback(no_route).method_not_allowed_fallback(no_method).with_state(host);
+    let routes = readable()
+        .merge(page_orders::routes(&host))
+        .fallback(no_route)
+        .method_not_allowed_fallback(no_method)
+        .with_state(host);
     routes.layer(from_fn(async |request: Request, next: Next| {
         let is_here = host_of(&request).is_some_and(is_loopback);
         answer(request, next, is_here).await

@@ -102,3 +102,11 @@ Examples:
 
 The access token is read at a prompt, from a file, or from the environment variable STERNA_INVITATION. It has the daemon's
 key: nothing is sent to another server at that address. This user's key is in ~/.config/sterna/identity.";
+
+pub(crate) const PAGE_HELP: &str = "\
+Example:
+  sterna page
+
+The page shows the host to every process of the host; orders need this link. It works once, within five minutes, and the
+browser that opens it stays signed in for twelve hours, until it is closed, or until the daemon restarts. It has your rights,
+and at most those of the role operate. Paste the link into the browser: a program's arguments are visible to other users.";

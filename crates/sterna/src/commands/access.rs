@@ -32,3 +32,9 @@ pub(super) async fn run(
     }
     Ok(Exit::Success)
 }
+
+/// `sterna page`
+pub(super) async fn show_page_link(client: &Client, format: Format) -> Result<Exit, CommandError> {
+    output::print(format, &client.page_link().await?, access::page_link)?;
+    Ok(Exit::Success)
+}

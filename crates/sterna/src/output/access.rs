@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use api::{Access, Grant, NewlyGranted};
+use api::{Access, Grant, NewlyGranted, PageLink};
 
 use super::{dash, table};
 use crate::remotes::Remote;
@@ -37,6 +37,20 @@ pub(crate) fn granted(granted: &NewlyGranted) -> String {
         grant.name,
         grant.role,
         minutes(grant),
+    )
+}
+
+/// Returns a link to the page, with what to do with it.
+pub(crate) fn page_link(link: &PageLink) -> String {
+    // The daemon writes http://ADDRESS/web/#…
+    let address = link.url.trim_start_matches("http://").split('/').next().unwrap_or_default();
+    format!(
+        "{}\n\nopen this link in a browser within {} min: it works once, and gives that browser the role {} for {} h; if the \
+         browser is on another machine, run there first: ssh -L {address}:{address} HOST\n",
+        link.url,
+        link.lifetime_s / 60,
+        link.role,
+        link.session_s / 3600,
     )
 }
 
