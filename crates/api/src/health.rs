@@ -29,7 +29,7 @@ pub struct Readiness {
 pub struct Problem {
     /// The part of the daemon with the problem.
     pub part: Part,
-    /// Name of the volume, VM or store, or number of the migration; `None` for other parts.
+    /// Name of the volume, VM, store or host, or number of the migration; `None` for other parts.
     #[serde(default)]
     pub name: Option<String>,
     /// The problem with its reason, as text.

@@ -343,6 +343,9 @@ pub struct ResizeVolume {
     /// The new size in bytes, a multiple of 4096. The new part reads as zeroes. An order for the present size succeeds.
     #[schema(multiple_of = 4096, minimum = 4096)]
     pub size_bytes: u64,
+    /// Accepts a size that is larger than the whole store; without it, such a size is taken for a slip of the pen.
+    #[serde(default)]
+    pub beyond_store: bool,
 }
 
 /// Removes a volume; sent as the query of a DELETE.

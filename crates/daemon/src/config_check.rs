@@ -12,7 +12,7 @@ use rustix::fs::{Access, AtFlags, CWD};
 
 use crate::config::folders::Folders;
 use crate::config::{Config, ConfigError, Overrides, RunsAs, StoreConfig};
-use crate::error::with_causes;
+use crate::error::{lines_with_causes, with_causes};
 
 /// Where root's programs are searched.
 const PROGRAM_FOLDERS: [&str; 4] = ["/usr/bin", "/bin", "/usr/sbin", "/sbin"];
@@ -51,7 +51,8 @@ impl ConfigCheck {
         match Config::load_whole(overrides, folders) {
             Ok(config) => Self { file, problems: look(&config), config: Some(config) },
             Err(faults) => {
-                let problem = |fault: &ConfigError| ConfigProblem::new(with_causes(fault), advice(fault));
+                let problem =
+                    |fault: &ConfigError| ConfigProblem::new(lines_with_causes(fault), advice(fault));
                 Self { file, config: None, problems: faults.iter().map(problem).collect() }
             }
         }

@@ -111,7 +111,8 @@ pub(crate) enum RequestError {
         needed: String,
     },
     #[error(
-        "there is no migration \"{0}\", nor one of a volume or VM with that name; see: sterna migration list"
+        "there is no migration \"{0}\", nor one of a volume or VM with that name: nothing has moved under it; see: \
+         sterna migration list"
     )]
     MigrationNotFound(String),
     #[error(transparent)]
@@ -261,10 +262,18 @@ pub(crate) enum RequestError {
     },
     /// Volumes do not shrink.
     #[error(
-        "volume \"{volume}\" has {size} bytes, and volumes never shrink, because that would cut off data of its guest: to have \
-         {asked} bytes, make another volume and copy the data inside of the guest"
+        "volume \"{volume}\" has {} ({size} bytes), and volumes never shrink to {}, because that would cut off data of its guest: \
+         check the unit of the size, or make another volume and copy the data inside of the guest",
+        Bytes(*.size), Bytes(*.asked)
     )]
     Shrinks { volume: String, size: u64, asked: u64 },
+    /// The new size is larger than everything that the store could ever hold.
+    #[error(
+        "{} for volume \"{volume}\" are more than its whole store \"{store}\" has ({}), and volumes never shrink: check the unit of \
+         the size; if you mean it: sterna volume resize {volume} {asked} --beyond-store",
+        Bytes(*.asked), Bytes(*.total)
+    )]
+    BeyondStore { volume: String, asked: u64, store: String, total: u64 },
     /// A store of the volume cannot hold the new size.
     #[error("volume \"{volume}\" cannot have {needed} bytes: {reason}")]
     CannotGrow {
@@ -387,7 +396,7 @@ impl RequestError {
             Self::ReplicaNotFound { .. } => ErrorCode::ReplicaNotFound,
             Self::ReplicaInUse { .. } => ErrorCode::ImageInUse,
             Self::Shrinks { .. } => ErrorCode::CannotShrink,
-            Self::CannotGrow { .. } => ErrorCode::CannotGrow,
+            Self::CannotGrow { .. } | Self::BeyondStore { .. } => ErrorCode::CannotGrow,
             Self::Hosts(error) => error.code(),
             Self::Grants(error) => error.code(),
             Self::Vm(error) => error.code(),
@@ -406,6 +415,15 @@ impl RequestError {
 
 /// Returns an error and its causes in one line, with names and texts of others cleaned.
 pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
+    ::words::clean(&joined(error))
+}
+
+/// Does the same for an error with several lines, such as one that shows a line of a file. They stay lines.
+pub(crate) fn lines_with_causes(error: &dyn std::error::Error) -> String {
+    joined(error).lines().map(::words::clean).collect::<Vec<_>>().join("\n")
+}
+
+fn joined(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut cause = error.source();
     while let Some(error) = cause {
@@ -416,5 +434,5 @@ pub(crate) fn with_causes(error: &dyn std::error::Error) -> String {
         }
         cause = error.source();
     }
-    ::words::clean(&text)
+    text
 }

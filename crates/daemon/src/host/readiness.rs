@@ -42,6 +42,7 @@ impl Host {
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
         readiness.warnings.extend(self.obstructed());
+        readiness.warnings.extend(self.absent_hosts());
         readiness.problems.extend(stores.iter().filter_map(|(name, space)| store_problem(name, *space)));
         readiness.problems.extend(data.filter(is_nearly_full).map(|space| {
             problem(
@@ -122,6 +123,13 @@ impl Host {
         idle_ones
     }
 
+    /// Returns paired hosts without a connection.
+    fn absent_hosts(&self) -> Vec<Problem> {
+        // A list that cannot be read is a problem of its own.
+        let hosts = self.hosts.describe_all().unwrap_or_default();
+        hosts.iter().filter(|host| !host.connected).map(absent_host).collect()
+    }
+
     /// Returns migrations of an earlier daemon that cannot continue.
     fn obstructed(&self) -> Vec<Problem> {
         let mut obstacles = self.migrations.obstacles();
@@ -154,6 +162,18 @@ impl Host {
 
 fn problem(part: Part, name: Option<&str>, message: &str) -> Problem {
     Problem { part, name: name.map(str::to_owned), message: message.to_owned() }
+}
+
+fn absent_host(host: &api::Peer) -> Problem {
+    let since = host.since_ms.map(|ms| ms / 60_000).filter(|minutes| *minutes > 0);
+    let since = since.map(|minutes| format!(" for {minutes} min")).unwrap_or_default();
+    let why = host.last_error.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
+    let name = &host.name;
+    let message = format!(
+        "it is not connected{since}{why}: nothing moves to or from it; see: sterna host show {name}; if it is gone for good: \
+         sterna host remove {name}"
+    );
+    problem(Part::Hosts, Some(name), &message)
 }
 
 fn is_nearly_full(space: &Space) -> bool {

@@ -192,10 +192,17 @@ fn cancelled_there(state: &journal::MigrationState) -> String {
     }
 }
 
-/// Returns what remains in a source that cannot be deleted.
+/// Returns what remains of the old image, and under which name.
 fn stays(shown: &Migration) -> Option<String> {
     if shown.source.kind == api::ImageKind::File {
-        return None;
+        // Images that were served in place are kept as well. The other host's image has no path here.
+        let is_kept = shown.keep_source || shown.source.store.is_none();
+        return (is_kept && !shown.source.image.is_empty()).then(|| {
+            format!(
+                "the old image is kept as {}.moved-{} (sterna replica list): do not start anything from it",
+                shown.source.image, shown.id
+            )
+        });
     }
     let kept = if shown.keep_source { "kept" } else { "old" };
     Some(format!(

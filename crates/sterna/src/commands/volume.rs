@@ -9,7 +9,7 @@ use api::{
     ResizeVolume, Volume, VolumeSource, VolumeState,
 };
 
-use crate::args::{PromoteArguments, RemoveArguments, VolumeCommand};
+use crate::args::{PromoteArguments, RemoveArguments, ResizeArguments, VolumeCommand};
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -65,7 +65,9 @@ pub(super) async fn run(
             output::print(format, &shown, |shown| output::volume(shown, &kept))?;
         }
         VolumeCommand::Resize(order) => {
-            let resized = client.resize_volume(&order.name, &ResizeVolume { size_bytes: order.size }).await?;
+            let ResizeArguments { name, size, beyond_store } = order;
+            let resized =
+                client.resize_volume(&name, &ResizeVolume { size_bytes: size, beyond_store }).await?;
             output::print(format, &resized, |resized| {
                 let size = bytes(resized.size_bytes);
                 let here = resized.statistics.as_ref().map_or(0, |statistics| statistics.connections);

@@ -37,6 +37,11 @@ fn kept_images_are_listed_with_what_they_take_and_dropped_one_by_one() {
     // The way home from another host only.
     assert_eq!(first["shortens_return"], false);
     assert!(scene.succeed(&["replica", "list"]).contains("v.img.moved-m0"));
+    for (migration, kept) in [("m0", "a/v.img.moved-m0"), ("m1", "b/v.img.moved-m1")] {
+        let (_, moved) = scene.json(&["migration", "show", migration]);
+        assert!(moved["message"].as_str().unwrap().contains(kept), "the new name is said: {moved}");
+    }
+    assert_eq!(scene.json(&["migration", "show", "m2"]).1["message"], Value::Null);
     let shown = scene.succeed(&["volume", "show", "v"]);
     assert!(shown.contains("2 images, "), "{shown}");
     assert!(shown.contains(" (left by migrations; sterna replica list)"), "{shown}");

@@ -68,7 +68,11 @@ fn volume_grows_while_its_guest_works_and_says_why_it_does_not() {
     resize(&scene, 40 * MIB);
     assert!(refused(&scene, 39 * MIB, "cannot_shrink").contains("volumes never shrink"));
     assert!(refused(&scene, 41 * MIB + 512, "invalid_request").ends_with("the next one is 42995712"));
-    let too_large = refused(&scene, u64::MAX - 4095, "cannot_grow");
+    let slip = refused(&scene, u64::MAX - 4095, "cannot_grow");
+    assert!(slip.contains("whole store \"a\"") && slip.contains("--beyond-store"), "{slip}");
+    let (_, too_large) =
+        scene.json(&["volume", "resize", "v", &(u64::MAX - 4095).to_string(), "--beyond-store"]);
+    let too_large = too_large["error"]["message"].as_str().unwrap();
     assert!(too_large.contains("a/v.img cannot grow: grow: File too large"), "{too_large}");
     assert_eq!(scene.json(&["volume", "resize", "w", "1GiB"]).0, 3);
     resize(&scene, LARGER);

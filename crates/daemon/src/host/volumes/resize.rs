@@ -31,12 +31,35 @@ impl Host {
         let record = self.record(volume, &name)?;
         check_new_size(&record, size)?;
         if size != record.size_bytes {
+            if !order.beyond_store {
+                self.check_fits_store(&record, size).await?;
+            }
             let lane = self.volumes.lane(&name).await?;
             lane.grow(size).await.map_err(|refused| self.why_not_grown(&record, size, refused))?;
             tracing::info!(volume = %name, from = record.size_bytes, to = size, "volume resized");
             self.show_growth(&name, size).await;
         }
         self.describe_volume(&name).await
+    }
+
+    /// Refuses a size that no amount of room in the store's file system could hold: a volume never shrinks.
+    async fn check_fits_store(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        size: u64,
+    ) -> Result<(), RequestError> {
+        let (host, store) = (Arc::clone(self), record.image.store.clone());
+        // A volume that is served in place has no store. A store that does not answer is no reason to refuse.
+        let looked = blocking(move || Ok(host.stores.get(&store)?.space().ok().flatten())).await;
+        match looked.ok().flatten() {
+            Some(space) if size > space.total => Err(RequestError::BeyondStore {
+                volume: record.name.clone(),
+                asked: size,
+                store: record.image.store.clone(),
+                total: space.total,
+            }),
+            _ => Ok(()),
+        }
     }
 
     /// Brings the image of a volume to the size in the journal, after an interrupted growth. A volume that cannot grow keeps
