@@ -264,7 +264,9 @@ fn a_browser_that_has_signed_in_gives_orders_and_no_other_does() {
         state(MigrationState::Cancelled)?;
         browser.until("it can repeat", &press(&format!("Retry migration {}", begun.id)))?;
         let again = state(MigrationState::Running)?;
-        ensure!(again.retry_of.as_deref() == Some(&begun.id), "{again:?}");
+        until("it names what it repeats", || {
+            Ok((scene.migration(&again.id)?.retry_of.as_deref() == Some(&begun.id)).then_some(()))
+        })?;
         scene.sterna(["migration", "set", &again.id, "--bandwidth", "none"])?.success()?;
         scene.wait_for_migration(&again.id)?;
         guest::stop_and_verify(working)?;
