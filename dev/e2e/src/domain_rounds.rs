@@ -140,10 +140,9 @@ impl Play {
         if code == 0 {
             self.done += 1;
         } else {
-            ensure!(
-                stderr.starts_with("sterna: ") && stderr.len() > 20,
-                "refused without a reason: {stderr}"
-            );
+            // An order that takes long says first that it waits for the daemon.
+            let is_named = stderr.contains("sterna: ") && stderr.len() > 20;
+            ensure!(is_named, "refused without a reason: {stderr}");
             self.refused += 1;
             *text += &format!(": refused: {}", stderr.trim().trim_start_matches("sterna: "));
         }
