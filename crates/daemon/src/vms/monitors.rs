@@ -2,7 +2,9 @@
 //! one, in the place of his QEMU's monitor, and the daemon would give orders to any QEMU of the host. So the target of a path is
 //! held, must be a socket, and must have the owner that it had when the VM was adopted.
 
+use std::ffi::OsStr;
 use std::io;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
 use block::held;
@@ -59,6 +61,36 @@ fn unreachable(path: &Path, source: io::Error) -> HypervisorError {
     QmpError::Connect { socket: path.to_owned(), source }.into()
 }
 
+/// The sockets of this network namespace, with the names to which they were bound.
+const SOCKETS: &str = "/proc/net/unix";
+/// The flag of a socket that listens.
+const LISTENS: &[u8] = b"00010000";
+
+/// Returns whether a socket listens that was bound to `path`, or may have been: the name may lead elsewhere by now, or nowhere.
+pub(crate) fn still_listens(path: &Path) -> bool {
+    // Without an answer it is not known that nothing listens.
+    std::fs::read(SOCKETS).map_or(true, |sockets| is_bound(&sockets, path))
+}
+
+/// Returns whether a list of sockets has one that listens and was bound to `path`.
+fn is_bound(sockets: &[u8], path: &Path) -> bool {
+    sockets.split(|byte| *byte == b'\n').skip(1).any(|line| {
+        let (mut flags, mut rest) = (&b""[..], line);
+        for column in 0..7 {
+            rest = rest.trim_ascii_start();
+            let end = rest.iter().position(|byte| *byte == b' ').unwrap_or(rest.len());
+            let (field, after) = rest.split_at(end);
+            if column == 3 {
+                flags = field;
+            }
+            rest = after;
+        }
+        let name = Path::new(OsStr::from_bytes(rest.strip_prefix(b" ").unwrap_or(rest)));
+        let is_meant = name == path || name.is_relative() && path.ends_with(name);
+        flags == LISTENS && !name.as_os_str().is_empty() && is_meant
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{chown, symlink};
@@ -82,5 +114,29 @@ mod tests {
         let refused = connect(&theirs.join("file")).await.unwrap_err();
         assert!(format!("{refused:?}").contains("NotASocket"), "{refused:?}");
         assert!(connect(&theirs.join("none")).await.unwrap_err().nobody_listens());
+    }
+
+    #[test]
+    fn a_monitor_that_was_renamed_or_deleted_still_listens_until_its_process_lets_it_go() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a monitor");
+        assert!(!still_listens(&path));
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        assert!(still_listens(&path));
+        std::fs::rename(&path, folder.path().join("elsewhere")).unwrap();
+        assert!(still_listens(&path));
+        drop(listener);
+        assert!(!still_listens(&path));
+    }
+
+    #[test]
+    fn a_relative_name_may_be_the_monitor_and_a_connection_is_none() {
+        let sockets = b"Num       RefCount Protocol Flags    Type St Inode Path\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01 12345 run/q.sock\n\
+            0000000000000000: 00000003 00000000 00000000 0001 03   777 /u/other.sock\n\
+            0000000000000000: 00000002 00000000 00010000 0001 01   778\n";
+        assert!(is_bound(sockets, Path::new("/u/run/q.sock")));
+        assert!(!is_bound(sockets, Path::new("/u/other.sock")));
+        assert!(!is_bound(sockets, Path::new("/u/q.sock")));
     }
 }

@@ -464,9 +464,12 @@ impl Host {
         }
     }
 
-    /// Returns whether a VM's QEMU has ended, given an error of its monitor.
+    /// Returns whether a VM's QEMU has ended, given an error of its monitor. **N.B.** A monitor whose name is gone may still be there,
+    /// and its QEMU may have no connection to the volumes: it connects again at its next request.
     pub(in crate::host) fn has_ended_qemu(&self, adopted: &Adopted, error: &HypervisorError) -> bool {
-        error.nobody_listens() && self.vms.qemu(&adopted.name).is_err()
+        error.nobody_listens()
+            && self.vms.qemu(&adopted.name).is_err()
+            && !monitors::still_listens(&adopted.monitor)
     }
 
     pub(in crate::host) async fn describe_adopted(&self) -> Vec<Vm> {
