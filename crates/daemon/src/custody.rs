@@ -114,6 +114,7 @@ impl Custody {
         let (mut book, object) = self.book_for(&image.place);
         if matches!(owner, Owner::Administrator(_) | Owner::Maker) {
             claims::add_loops(&mut book, step, &object, Loops::Any);
+            self.add_loops_below(&mut book, step, image, Loops::Any);
         }
         match book.ask(step, owner, &object) {
             Ok(_) => Ok(()),

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use migration::custody::{Book, Claim, Found, Identity, Kind, Object, Owner, Step};
-use migration::journal::Place;
+use migration::journal::{ImageFormat, ImageLocation, Place};
 use rustix::io::Errno;
 
 use super::Custody;
@@ -100,6 +100,43 @@ pub(super) fn add_loops(book: &mut Book, step: Step, object: &Object, which: Loo
     };
     for kind in kinds {
         book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
+    }
+}
+
+impl Custody {
+    /// Adds the loop devices over the images that an image stands on, if it is to be served: the kernel writes through them into what
+    /// the guest reads. Returns the path of the first such image.
+    pub(super) fn add_loops_below(
+        &self,
+        book: &mut Book,
+        step: Step,
+        image: &ImageLocation,
+        which: Loops,
+    ) -> Option<PathBuf> {
+        if step != Step::ServeReadWrite || image.format != ImageFormat::Qcow2 {
+            return None;
+        }
+        let top = Object { place: image.place.clone(), found: Found::Gone, lasting: None };
+        let (mut chain, state) = (Book::default(), self.state());
+        let label = Top::Image(image.place.name().to_owned());
+        Chains::new(&mut chain, self.headers(), &state, &top).add(&label, image.place.name().into());
+        let mut first = None;
+        for claim in chain.claims() {
+            let Found::There(identity @ (Identity::File { .. } | Identity::Device(_))) = &claim.found else {
+                continue;
+            };
+            let kinds: Vec<Kind> = match loops_beside(identity, which) {
+                Ok(loops) => loops.into_iter().map(|holder| Kind::Foreign { holder }).collect(),
+                Err(error) => {
+                    vec![Kind::Unknown { why: format!("the loop devices cannot be asked: {error}") }]
+                }
+            };
+            for kind in kinds {
+                first = first.or_else(|| claim.place.file().map(PathBuf::from));
+                book.add(Claim { kind, place: image.place.clone(), found: look(&image.place) });
+            }
+        }
+        first
     }
 }
 

@@ -10,7 +10,7 @@ use migration::custody::{
     Book, DeviceName, Found, Kind, KnownImage, Lasting, Object, Opening, Owner, Purpose, Refused, Step,
     Verdict, is_gone, judge, may_promise, opening,
 };
-use migration::journal::{Place, Record};
+use migration::journal::{ImageLocation, Place, Record};
 use rustix::fs::{AtFlags, FileType, Statx, StatxFlags};
 
 use super::claims::{Loops, add_loops, look};
@@ -37,17 +37,22 @@ impl Custody {
         }
     }
 
-    /// Checks that nobody has mounted the image of a volume by a loop device, while this daemon did not serve it.
+    /// Checks that nobody has mounted the image of a volume, or one that it stands on, by a loop device, while this daemon did not
+    /// serve it.
     ///
     /// # Errors
-    /// [`CustodyError`]: it is mounted, or may be.
-    pub(crate) fn check_mounts(&self, place: &Place) -> Result<(), CustodyError> {
+    /// [`CustodyError`]: one is mounted, or may be.
+    pub(crate) fn check_mounts(&self, image: &ImageLocation) -> Result<(), CustodyError> {
+        let place = &image.place;
         let object = Object { place: place.clone(), found: look(place), lasting: None };
         let mut book = Book::default();
+        let below = self.add_loops_below(&mut book, Step::ServeReadWrite, image, Loops::Held);
         add_loops(&mut book, Step::ServeReadWrite, &object, Loops::Held);
         match book.ask(Step::ServeReadWrite, &Owner::Maker, &object) {
             Ok(_) => Ok(()),
-            Err(refused) => Err(CustodyError::Refused { path: place.name().into(), refused }),
+            Err(refused) => {
+                Err(CustodyError::Refused { path: below.unwrap_or_else(|| place.name().into()), refused })
+            }
         }
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn open(
     let opened = open_found(&record.image, access, finder, on_held)?;
     confirm(custody, &record.image.place, &opened)?;
     if access == Access::ReadWrite {
-        custody.check_mounts(&record.image.place)?;
+        custody.check_mounts(&record.image)?;
     }
     if opened.size() == record.size_bytes {
         return Ok(opened);

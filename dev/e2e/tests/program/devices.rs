@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
+use e2e::Program;
 use testbed::LoopDevice;
 
-use crate::scene::{DISK_BYTES, Scene, code, loop_device, read_at, stop_and_verify};
+use crate::scene::{DISK_BYTES, Scene, code, loop_device, qemu_img, read_at, stop_and_verify, until};
 
 /// Bytes of the device: more than the volume's, as logical volumes are.
 const DEVICE_BYTES: u64 = DISK_BYTES + (1 << 20);
@@ -214,6 +215,41 @@ fn a_file_below_a_loop_device_is_served_to_nobody_who_writes() {
     scene.succeed(&["volume", "remove", "r"]);
     drop(device);
     scene.succeed(&["volume", "add", "v", "--image", file, "--format", "raw"]);
+}
+
+#[test]
+fn an_image_over_a_file_below_a_loop_device_is_served_to_nobody_who_writes() {
+    let mut scene = Scene::started();
+    let Some(device) = Device::new(&scene) else { return };
+    let (base, top) = (device.file.display().to_string(), scene.path("top.qcow2").display().to_string());
+    qemu_img(&["create", "-q", "-f", "qcow2", "-b", &base, "-F", "raw", &top]);
+    let add = ["volume", "add", "v", "--image", &top];
+    let (exit, refused) = scene.json(&add);
+    let message = refused["error"]["message"].as_str().unwrap();
+    assert_eq!((exit, code(&refused)), (4, "image_in_use"), "{refused}");
+    assert!(message.contains(&format!("the loop device {} uses it", device.path())), "{message}");
+    drop(device);
+    scene.succeed(&add);
+    scene.kill();
+    // Somebody mounts what the image stands on, while no daemon serves it.
+    let Some(device) = loop_device(Path::new(&base)) else { return };
+    let made = Program::of_package("mkfs.ext4", "e2fsprogs").args(["-q", "-F"]).arg(device.path());
+    made.succeed().unwrap();
+    let folder = scene.path("mounted");
+    std::fs::create_dir(&folder).unwrap();
+    let mount = Program::of_package("mount", "mount").arg(device.path()).arg(&folder);
+    if mount.succeed().is_err() {
+        return;
+    }
+    scene.start(None);
+    let refused = until("the volume is not served", || {
+        let (_, shown) = scene.json(&["volume", "show", "v"]);
+        shown["message"].as_str().filter(|why| why.contains("the loop device")).map(str::to_owned)
+    });
+    Program::of_package("umount", "mount").arg(&folder).succeed().unwrap();
+    assert!(refused.contains(&*base), "{refused}");
+    drop(device);
+    scene.until_served("v");
 }
 
 #[test]
