@@ -3,6 +3,7 @@
 //! must write zeroes where the volume has holes.
 
 mod folder;
+mod read_only;
 mod scheduler;
 
 use std::collections::BTreeMap;
@@ -20,6 +21,7 @@ use crate::error::{RequestError, with_causes};
 use crate::files::lock::LockError;
 
 pub(crate) use folder::{Folder, image_name, is_unsettled_name, new_path, removed_path, space_at};
+pub(crate) use read_only::is_read_only;
 pub(crate) use scheduler::LateDisk;
 
 #[derive(Debug)]
@@ -85,6 +87,10 @@ pub(crate) enum StoreProblem {
     NoDevice(PathBuf),
     #[error("{}", with_causes(.0))]
     Locked(#[from] LockError),
+    #[error(
+        "{0} takes no writes: it is read-only, or became so after an error; see the kernel's log (dmesg), repair it, and mount it again"
+    )]
+    ReadOnly(PathBuf),
     #[error("{path} cannot be examined: {source}")]
     Unreadable { path: PathBuf, source: std::io::Error },
 }
@@ -94,6 +100,8 @@ pub(crate) struct Space {
     pub total: u64,
     /// The space that this process may still use.
     pub free: u64,
+    /// Whether it takes no writes.
+    pub is_read_only: bool,
 }
 
 /// The images in a folder that the journal does not have.
@@ -277,6 +285,24 @@ impl Store {
         self.check().map_err(|problem| RequestError::StoreUnusable { name: self.name.clone(), problem })
     }
 
+    /// Does the same as [`Store::require`], and checks that the store takes writes.
+    pub(crate) fn require_writable(&self) -> Result<(), RequestError> {
+        self.require()?;
+        let unusable = |problem| RequestError::StoreUnusable { name: self.name.clone(), problem };
+        match self.space().map_err(unusable)? {
+            Some(space) if space.is_read_only => Err(unusable(self.read_only_problem())),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the problem of a store that takes no writes.
+    pub(crate) fn read_only_problem(&self) -> StoreProblem {
+        StoreProblem::ReadOnly(match &self.kind {
+            StoreKind::Folder { folder, .. } => folder.path().to_owned(),
+            StoreKind::Single(place) => place.name().into(),
+        })
+    }
+
     /// Returns the images in a folder that the journal does not have. May block.
     pub(crate) fn unclaimed_images(&self, state: &State) -> std::io::Result<Unclaimed> {
         match &self.kind {
@@ -292,10 +318,10 @@ impl Store {
             StoreKind::Single(Place::Device(path)) => {
                 let path = Path::new(path);
                 check_device(path)?;
-                let size = device_bytes(path);
-                let size =
-                    size.map_err(|source| StoreProblem::Unreadable { path: path.to_owned(), source })?;
-                Ok(Some(Space { total: size, free: size }))
+                let unreadable = |source| StoreProblem::Unreadable { path: path.to_owned(), source };
+                let size = device_bytes(path).map_err(unreadable)?;
+                let is_read_only = read_only::is_read_only_device(path).map_err(unreadable)?;
+                Ok(Some(Space { total: size, free: size, is_read_only }))
             }
             StoreKind::Single(Place::Nbd(_) | Place::File(_)) => Ok(None),
         }

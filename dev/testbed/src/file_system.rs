@@ -75,6 +75,19 @@ impl FileSystem {
         Ok(Path::new("/sys/block").join(disk).join("queue/scheduler"))
     }
 
+    /// Lets it become read-only, as after an error. Open files stay open.
+    ///
+    /// # Errors
+    /// If the kernel has no way to order that.
+    pub fn become_read_only(&self) -> anyhow::Result<()> {
+        let folder = self.folder.as_ref().context("it is mounted")?;
+        let mount = Program::of_package("mount", "mount").args(["-o", "remount,errors=remount-ro"]);
+        mount.arg(folder).succeed()?;
+        let disk = self.device.path().file_name().context("a device has a name")?;
+        let trigger = Path::new("/sys/fs/ext4").join(disk).join("trigger_fs_error");
+        std::fs::write(trigger, "1").context("order an error of the file system")
+    }
+
     /// Kills the program that serves its disk, so that the system has a file that does not answer.
     ///
     /// # Errors

@@ -102,17 +102,21 @@ impl Host {
         let space = answer(&self.looks, move || {
             let store = host.stores.get(&asked)?;
             let space = store.space().map_err(|error| error.to_string());
+            let is_read_only =
+                space.as_ref().is_ok_and(|space| space.is_some_and(|space| space.is_read_only));
+            let read_only = is_read_only.then(|| store.read_only_problem().to_string());
             let known = host.journal.read(State::clone);
             let unclaimed = store.unclaimed_images(&known).unwrap_or_default();
-            Ok((space, unclaimed, store.late_disk()))
+            Ok((space, read_only, unclaimed, store.late_disk()))
         });
         let found = self.stores.get(&name).ok();
         let (kind, path) = found.map(store_kind).unwrap_or_default();
         let occupant = found.and_then(|store| self.journal.read(|state| store.occupant(state)));
-        let (space, unclaimed, late_disk) = match space.await {
+        let unseen = |why: String| (Err(why), None, Unclaimed::default(), None);
+        let (space, read_only, unclaimed, late_disk) = match space.await {
             Some(Ok(seen)) => seen,
-            Some(Err(error)) => (Err(RequestError::message(&error)), Unclaimed::default(), None),
-            None => (Err("its disk does not answer".to_owned()), Unclaimed::default(), None),
+            Some(Err(error)) => unseen(RequestError::message(&error)),
+            None => unseen("its disk does not answer".to_owned()),
         };
         let told = space.as_ref().ok().copied().flatten();
         let (bytes_total, bytes_free) = told.map_or((0, 0), |space| (space.total, space.free));
@@ -126,7 +130,7 @@ impl Host {
             volumes: sizes.len(),
             bytes_provisioned: sizes.iter().fold(0, |sum, size| sum.saturating_add(*size)),
             occupied: occupant.map(|occupant| occupant.to_string()),
-            problem: space.err(),
+            problem: space.err().or(read_only),
             unknown_images: unclaimed.unused,
             images_in_use: unclaimed.in_use,
             advice: late_disk.map(|disk| disk.to_string()),

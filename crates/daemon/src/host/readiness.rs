@@ -188,6 +188,11 @@ fn left(space: Space) -> String {
 fn store_problem(name: &str, space: Result<Option<Space>, ()>) -> Option<Problem> {
     let message = match space {
         Err(()) => "it cannot be used, or its disk does not answer; see: sterna store list".to_owned(),
+        Ok(Some(space)) if space.is_read_only => {
+            "it takes no writes: its file system or device is read-only, or became so after an error; guests there get I/O errors; \
+             see the kernel's log (dmesg)"
+                .to_owned()
+        }
         Ok(space) => {
             let left = left(space.filter(is_nearly_full)?);
             format!(

@@ -21,7 +21,7 @@ use block::store::qcow2::{Format, TopLayer, disk_size, probe_format};
 use migration::journal::{ImageFormat, ImageLocation, State};
 
 use crate::files::lock::is_lock_file;
-use crate::images::half_made::{self, Marked};
+use crate::images::half_made::{self, Marked, Marks};
 use crate::images::{inventory, replicas};
 use crate::migrations::view::api_format;
 use crate::stores::{image_name, is_unsettled_name};
@@ -37,6 +37,7 @@ pub(crate) struct Known {
     in_place: BTreeMap<(u64, u64), Claim>,
     /// The backing files of other images, each with one of those.
     backing: BTreeMap<PathBuf, PathBuf>,
+    marks: Marks,
 }
 
 #[derive(Clone)]
@@ -57,7 +58,7 @@ pub(crate) fn of_folder(folder: &Path, data_dir: &Path, state: &State) -> io::Re
         }
         if paths.len() < FILES_MAX { paths.push(path) } else { left_out += 1 }
     }
-    let known = Known::new(&paths, state);
+    let known = Known::new(&paths, Marks::of_folder(folder)?, state);
     // A file that was just deleted is left out.
     let mut files: Vec<StoreFile> = paths.iter().filter_map(|path| known.look(path, data_dir)).collect();
     files.sort_by(|one, other| one.name.cmp(&other.name));
@@ -73,12 +74,13 @@ pub(crate) fn of_file(path: &Path, data_dir: &Path, state: &State) -> io::Result
     // Any of them may have it as a backing file.
     let paths: io::Result<Vec<PathBuf>> =
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect();
-    Ok(Known::new(&paths?, state).look(path, data_dir))
+    Ok(Known::new(&paths?, Marks::of_folder(folder)?, state).look(path, data_dir))
 }
 
 impl Known {
-    fn new(paths: &[PathBuf], state: &State) -> Self {
-        let mut known = Self { claims: claims(state), in_place: BTreeMap::new(), backing: BTreeMap::new() };
+    fn new(paths: &[PathBuf], marks: Marks, state: &State) -> Self {
+        let claims = claims(state);
+        let mut known = Self { claims, in_place: BTreeMap::new(), backing: BTreeMap::new(), marks };
         for (path, claim) in &known.claims {
             let is_in_place = state.volumes.values().any(|volume| {
                 let image = &volume.record.image;
@@ -145,11 +147,18 @@ impl Known {
         if let Err(why) = describe(file, path) {
             file.note = Some(why);
         }
-        let marked = half_made::marked(path);
+        let marked = self.marks.marked(path);
         if marked != Marked::No || name.contains(half_made::SUFFIX) {
             file.role = FileRole::HalfMade;
-            if marked == Marked::Other {
-                file.note = Some("another file had its name when that was marked as half-made".to_owned());
+            match &marked {
+                Marked::Other => {
+                    file.note =
+                        Some("another file had its name when that was marked as half-made".to_owned());
+                }
+                Marked::Renamed(from) => {
+                    file.note = Some(format!("it was half-made as {}, and renamed since", from.display()));
+                }
+                Marked::No | Marked::Itself => {}
             }
             file.volume = image_name(name).map(|(volume, _)| volume.to_owned());
         } else if let Some(top) = self.backing.get(path) {

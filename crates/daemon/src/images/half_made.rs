@@ -6,8 +6,10 @@
 //! ```
 //! While there is a journal, it decides what an image is, and a contradicting mark is only a leftover. A killed daemon may
 //! leave one; [`settle`] deletes it. A mark names its image by its identity: another file that has come to the name may lack
-//! nothing. It is not served, since a copied store has other identities too, and not deleted. Everything here may block.
+//! nothing. It is not served, since a copied store has other identities too, and not deleted. A half-made image that somebody
+//! has renamed in its folder is found by its identity, and a mark that would go follows it. Everything here may block.
 
+use std::collections::BTreeMap;
 use std::fs::OpenOptions;
 use std::io::{self, Read as _, Write as _};
 use std::os::unix::ffi::OsStrExt as _;
@@ -19,7 +21,9 @@ use migration::journal::{Place, Record, State};
 use rustix::fs::OFlags;
 
 use crate::files::folder_entries::sync_folder_of;
+use crate::images::inventory;
 use crate::journal::Journal;
+use crate::stores::is_unsettled_name;
 
 /// The suffix of marks, and of other programs' incomplete files.
 pub(crate) const SUFFIX: &str = ".partial";
@@ -31,7 +35,7 @@ const EXPLANATION: &[u8] =
     b"A migration fills the image beside this file and has not completed it. See: sterna store scan\n";
 
 /// What the mark beside a file says of it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Marked {
     /// There is no mark.
     No,
@@ -39,6 +43,37 @@ pub(crate) enum Marked {
     Itself,
     /// Another file had its name when the mark was made, or nobody knows which.
     Other,
+    /// It is a half-made image that had this name when the mark was made.
+    Renamed(PathBuf),
+}
+
+/// The files that the marks of a folder name, each with the image beside which its mark is.
+#[derive(Debug, Default)]
+pub(crate) struct Marks(BTreeMap<Vec<u8>, PathBuf>);
+
+impl Marks {
+    /// Reads the marks of a folder. Fails if it cannot be read.
+    pub(crate) fn of_folder(folder: &Path) -> io::Result<Self> {
+        let mut marks = BTreeMap::new();
+        for entry in std::fs::read_dir(folder)? {
+            let path = entry?.path();
+            if let (Some(image), Some(named)) = (image_of(&path), named_by(&path)) {
+                marks.insert(named, image);
+            }
+        }
+        Ok(Self(marks))
+    }
+
+    /// Returns what the marks of the folder say of the file at `path` in it.
+    pub(crate) fn marked(&self, path: &Path) -> Marked {
+        let beside = marked_beside(path);
+        // Sterna has given such a name itself, and knows what it means.
+        if beside != Marked::No || self.0.is_empty() || is_ours(path) {
+            return beside;
+        }
+        let image = self.0.get(words(identity(path).as_ref()).as_bytes());
+        image.filter(|image| *image != path).map_or(Marked::No, |image| Marked::Renamed(image.clone()))
+    }
 }
 
 /// Marks the image that has the name `path`, or is about to have it, as half-made, durably together with the image's name. After
@@ -47,6 +82,9 @@ pub(crate) fn mark(path: &Path, image: Option<&Lasting>) -> io::Result<()> {
     let mark = mark_of(path);
     // A leftover of an image with this name is written anew. It is a mark at each moment, because its beginning stays.
     let (mut options, is_there) = (OpenOptions::new(), is_mark(&mark));
+    if is_there {
+        follow(&mark)?;
+    }
     let opened = if is_there {
         options.write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32).open(&mark)
     } else {
@@ -80,11 +118,16 @@ fn words(image: Option<&Lasting>) -> String {
     }
 }
 
-/// Returns what the mark beside the file at `path` says of it.
+/// Returns what the marks in its folder say of the file at `path`.
 pub(crate) fn marked(path: &Path) -> Marked {
+    let marks = path.parent().and_then(|folder| Marks::of_folder(folder).ok());
+    marks.unwrap_or_default().marked(path)
+}
+
+/// Returns what the mark beside the file at `path` says of it.
+fn marked_beside(path: &Path) -> Marked {
     let Some(said) = text_of(&mark_of(path)) else { return Marked::No };
-    let found = crate::custody::lasting_at(&Place::File(path.to_string_lossy().into_owned()));
-    let named = words(found.ok().flatten().as_ref());
+    let named = words(identity(path).as_ref());
     if !named.is_empty() && said[MAGIC.len()..].ends_with(named.as_bytes()) {
         Marked::Itself
     } else {
@@ -94,7 +137,7 @@ pub(crate) fn marked(path: &Path) -> Marked {
 
 /// Removes the mark of the image at `path`, if there is one.
 pub(crate) fn unmark(path: &Path) -> io::Result<()> {
-    if is_marked(path) { remove(&mark_of(path)) } else { Ok(()) }
+    if is_mark(&mark_of(path)) { remove(&mark_of(path)) } else { Ok(()) }
 }
 
 pub(crate) fn is_marked(path: &Path) -> bool {
@@ -163,7 +206,44 @@ fn text_of(path: &Path) -> Option<Vec<u8>> {
     (is_read && text.starts_with(MAGIC)).then_some(text)
 }
 
+/// Returns the line by which a mark names its file, if that can be compared in a folder: an inode alone may be another file's.
+fn named_by(mark: &Path) -> Option<Vec<u8>> {
+    let text = text_of(mark)?;
+    let line = text.split_inclusive(|byte| *byte == b'\n').next_back()?;
+    (line.starts_with(b"inode ") && line.windows(7).any(|part| part == b", born ")).then(|| line.to_vec())
+}
+
+/// Returns the identity of the file at `path`, if there is one.
+fn identity(path: &Path) -> Option<Lasting> {
+    crate::custody::lasting_at(&Place::File(path.to_string_lossy().into_owned())).ok().flatten()
+}
+
+/// Returns whether Sterna gives such names to images that it keeps, makes or deletes.
+fn is_ours(path: &Path) -> bool {
+    let name = path.file_name().and_then(|name| name.to_str());
+    name.is_some_and(|name| inventory::parse(name).is_some() || is_unsettled_name(name))
+}
+
+/// Marks the file that `mark` names by its present name, if somebody has renamed it in its folder.
+fn follow(mark: &Path) -> io::Result<()> {
+    let (Some(named), Some(image)) = (named_by(mark), image_of(mark)) else { return Ok(()) };
+    let is_it = |path: &Path| words(identity(path).as_ref()).as_bytes() == named;
+    let Some(folder) = image.parent().filter(|_| !is_it(&image)) else { return Ok(()) };
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        if !is_ours(&path) && is_it(&path) && marked_beside(&path) == Marked::No {
+            tracing::warn!(
+                from = %image.display(), to = %path.display(), "a half-made image was renamed by hand; it stays marked"
+            );
+            return self::mark(&path, identity(&path).as_ref());
+        }
+    }
+    Ok(())
+}
+
+/// Removes a mark. The file that it names stays marked if it has another name by now.
 fn remove(mark: &Path) -> io::Result<()> {
+    follow(mark)?;
     match std::fs::remove_file(mark) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         removed => removed,
@@ -201,6 +281,48 @@ mod tests {
         assert_eq!(marked(&image), Marked::Other);
         std::fs::remove_file(&image).unwrap();
         assert_eq!(marked(&image), Marked::Other);
+    }
+
+    #[test]
+    fn a_half_made_image_that_was_renamed_stays_marked_when_its_mark_goes() {
+        let folder = tempfile::tempdir().unwrap();
+        let (image, renamed) = (folder.path().join("v.img"), folder.path().join("w.img"));
+        let make = || {
+            std::fs::write(&image, b"a half").unwrap();
+            mark(&image, lasting(&image).as_ref()).unwrap();
+            std::fs::rename(&image, &renamed).unwrap();
+            assert_eq!(marked(&renamed), Marked::Renamed(image.clone()));
+        };
+        let check = |what: &str| {
+            assert_eq!(marked(&renamed), Marked::Itself, "{what}");
+            std::fs::remove_file(&renamed).unwrap();
+            settle(folder.path(), |_| false).unwrap();
+        };
+        make();
+        settle(folder.path(), |_| false).unwrap();
+        assert!(!folder.path().join(".v.img.partial").exists());
+        check("a start finds no image of the mark's name");
+        make();
+        unmark(&image).unwrap();
+        check("the migration has ended");
+        make();
+        std::fs::write(&image, b"a new one").unwrap();
+        mark(&image, lasting(&image).as_ref()).unwrap();
+        assert_eq!(marked(&image), Marked::Itself);
+        check("another migration makes an image of that name");
+        assert!(!is_marked(&renamed) && is_marked(&image));
+    }
+
+    #[test]
+    fn names_that_sterna_gives_carry_no_mark_of_another_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let (kept, image) = (folder.path().join("v.img.moved-m3"), folder.path().join("v.img"));
+        std::fs::write(&kept, b"complete").unwrap();
+        // The mark is made before the kept image is renamed.
+        mark(&image, lasting(&kept).as_ref()).unwrap();
+        assert_eq!(marked(&kept), Marked::No);
+        unmark(&image).unwrap();
+        assert!(!is_marked(&kept));
     }
 
     #[test]

@@ -19,11 +19,12 @@ use migration::custody::{Owner, Purpose};
 use migration::journal::{ImageFormat, Place, State};
 use rustix::fs::{Mode, OFlags};
 
+use super::read_only::is_read_only;
 use super::{Space, StoreProblem, Unclaimed};
 use crate::custody::Custody;
 use crate::files::folder_entries::with_suffix;
 use crate::files::lock::FolderLock;
-use crate::images::half_made;
+use crate::images::half_made::{self, Marked, Marks};
 use crate::names;
 
 const RAW_SUFFIX: &str = ".img";
@@ -137,12 +138,14 @@ impl Folder {
         let hidden = state.images.iter().filter(|(_, known)| matches!(known.purpose, Purpose::Hidden(_)));
         let places = images.map(|image| &image.place).chain(hidden.map(|(place, _)| place));
         let known: BTreeSet<&Path> = places.filter_map(Place::file).map(Path::new).collect();
-        let mut unknown = Vec::new();
+        let (marks, mut unknown) = (Marks::of_folder(&self.path)?, Vec::new());
         for entry in std::fs::read_dir(&self.path)? {
             let path = entry?.path();
             let name = path.file_name().and_then(|name| name.to_str());
             let name = name.filter(|name| {
-                image_name(name).is_some() && !known.contains(path.as_path()) && !half_made::is_marked(&path)
+                image_name(name).is_some()
+                    && !known.contains(path.as_path())
+                    && marks.marked(&path) == Marked::No
             });
             unknown.extend(name.map(str::to_owned));
         }
@@ -161,7 +164,8 @@ fn open_for_look(path: &Path) -> std::io::Result<OwnedFd> {
 pub(crate) fn space_at(path: &Path) -> std::io::Result<Space> {
     let told = rustix::fs::statvfs(path)?;
     let bytes = |blocks: u64| blocks.saturating_mul(told.f_frsize);
-    Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail) })
+    let is_read_only = is_read_only(path)?;
+    Ok(Space { total: bytes(told.f_blocks), free: bytes(told.f_bavail), is_read_only })
 }
 
 /// Parses the name of an image, `web1.img`: its volume and its format.

@@ -1,8 +1,12 @@
-//! Disks that are full: the target's store before the copying and in the middle of it, and that of the journal.
+//! Disks that take no writes: full ones (the target's store before the copying and in the middle of it, and that of the journal), and
+//! a file system that became read-only.
 //!
 //! A small file system is mounted for each test. Where that is not allowed (no root), the tests are left out.
 
 use std::path::Path;
+
+use e2e::file_system::FileSystem;
+use e2e::may_mount;
 
 use crate::scene::{Scene, code, stop_and_verify};
 
@@ -70,6 +74,37 @@ fn daemon_whose_data_disk_is_full_still_serves_and_moves_its_volumes() {
     scene.start(None);
     assert_eq!(scene.store_of_volume(), "b");
     stop_and_verify(guest);
+}
+
+#[test]
+fn store_that_became_read_only_is_reported_and_a_dry_run_says_what_would_fail() {
+    let mut scene = Scene::new();
+    if !may_mount() {
+        return;
+    }
+    let disk = FileSystem::plain(&scene.path("b"), 64 << 20).unwrap();
+    scene.start(None);
+    scene.create_volume();
+    scene.succeed(&["volume", "create", "w", "--store", "b", "--size", "8MiB"]);
+    assert_eq!(scene.json(&["health"]).1["ready"], true);
+    disk.become_read_only().unwrap();
+    let (_, stores) = scene.json(&["store", "list"]);
+    let store = stores.as_array().unwrap().iter().find(|store| store["name"] == "b").unwrap();
+    assert!(store["problem"].as_str().unwrap().contains("takes no writes"), "{store}");
+    let (_, health) = scene.json(&["health"]);
+    assert_eq!(health["ready"], false, "{health}");
+    assert!(health.to_string().contains("takes no writes"), "{health}");
+    let (exit, refused) = scene.json(&["volume", "create", "x", "--store", "b", "--size", "1MiB"]);
+    assert_eq!((exit, code(&refused)), (1, "storage_failed"), "{refused}");
+    // Nothing comes here …
+    let (exit, plan) = scene.json(&["migrate", "v", "--to", "b", "--dry-run"]);
+    assert_eq!((exit, &plan["can_begin"]), (4, &false.into()), "{plan}");
+    assert!(plan["refusals"].to_string().contains("takes no writes"), "{plan}");
+    // … and nothing leaves without a flush.
+    let (exit, plan) = scene.json(&["migrate", "w", "--to", "a", "--dry-run"]);
+    assert_eq!((exit, &plan["can_begin"]), (4, &false.into()), "{plan}");
+    assert!(plan["refusals"].to_string().contains("a flush fails"), "{plan}");
+    scene.kill();
 }
 
 /// Fills what is left of a disk, down to the last page.

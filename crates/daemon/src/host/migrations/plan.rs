@@ -6,6 +6,8 @@
 //!          ──► refusals, warnings, bytes, links, time
 //! ```
 
+mod read_only;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -143,6 +145,7 @@ impl Host {
             at_hand.unwrap_or_else(|error| plan.refuse(&error));
             check_moves_whole(record.clone()).await.unwrap_or_else(|error| plan.refuse(&error));
         }
+        self.plan_read_only(records, plan).await;
         let held = self.held_bytes(records).await;
         for (planned, held) in plan.volumes.iter_mut().zip(held) {
             planned.held_bytes = held;

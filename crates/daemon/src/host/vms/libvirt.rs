@@ -75,7 +75,7 @@ impl Host {
         }
         refuse_held(&name, &libvirt, &domain, Seen::Runs).await?;
         let store = self.stores.choose(order.store.as_deref())?;
-        store.require()?;
+        store.require_writable()?;
         let store = store.name().to_owned();
         let definition = libvirt.definition(&domain, Definition::Current).await.map_err(failed)?;
         let chosen = choose(&name, &disks(&definition).map_err(failed)?, &order.disks)?;

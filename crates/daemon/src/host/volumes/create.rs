@@ -110,7 +110,7 @@ impl Host {
     /// Makes the image; a file gets its unfinished name. Blocks.
     fn stage_image(&self, order: &NewImage, creation: &Arc<Creation>) -> Result<Staged, RequestError> {
         let store = self.stores.choose(order.store.as_deref())?;
-        store.require()?;
+        store.require_writable()?;
         let image = store.image_of(&order.name, order.format, ImageFormat::Raw)?;
         let claim = self.journal.read(|state| store.claim(state))?;
         let given = order.image.as_deref().map(GivenImage::open).transpose()?;

@@ -87,7 +87,7 @@ impl Host {
         thin_bytes: impl FnOnce() -> Result<u64, RequestError>,
     ) -> Result<(StoreClaim, Looked), RequestError> {
         let store = self.stores.get(&wanted.store)?;
-        store.require()?;
+        store.require_writable()?;
         let location = store.image_of(&wanted.volume, wanted.format, wanted.otherwise)?;
         let claim = self.journal.read(|state| store.claim(state))?;
         let allocation = allocation(wanted, &location.place)?;

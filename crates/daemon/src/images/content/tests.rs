@@ -4,7 +4,7 @@ use std::os::unix::ffi::OsStrExt as _;
 
 use api::FileRole;
 use chronicle::Generation;
-use migration::journal::{Entry, ExportSettings, MigratingVolume, Record, Side, VolumeRecord};
+use migration::journal::{Entry, ExportSettings, MigratingVolume, Place, Record, Side, VolumeRecord};
 use migration::{MigrationId, VolumeId};
 
 use super::*;
@@ -80,6 +80,20 @@ fn a_file_is_what_the_journal_its_mark_and_its_name_say() {
     assert_eq!((volume.size_bytes, volume.format), (Some(4096), Some(api::ImageFormat::Raw)));
     // Marks, and the lock, are not listed as files.
     assert_eq!(files.len(), 8, "{files:?}");
+}
+
+#[test]
+fn a_half_made_image_that_was_renamed_by_hand_is_still_half_made() {
+    let (folder, state) = scene();
+    let folder = folder.path();
+    let (half, renamed) = (folder.join("half.img"), folder.join("backup.img"));
+    std::fs::write(&half, [7; 4096]).unwrap();
+    let place = Place::File(half.display().to_string());
+    half_made::mark(&half, crate::custody::lasting_at(&place).unwrap().as_ref()).unwrap();
+    std::fs::rename(&half, &renamed).unwrap();
+    assert_eq!(role(folder, &state, "backup.img"), FileRole::HalfMade);
+    let note = found(folder, &state)[0].note.clone().unwrap();
+    assert!(note.contains("half.img"), "{note}");
 }
 
 #[test]

@@ -115,7 +115,7 @@ impl LocalMigration {
             return Err(RequestError::MigrationNotFound(migration.to_string()).into());
         };
         let store = host.stores.get(&image.store).map_err(|error| Obstacle::Unbelieved(error.message()))?;
-        store.require()?;
+        store.require_writable()?;
         let name = self.record.name.clone();
         let lane = host.volumes.lane(&name).await?;
         // The volume may have grown since the order.
