@@ -220,7 +220,9 @@ pub struct PromoteVolume {
     /// copies of it. With `force`: even if another host or the image contradicts.
     pub restored: bool,
     /// Of a volume that is not served because another file or device has the name of its image: that is the volume's image from now on
-    /// (a backup that was put back, a store that was copied to another disk). **N.B.** What the volume had before is not looked for.
+    /// (a backup that was put back, a store that was copied to another disk). Also of a complete copy that waits for its source, and
+    /// of a volume that has left and whose new host has not ended its migration; with `force` it is promoted or taken back as well.
+    /// **N.B.** What the volume had before is not looked for.
     pub exchanged: bool,
     /// With `restored`, for a volume on a device or an export: its size in bytes. It may have grown since the backup, and the
     /// device may be larger.

@@ -65,6 +65,14 @@ pub(crate) enum RequestError {
     /// The copy of the volume cannot be promoted.
     #[error("volume \"{volume}\" cannot be promoted: {reason}; see: sterna migration show {migration}")]
     NotPromotable { volume: String, migration: MigrationId, reason: NotPromotable },
+    /// The image of a volume that waits for an order is gone.
+    #[error(
+        "cannot use the image of volume \"{volume}\": {path} is not there, or not in its folder; put it back; if it is lost, put \
+         there what the volume is from now on (a backup, or an empty file of {size_bytes} bytes), then: sterna volume promote \
+         {volume} --force --exchanged",
+        path = .path.display()
+    )]
+    ImageLost { volume: String, path: PathBuf, size_bytes: u64 },
     /// A promotion has neither a ticket nor `--force`.
     #[error(
         "give the ticket that the other host prints (sterna migration show), or --force; if that host continues with the volume, \
@@ -351,6 +359,7 @@ impl RequestError {
             | Self::NotPromotable { .. }
             | Self::Left { .. }
             | Self::LeftThere { .. } => ErrorCode::NotPrepared,
+            Self::ImageLost { .. } => ErrorCode::ImageNotFound,
             Self::TooManyFiles { .. } => ErrorCode::TooManyFiles,
             Self::NoTicket => ErrorCode::InvalidRequest,
             Self::Ticket(_) => ErrorCode::TicketRefused,

@@ -8,6 +8,7 @@
 //! ```
 
 pub mod message;
+pub mod named_image;
 pub mod phase;
 pub mod promotion;
 pub(crate) mod released;

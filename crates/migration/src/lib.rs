@@ -51,7 +51,7 @@ pub use failure::{CommitFault, Failure};
 pub use handover::phase::Phase;
 pub use handover::source::Source;
 pub use handover::target::Target;
-pub use handover::{message, phase, promotion, source, target, ticket};
+pub use handover::{message, named_image, phase, promotion, source, target, ticket};
 pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
 pub use pacing::PacingSettings;
 pub use progress::{Carried, Progress, VolumeProgress, Waiting};

@@ -12,6 +12,7 @@ use migration::journal::{
     Promotion, Record, Side, Stage, State, Summary, VolumeRecord,
 };
 use migration::message::{ToSource, ToTarget};
+use migration::named_image::{NotAccepted, Role as ImageRole, named_image};
 use migration::orders;
 use migration::promotion::{
     LeftImages, NotRemovable, Removal, departed, departed_named, departures, is_owned_there, removable,
@@ -286,4 +287,30 @@ fn nothing_is_taken_back_from_a_host_that_answers_that_it_has_it() {
     ] {
         assert_eq!(is_owned_there(there), expected, "{there:?}");
     }
+}
+
+#[test]
+fn an_order_can_name_another_image_at_both_sides_of_a_handover_that_waits() {
+    let role = |state: &State| named_image(state, "v").map(|named| named.map(|named| named.role));
+    // At the source: before *released* the volume is here, then it waits for the other host.
+    assert_eq!(role(&leaving(None)), Ok(Some(ImageRole::Served)));
+    assert_eq!(role(&released(None)), Ok(Some(ImageRole::Left(LEFT))));
+    assert!(matches!(role(&released(Some(4))), Ok(Some(ImageRole::Reservoir(_)))));
+    let mut state = released(None);
+    let (outcome, summary) = (Outcome::Moved { left_over: String::new() }, Summary::default());
+    apply(&mut state, vec![Record::MigrationEnded { migration: LEFT, outcome, summary }]);
+    assert_eq!(role(&state), Ok(None));
+    // At the target: a complete copy, and nothing that lacks blocks.
+    assert_eq!(role(&waits(None)), Ok(Some(ImageRole::Copy(LEFT))));
+    assert_eq!(role(&waits(Some(4))), Err(NotAccepted::Hollow));
+    let mut state = waits(None);
+    apply(&mut state, vec![Record::AttemptAborted { migration: LEFT, attempt: Attempt(1) }]);
+    assert_eq!(role(&state), Err(NotAccepted::Copied(LEFT)), "it is being copied again");
+    let mut state = waits(None);
+    let (migration, attempt, generations) = (LEFT, Attempt(1), vec![(VOLUME, Generation(2))]);
+    apply(&mut state, vec![Record::Owned { migration, attempt, generations }]);
+    assert_eq!(role(&state), Ok(Some(ImageRole::Served)));
+    let generations = vec![(VOLUME, Generation(3))];
+    apply(&mut state, vec![Record::HandedBack { migration, generations }]);
+    assert_eq!(role(&state), Ok(Some(ImageRole::Copy(LEFT))));
 }

@@ -337,7 +337,7 @@ pub(crate) struct PromoteArguments {
     #[arg(required_unless_present = "store")]
     pub(crate) name: Option<String>,
     /// Accept, together with --exchanged, the present images of all failed volumes of this store.
-    #[arg(long, requires = "exchanged", conflicts_with = "name")]
+    #[arg(long, requires = "exchanged", conflicts_with_all = ["name", "force"])]
     pub(crate) store: Option<String>,
     /// The ticket that `sterna migration show` prints at the other host. It proves that the host has released the volume.
     #[arg(long, conflicts_with = "force")]
@@ -354,9 +354,9 @@ pub(crate) struct PromoteArguments {
     #[arg(long, conflicts_with_all = ["ticket", "without_missing"])]
     pub(crate) restored: bool,
     /// For a volume that is not served because another file or device has the name of its image: accept that one as the image. It
-    /// may be a backup that was put back, or be on a disk to which the store was copied. This also applies to an image that a
-    /// volume has left, and from which its new host still reads blocks.
-    #[arg(long, conflicts_with_all = ["ticket", "force", "without_missing", "restored"])]
+    /// may be a backup that was put back, or be on a disk to which the store was copied. Also for a complete copy that waits for its
+    /// source, and an image that a volume has left. With --force the volume is also promoted or taken back, from that file.
+    #[arg(long, conflicts_with_all = ["ticket", "without_missing", "restored"])]
     pub(crate) exchanged: bool,
     /// With --restored, for a volume on a larger device or export: the size of the volume. It may have grown since the backup.
     #[arg(long, value_parser = parse_size, requires = "restored")]
@@ -519,7 +519,7 @@ Examples:
 the promotion. --without-missing is for an incomplete volume that is served here already (post-copy, three-phase). --restored is
 for an unconfirmed volume after `sterna journal restore`. If another host has the volume, there are then two copies of it, and
 this one lacks the writes of that host. --exchanged is for a volume whose image was put back from a backup, or copied to another
-disk, under its name: Sterna serves no other file than the one that the journal knows.";
+disk, under its name; with --force for one whose images both hosts of a handover have lost.";
 
 const REMOVE_HELP: &str = "\
 Examples:

@@ -944,8 +944,9 @@ class PromoteVolume(TypedDict):
     """Makes this host the owner of a volume whose source or former owner does not answer."""
 
     # Of a volume that is not served because another file or device has the name of its image: that is the volume's
-    # image from now on (a backup that was put back, a store that was copied to another disk). **N.B.** What the volume
-    # had before is not looked for.
+    # image from now on (a backup that was put back, a store that was copied to another disk). Also of a complete copy
+    # that waits for its source, and of a volume that has left and whose new host has not ended its migration; with
+    # `force` it is promoted or taken back as well. **N.B.** What the volume had before is not looked for.
     exchanged: NotRequired[bool]
     # Promotes without a ticket. **N.B.** If the other host keeps serving the volume, there are two copies of it. With
     # `without_missing`: even while missing blocks still arrive.

@@ -103,8 +103,9 @@ fn against_kept(step: Step, owner: &Owner) -> bool {
 fn against_half_made(step: Step, owner: &Owner) -> bool {
     match owner {
         Owner::Administrator(Word::Insists) => false,
-        // A volume that is being filled is served from it. The restoration checks marks by itself.
-        Owner::Volume(_) => matches!(step, Step::GiveBack),
+        // A volume that is being filled is served from it, and a migration handles its target. The restoration checks marks by
+        // itself.
+        Owner::Volume(_) | Owner::Migration(_) => matches!(step, Step::GiveBack),
         _ => is_service(step),
     }
 }

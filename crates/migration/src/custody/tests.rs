@@ -219,6 +219,8 @@ fn half_made_and_old_copies_are_served_only_by_an_order_that_insists() {
         }
     }
     claimed(Kind::HalfMade).ask(Step::GiveBack, &Owner::Volume(V), &object("/a", 1)).unwrap_err();
+    let its_own = Owner::Migration(MigrationId(1));
+    claimed(Kind::HalfMade).ask(Step::ServeReadWrite, &its_own, &object("/a", 1)).unwrap();
 }
 
 #[test]

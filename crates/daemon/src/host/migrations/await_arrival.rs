@@ -14,7 +14,7 @@ use lane::{
     Opening,
 };
 use migration::filling::{PresenceFile, UnitMap};
-use migration::journal::{MigrationState, Outcome, Side, VolumeRecord};
+use migration::journal::{MigrationState, Outcome, Side, Stage, VolumeRecord};
 use migration::source::Moves;
 use migration::wire::LeftBehind;
 use migration::{MigrationId, StayKey, VolumeIndex};
@@ -23,6 +23,7 @@ use transport::Session;
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::host::migrations::arrive::Arriving;
+use crate::host::migrations::promote::exchanged::lost_image;
 use crate::peers::channel::{Kind, Subject};
 use crate::volumes::chronicles::PresenceError;
 use crate::volumes::registry::{Claim, Service};
@@ -263,7 +264,13 @@ impl Host {
         let mut arriving = Vec::new();
         for record in volumes {
             let (claim, home) = self.claim_arrival(&record.name, record.volume)?;
-            let store = self.reopen_arriving(&record, recorded).await?;
+            let store = self.reopen_arriving(&record, recorded).await;
+            let store = match recorded.stage {
+                Stage::Prepared(_) | Stage::HandedBack => {
+                    store.map_err(|error| lost_image(&record, error))?
+                }
+                _ => store?,
+            };
             // The journal does not hold this. Remembering an unneeded replica costs little.
             let left_behind = LeftBehind::Replica;
             arriving.push(Arriving { record, left_behind, store: Some(store), claim, home });

@@ -11,14 +11,25 @@ use std::sync::Arc;
 
 use chronicle::BranchId;
 use lane::Aside;
+use migration::custody::{Kind, Owner};
 use migration::journal::Promotion;
 use migration::promotion::{self, Departed, LeftImages};
 use migration::{HostId, MigrationId};
 
 use crate::error::RequestError;
 use crate::host::Host;
+use crate::host::migrations::promote::exchanged::lost_image;
 use crate::host::volumes::create::random_bytes;
 use crate::volumes::registry::{Claim, Service};
+
+/// Which images serve volumes that are taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Images {
+    /// Those that the volumes left.
+    AsKnown,
+    /// What has their names by now (`--exchanged`).
+    AsNamed,
+}
 
 impl Host {
     /// Serves the volumes of a departure again, as they were when they left. Errors: [`RequestError::Left`] without
@@ -30,7 +41,7 @@ impl Host {
         order: &api::PromoteVolume,
     ) -> Result<(), RequestError> {
         let is_mixed = departed.images == LeftImages::Mixed;
-        if !order.force || is_mixed && !order.without_missing {
+        if !order.force || is_mixed && !order.without_missing && !order.exchanged {
             return Err(RequestError::Left { volume: name.to_owned(), advice: departed.advice() });
         }
         for record in &departed.volumes {
@@ -39,6 +50,7 @@ impl Host {
                 return Err(RequestError::LeftThere { volume, host, migration: departed.migration });
             }
         }
+        let images = if order.exchanged { Images::AsNamed } else { Images::AsKnown };
         let migration = departed.migration;
         let names: Vec<String> = departed.volumes.iter().map(|record| record.name.clone()).collect();
         let lanes = names.iter().filter_map(|name| match self.volumes.service(name) {
@@ -52,7 +64,7 @@ impl Host {
         for record in &departed.volumes {
             taken.push((self.claim_departed(&record.name).await?, record));
         }
-        let begun = self.promote_departed(&departed).await;
+        let begun = self.promote_departed(&departed, images).await;
         for (claim, record) in taken {
             match begun {
                 Ok(()) => {
@@ -73,10 +85,18 @@ impl Host {
     }
 
     /// Makes the promotion durable, after a check of the images.
-    async fn promote_departed(&self, departed: &Departed) -> Result<(), RequestError> {
+    async fn promote_departed(&self, departed: &Departed, images: Images) -> Result<(), RequestError> {
         for record in &departed.volumes {
+            let opened = match (self.open_for_resuming(record).await, images) {
+                (Err(error), Images::AsNamed) if is_another(&error) => {
+                    let owner = Owner::Migration(departed.migration);
+                    self.accept(&record.name, owner, &record.image).await?;
+                    self.open_for_resuming(record).await
+                }
+                (opened, _) => opened,
+            };
             // The image is locked for the check only; serving it opens it again.
-            drop(self.open_for_resuming(record).await?);
+            drop(opened.map_err(|error| lost_image(record, error))?);
         }
         let unchanged = self.journal.read(|state| promotion::departed(state, departed.migration));
         if unchanged.as_ref() != Some(departed) {
@@ -121,4 +141,9 @@ impl Host {
             migrations.iter().find_map(left).or_else(cancel).unwrap_or_default()
         })
     }
+}
+
+/// Returns whether an image is not used because another one has its name.
+fn is_another(error: &RequestError) -> bool {
+    matches!(error, RequestError::Claimed { refused, .. } if refused.claims.contains(&Kind::Exchanged))
 }

@@ -9,20 +9,22 @@
 //! The ticket that the source prints after *released* proves that no other host has the volume. After a promotion by force the
 //! source may continue with its copy. The journal records that there may be two branches of one history.
 
+pub(in crate::host::migrations) mod exchanged;
+
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chronicle::BranchId;
 use lane::{LaneHandle, Promoted, Refused};
-use migration::custody::Owner;
+use migration::HostId;
 use migration::filling::UNIT_BYTES;
-use migration::journal::{MigrationState, Moved, Promotion, Record, Side, VolumeRecord};
+use migration::journal::{MigrationState, Promotion, Record, Side, VolumeRecord};
 use migration::promotion::{self, Promotable, Waits};
 use migration::ticket::Ticket;
-use migration::{HostId, StayKey};
 
 use crate::error::{LackingError, RequestError};
+use crate::host::migrations::promote::exchanged::lost_image;
 use crate::host::volumes::create::random_bytes;
 use crate::host::{Host, blocking};
 use crate::images::half_made;
@@ -34,10 +36,6 @@ const SERVED_MAX: Duration = Duration::from_secs(10);
 /// How long a lane that waits for a volume may take to end.
 const GIVEN_BACK_MAX: Duration = Duration::from_secs(10);
 const GIVEN_BACK_POLL: Duration = Duration::from_millis(50);
-/// How long it may take until a volume is served from what has the name of its image: it is tried again every few seconds.
-const TAKEN_MAX: Duration = Duration::from_secs(15);
-/// How often it is looked meanwhile.
-const TAKEN_POLL: Duration = Duration::from_millis(50);
 
 impl Host {
     /// Promotes this host's copy of a volume. Errors: [`RequestError::NotPrepared`], [`RequestError::NotPromotable`],
@@ -50,7 +48,7 @@ impl Host {
         if order.restored {
             return self.take_restored(name, &order).await;
         }
-        if order.exchanged {
+        if order.exchanged && !order.force {
             return self.take_exchanged(name).await;
         }
         let departed = self.journal.read(|state| promotion::departed_named(state, &name));
@@ -58,6 +56,9 @@ impl Host {
             self.take_departed(&name, departed, &order).await?;
             self.volumes.lane(&name).await?;
             return self.describe_volume(&name).await;
+        }
+        if order.exchanged {
+            self.take_exchanged_copy(&name).await?;
         }
         if order.without_missing {
             return self.give_up_missing(name, &order).await;
@@ -84,93 +85,6 @@ impl Host {
             None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
         }
         self.volumes.lane(&name).await?;
-        self.describe_volume(&name).await
-    }
-
-    /// Serves a volume from what has the name of its image by now.
-    async fn take_exchanged(self: Arc<Self>, name: String) -> Result<api::Volume, RequestError> {
-        if let Some(left) = self.reservoir_named(&name) {
-            return self.take_exchanged_reservoir(name, left).await;
-        }
-        let record = self.record_named(&name)?;
-        if let Some(Service::Serving(_)) = self.volumes.service(&name) {
-            let text = format!(
-                "\"{name}\" is served from the image that it was opened with: there is no other image to accept"
-            );
-            return Err(RequestError::Invalid(text));
-        }
-        if self.journal.read(|state| state.fillings.contains_key(&record.volume)) {
-            let text = format!(
-                "\"{name}\" is being filled: an earlier copy of its image lacks blocks that are recorded as present; put the file back that \
-                 it was, or remove the volume here and bring it again from its former host"
-            );
-            return Err(RequestError::Invalid(text));
-        }
-        let (custody, place) = (self.custody.clone(), record.image.place.clone());
-        if !blocking(move || Ok(custody.accept(&Owner::Volume(record.volume), &place)?)).await? {
-            let text =
-                format!("the image of \"{name}\" is the one that it was; see: sterna volume show {name}");
-            return Err(RequestError::Invalid(text));
-        }
-        tracing::warn!(
-            volume = %name, image = %record.image.place,
-            "by order, the file or device that has the name of the volume's image is its image from here on"
-        );
-        let deadline = tokio::time::Instant::now() + TAKEN_MAX;
-        while !matches!(self.volumes.service(&name), Some(Service::Serving(_)))
-            && tokio::time::Instant::now() < deadline
-        {
-            // Another task tries to serve the volume again; this one only waits for that.
-            tokio::time::sleep(TAKEN_POLL).await;
-        }
-        self.describe_volume(&name).await
-    }
-
-    /// Returns a volume that has left this host, and whose missing blocks another host reads from the image here.
-    fn reservoir_named(&self, name: &str) -> Option<Moved> {
-        self.journal.read(|state| {
-            let (_, moved) = state.moved_named(name)?;
-            state.is_reservoir(moved.volume.record.image.place.name()).then(|| moved.clone())
-        })
-    }
-
-    /// Lets another host read missing blocks from what has the name of the image that a volume has left.
-    async fn take_exchanged_reservoir(
-        self: Arc<Self>,
-        name: String,
-        left: Moved,
-    ) -> Result<api::Volume, RequestError> {
-        let migration = left.migration;
-        if !self.migrations.obstacles().contains_key(&migration) {
-            let text = format!(
-                "host \"{}\" reads the missing blocks of \"{name}\" from the image that the volume left: there is no other \
-                 image to accept",
-                left.host_name
-            );
-            return Err(RequestError::Invalid(text));
-        }
-        let key = StayKey { volume: left.volume.record.volume, stay: left.volume.stay };
-        let (custody, chronicles, image) =
-            (self.custody.clone(), self.chronicles.clone(), left.volume.record.image.clone());
-        let place = image.place.clone();
-        let is_taken = blocking(move || {
-            let is_other = custody.accept(&Owner::Migration(migration), &image.place)?;
-            // N.B. Both records are tried: an earlier order may have ended between them.
-            Ok(chronicles.accept_left(key, &image) || is_other)
-        });
-        if !is_taken.await? {
-            let text = format!("the image is the one that it was; see: sterna migration show {migration}");
-            return Err(RequestError::Invalid(text));
-        }
-        tracing::warn!(
-            volume = %name, image = %place,
-            "by order, the file or device that has the name of the image that the volume left is that image from here on"
-        );
-        let deadline = tokio::time::Instant::now() + TAKEN_MAX;
-        while self.migrations.obstacles().contains_key(&migration) && tokio::time::Instant::now() < deadline {
-            // Another task tries again to end the migration; this one only waits for that.
-            tokio::time::sleep(TAKEN_POLL).await;
-        }
         self.describe_volume(&name).await
     }
 
@@ -288,7 +202,8 @@ impl Host {
     ) -> Result<(), RequestError> {
         for record in volumes {
             // The image is locked for the check only; serving it opens it again.
-            drop(self.open_for_resuming(record).await?);
+            let opened = self.open_for_resuming(record).await;
+            drop(opened.map_err(|error| lost_image(record, error))?);
         }
         // The lanes that could change this are gone, and their commits are in the journal.
         let unchanged = self.find_promotable(&first_name(volumes));

@@ -1,9 +1,10 @@
 //! Tests of complete copies whose source is lost, at a daemon that knows of them only by its journal.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use api::{Client, ErrorCode, PromoteVolume, RemoveVolume, VolumeState};
 use chronicle::Generation;
+use migration::custody::{KnownImage, Purpose};
 use migration::filling::Manifest;
 use migration::journal::{
     Entry, ExportSettings, Forwarding, HEADER, Hollow, ImageFormat, ImageLocation, MigratingVolume, Outcome,
@@ -79,8 +80,12 @@ impl Stranded {
         let path = images.join("v.img");
         std::fs::File::create(&path).unwrap().set_len(1 << 20).unwrap();
         let place = Place::File(path.display().to_string());
+        let lasting = crate::custody::lasting_at(&place).unwrap().unwrap();
+        let known = KnownImage { lasting, purpose: Purpose::Use };
+        let noted = Record::ImageKnown { place: place.clone(), known };
         let image = ImageLocation { store: "default".into(), place, format: ImageFormat::Raw };
-        write_journal(&folder.path().join("data/journal"), records(image));
+        let records = [records(image), vec![noted]].concat();
+        write_journal(&folder.path().join("data/journal"), records);
         transport::Identity::create(&folder.path().join("data/identity"), "beta").unwrap();
         let client = Client::new(api::Address::unix(folder.path().join("run/api.sock")).unwrap());
         Self { folder, client }
@@ -101,6 +106,17 @@ impl Stranded {
         drop(stop);
         running.await.unwrap().unwrap();
         done
+    }
+
+    fn image(&self) -> PathBuf {
+        self.folder.path().join("data/images/v.img")
+    }
+
+    /// Puts another file of the right size under the name of the image.
+    fn exchange_image(&self) {
+        let other = self.folder.path().join("other");
+        std::fs::File::create(&other).unwrap().set_len(1 << 20).unwrap();
+        std::fs::rename(other, self.image()).unwrap();
     }
 
     fn stage(&self) -> Stage {
@@ -277,4 +293,52 @@ async fn a_volume_of_which_it_is_unknown_what_it_lacks_is_removed_by_the_order_t
         assert!(host.client.volumes().await.unwrap().is_empty());
     })
     .await;
+}
+
+/// Checks that a volume whose image was exchanged is served again by the orders that the messages name.
+async fn check_exchanged(host: Stranded) {
+    host.exchange_image();
+    host.run(async {
+        let refused = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+        assert_eq!(refused.code(), Some(ErrorCode::ImageInUse));
+        assert!(refused.to_string().contains("--exchanged"), "{refused}");
+        let exchanged = PromoteVolume { exchanged: true, force: false, ..FORCE };
+        host.client.promote_volume("v", &exchanged).await.unwrap();
+        let again = host.client.promote_volume("v", &exchanged).await.unwrap_err();
+        assert_eq!(again.code(), Some(ErrorCode::InvalidRequest));
+        let promoted = host.client.promote_volume("v", &FORCE).await.unwrap();
+        assert_eq!(promoted.state, VolumeState::Serving);
+    })
+    .await;
+    assert!(matches!(host.stage(), Stage::Ended(_)), "{:?}", host.stage());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exchanged_image_of_a_waiting_volume_is_served_by_the_order_that_messages_name() {
+    check_exchanged(Stranded::left()).await;
+    check_exchanged(Stranded::new(vec![prepared()])).await;
+    check_exchanged(Stranded::new(handed_back())).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_whose_images_are_lost_is_served_from_what_is_put_there_by_the_order_that_messages_name() {
+    for host in [Stranded::left(), Stranded::new(vec![prepared()]), Stranded::new(handed_back())] {
+        std::fs::remove_file(host.image()).unwrap();
+        let named = PromoteVolume { exchanged: true, ..FORCE };
+        host.run(async {
+            let refused = host.client.promote_volume("v", &FORCE).await.unwrap_err();
+            assert_eq!(refused.code(), Some(ErrorCode::ImageNotFound));
+            let text = refused.to_string();
+            assert!(
+                text.contains("1048576 bytes") && text.contains("promote v --force --exchanged"),
+                "{text}"
+            );
+            host.exchange_image();
+            let promoted = host.client.promote_volume("v", &named).await.unwrap();
+            assert_eq!(promoted.state, VolumeState::Serving);
+            host.client.remove_volume("v", RemoveVolume::default()).await.unwrap();
+        })
+        .await;
+        assert!(matches!(host.stage(), Stage::Ended(_)), "{:?}", host.stage());
+    }
 }
