@@ -64,6 +64,7 @@ mod history;
 mod host;
 mod migration;
 mod overview;
+mod pace;
 mod page;
 mod peer;
 mod plan;
@@ -88,6 +89,7 @@ pub use migration::{
     ReplicaUsed, Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
 };
 pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
+pub use pace::{FULL_SPEED_PERCENT, LimitedBy, Pace};
 pub use page::PageLink;
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::pace::Pace;
 use crate::volume::{ImageFormat, ImageKind};
 
 /// Moves a volume to another store.
@@ -15,6 +16,11 @@ pub struct MigrateVolume {
     #[serde(default)]
     #[schema(minimum = 1)]
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// What guests of the disks may lose to the copying, in percent of their throughput: 1 to 90, or 100: it does not give way to
+    /// guests. `None`: the daemon's default. The target's host protects its own guests by its own default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
+    pub impact_percent: Option<u8>,
     /// Keeps the source's image afterwards, under another name.
     #[serde(default)]
     pub keep_source: bool,
@@ -203,10 +209,19 @@ pub enum Allocation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetMigration {
-    /// New limit of the copying in bytes a second; an explicit `null` removes the limit.
-    #[serde(deserialize_with = "Option::deserialize")]
-    #[schema(required = true, minimum = 1)]
-    pub bandwidth_bytes_per_second: Option<u64>,
+    /// New limit of the copying in bytes a second; an explicit `null` removes the limit, and without the field it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[schema(value_type = Option<u64>, minimum = 1)]
+    pub bandwidth_bytes_per_second: Option<Option<u64>>,
+    /// New impact on guests, as in [`MigrateVolume::impact_percent`]; without it, it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
+    pub impact_percent: Option<u8>,
+}
+
+/// Tells a `null` from a missing field.
+fn present<'de, D: serde::Deserializer<'de>>(field: D) -> Result<Option<Option<u64>>, D::Error> {
+    Option::deserialize(field).map(Some)
 }
 
 /// Asks for a migration as soon as it has changed; sent as the query of a GET.
@@ -270,6 +285,9 @@ pub struct Migration {
     pub attempt: u32,
     /// The reason of its present wait.
     pub waiting_for: Option<WaitingFor>,
+    /// What its disks' pacers do; `None`: it does not give way to guests, or does not run.
+    #[serde(default)]
+    pub pace: Option<Pace>,
     /// Why guest writes are not sent to the target at present; `None` while they are.
     pub suspended: Option<String>,
     /// The ticket for `volume promote` at the other host, in case this host is lost; `None` unless the volume is released to that
@@ -499,6 +517,7 @@ impl MigrateVolume {
         Self {
             to: store.into(),
             bandwidth_bytes_per_second: None,
+            impact_percent: None,
             keep_source: false,
             format: None,
             allocation: Allocation::Thin,

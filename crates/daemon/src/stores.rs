@@ -2,6 +2,7 @@
 //! time. The content of a device or an export is unknown beforehand, and remains when a volume has left. So a migration to one
 //! must write zeroes where the volume has holes.
 
+mod disks;
 mod folder;
 mod read_only;
 mod scheduler;
@@ -29,6 +30,7 @@ pub(crate) struct Stores {
     configured: BTreeMap<String, StoreConfig>,
     by_name: BTreeMap<String, Store>,
     impaired: BTreeMap<String, Impaired>,
+    disks: disks::Disks,
     /// Stores that were added later. Other code holds references to stores for the life of the daemon, so none is ever removed.
     later: OnceLock<Box<Stores>>,
 }
@@ -142,7 +144,13 @@ impl Stores {
             (name.clone(), Store { name: name.clone(), kind, is_claimed: Arc::default() })
         });
         let (by_name, impaired) = (stores.collect(), BTreeMap::new());
-        Self { configured: configured.clone(), by_name, impaired, later: OnceLock::new() }
+        Self {
+            configured: configured.clone(),
+            by_name,
+            impaired,
+            disks: disks::Disks::default(),
+            later: OnceLock::new(),
+        }
     }
 
     pub(crate) fn add(
@@ -198,6 +206,11 @@ impl Stores {
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Store> {
         let all: BTreeMap<&String, &Store> = self.batches().flat_map(|stores| &stores.by_name).collect();
         all.into_values()
+    }
+
+    /// Returns the pacer of the disk that an image is on. May block.
+    pub(crate) fn disk_of(&self, place: &Place) -> Arc<pacer::Store> {
+        self.disks.of(place)
     }
 
     /// Returns the store with this name, usable or not; fails with [`RequestError::StoreNotFound`].

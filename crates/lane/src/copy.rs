@@ -227,6 +227,11 @@ impl VolumeCopy {
         }
     }
 
+    pub(crate) fn set_impact(&self, impact: Option<pacer::Impact>) {
+        self.machine.borrow_mut().set_impact(self.handle.now(), impact);
+        self.drain();
+    }
+
     pub(crate) fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
         self.machine.borrow_mut().set_bandwidth(self.handle.now(), bytes_per_second);
         self.drain();

@@ -35,8 +35,8 @@ pub use participant::{
     IncomingGroup, OutgoingGroup, SourceParticipantRef, SourceParticipation, TargetParticipation,
 };
 pub use plan::{
-    CopySettings, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan, TargetContent,
-    TargetPlan, TimeLimits,
+    CopySettings, GivesWay, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan,
+    TargetContent, TargetPlan, TimeLimits,
 };
 pub(crate) use source::Event;
 pub use source::{SourceDriver, SourceHandle};

@@ -1,6 +1,7 @@
 //! The interface to a lane from other threads: messages, and the end of the thread.
 
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{Opened, ZeroMode};
@@ -44,6 +45,8 @@ pub struct LaneSettings {
     pub mirror_wait_max: Duration,
     /// The pace of migrations without a rate of their own.
     pub pacing: PacingSettings,
+    /// The pacer of the disk that its store is on.
+    pub disk: Arc<pacer::Store>,
     /// Whether clients may write.
     pub access: Access,
     /// The limit of connections; `None`: the default for a volume.
@@ -133,10 +136,14 @@ pub struct MigrationOrder {
     pub source: ImageLocation,
     /// The volume's image at the target.
     pub target: ImageLocation,
+    /// The pacer of the disk that the target is on.
+    pub target_disk: Arc<pacer::Store>,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
     /// The mover's limit in bytes a second; `None`: no limit.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// What guests of the disks may lose; `None`: the mover does not give way.
+    pub impact: Option<pacer::Impact>,
     /// The strategy that copies the volume.
     pub strategy: Choice,
     /// The longest time that guests may be held at the handover.
@@ -173,6 +180,8 @@ pub struct OutgoingOrder {
     pub keep_source: bool,
     /// The mover's limit in bytes a second; `None`: no limit.
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// What guests of the disks may lose; `None`: the mover does not give way.
+    pub impact: Option<pacer::Impact>,
     /// The strategy that copies the volume.
     pub strategy: Choice,
     /// The longest time that guests may be held at the handover, without round trips to the other host.
@@ -393,6 +402,11 @@ pub(crate) enum Command {
         bytes_per_second: Option<u64>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    SetImpact {
+        migration: MigrationId,
+        impact: Option<pacer::Impact>,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
     Grow {
         size: u64,
         answer: oneshot::Sender<Result<(), Refused>>,
@@ -528,6 +542,18 @@ impl LaneHandle {
         bytes_per_second: Option<u64>,
     ) -> Result<(), Refused> {
         self.ask(|answer| Command::SetBandwidth { migration, bytes_per_second, answer }).await?
+    }
+
+    /// Changes what guests of a migration's disks may lose; `None`: it does not give way.
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`], [`Refused::Ended`].
+    pub async fn set_impact(
+        &self,
+        migration: MigrationId,
+        impact: Option<pacer::Impact>,
+    ) -> Result<(), Refused> {
+        self.ask(|answer| Command::SetImpact { migration, impact, answer }).await?
     }
 
     /// Limits how long reads of missing blocks wait for a host that does not answer, before they fail; `None`: no limit, as at

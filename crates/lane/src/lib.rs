@@ -44,7 +44,7 @@ pub use clients::{ByHost, Clients};
 pub use control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Report, Sample, VmFault};
 pub use copies_elsewhere::Learner;
 pub use driver::{
-    CopySettings, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
+    CopySettings, GivesWay, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
     PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle, SourceParticipantRef,
     SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle, TargetParticipation,
     TargetPlan, TimeLimits,

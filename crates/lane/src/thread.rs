@@ -14,6 +14,7 @@ mod stopping;
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::device::ALIGNMENT;
 use block::engine::{Engine, EngineChoice, EngineError};
@@ -41,7 +42,7 @@ use crate::refused::Refused;
 use crate::reservoir::Reservoir;
 use crate::shared_storage::LeasedImage;
 use crate::signal::Signal;
-use crate::stack::{ClientStacks, Counters, Home, Volume};
+use crate::stack::{ClientStacks, Counters, Home, Measures, Volume};
 use crate::status::LaneStatus;
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
@@ -178,6 +179,10 @@ struct Lane {
     /// Serves missing blocks to the new owner of the volume.
     reservoir: Rc<Reservoir>,
     is_growing: Cell<bool>,
+    /// Measures guests for the pacers of the disks that the volume is on.
+    gauge: Rc<pacer::Gauge>,
+    /// The disk that the volume is on, or comes to.
+    disk: Rc<RefCell<Arc<pacer::Store>>>,
 }
 
 #[derive(Default)]
@@ -232,9 +237,13 @@ impl Lane {
         if settings.opening == Opening::Waiting {
             drop(volume.close());
         }
-        let (counted, pulsed) = (Rc::clone(&counters), Rc::clone(&pulse));
-        let stacks = ClientStacks::new(&settings.name, Rc::clone(&volume), counted, pulsed, handle.clone());
+        let gauge = Rc::<pacer::Gauge>::default();
+        gauge.join(&settings.disk);
+        let measures =
+            Measures { counters: Rc::clone(&counters), pulse: Rc::clone(&pulse), gauge: Rc::clone(&gauge) };
+        let stacks = ClientStacks::new(&settings.name, Rc::clone(&volume), measures, handle.clone());
         let front_ends = front_end::begin(&handle, &engine, &settings, &stacks, listeners);
+        let disk = Rc::new(RefCell::new(Arc::clone(&settings.disk)));
         Self {
             handle,
             engine,
@@ -250,6 +259,8 @@ impl Lane {
             filling: RefCell::default(),
             reservoir: Rc::default(),
             is_growing: Cell::new(false),
+            gauge,
+            disk,
         }
     }
 
@@ -337,6 +348,12 @@ impl Lane {
                 Command::SetBandwidth { migration, bytes_per_second, answer } => {
                     let _ = answer.send(self.with_migration(migration, |driver| {
                         driver.set_bandwidth(bytes_per_second);
+                        Ok(())
+                    }));
+                }
+                Command::SetImpact { migration, impact, answer } => {
+                    let _ = answer.send(self.with_migration(migration, |driver| {
+                        driver.set_impact(impact);
                         Ok(())
                     }));
                 }

@@ -12,8 +12,8 @@ use block::filter::Aligner;
 use block::{Access, Buffer, Durability, Executor, FileStore, Handle, Image, ZeroMode};
 use chronicle::{BlockSize, Generation};
 use lane::{
-    Control, ControlFault, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, TargetContent, TimeLimits,
-    Volume,
+    Control, ControlFault, GivesWay, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, TargetContent,
+    TimeLimits, Volume,
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
@@ -84,6 +84,7 @@ impl Bench {
             }],
             keep_source: false,
             pacing: PacingSettings::default(),
+            gives_way: GivesWay::default(),
             limits: TimeLimits::default(),
             strategy: Strategy::Mirror,
             moves: migration::source::Moves::Volumes,

@@ -39,6 +39,17 @@ pub struct Progress {
     pub tally: Tally,
     /// The ended rounds of each volume; empty unless the strategy copies in rounds.
     pub rounds: Vec<(VolumeIndex, Round)>,
+    /// What the pacers of the disks do; `None`: it is not paced.
+    pub paced: Option<Paced>,
+}
+
+/// What the pacers of a copy's disks do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Paced {
+    /// What limits the copy.
+    pub limit: pacer::Limit,
+    /// The least rate, and the greatest loss of guests.
+    pub status: pacer::Status,
 }
 
 /// The progress of one volume's copying at one instant.
@@ -62,6 +73,8 @@ pub struct VolumeProgress {
     pub costs: Costs,
     /// The ended rounds; empty unless the strategy copies in rounds.
     pub rounds: Vec<Round>,
+    /// What the pacers of its disks do; `None`: it is not paced.
+    pub paced: Option<Paced>,
 }
 
 /// The progress of a volume's copying that a restarted daemon continues.

@@ -202,6 +202,9 @@ pub enum VolumeEvent {
 /// Why a copy waits that an ordered limit slows down.
 pub const BANDWIDTH_LIMIT: &str = "the bandwidth limit";
 
+/// Why a copy waits that its disks' pacers slow down.
+pub const GUESTS_FIRST: &str = "guests of its store, which come first";
+
 impl VolumeEvent {
     /// Returns whether the target has carried out a request.
     pub(crate) fn is_answer(&self) -> bool {

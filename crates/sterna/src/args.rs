@@ -5,6 +5,7 @@ mod config;
 mod host;
 mod journal;
 mod migration;
+mod pace;
 mod replica;
 mod store;
 mod strategy;
@@ -20,6 +21,7 @@ pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArguments};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
+use self::pace::PaceArguments;
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::store::{ImportArguments, StoreCommand};
 use self::strategy::StrategyArguments;
@@ -33,7 +35,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use crate::exit;
 use crate::output::Format;
 use crate::tunnel::HostAddress;
-use console::units::{parse_rate, parse_size};
+use console::units::parse_size;
 
 /// Moves the disks of running VMs.
 #[derive(Debug, Parser)]
@@ -284,9 +286,8 @@ pub(crate) struct MigrateArguments {
     /// The target store, or another host: its only store, or one of them.
     #[arg(long, value_name = "STORE|HOST[:STORE]")]
     pub(crate) to: String,
-    /// Largest rate of the copying, for example 200MiB/s. It does not limit the guest's own writes and a VM's memory.
-    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
-    pub(crate) bandwidth: Option<u64>,
+    #[command(flatten)]
+    pub(crate) pace: PaceArguments,
     /// Keep the source's image under another name, so that nothing starts from it by mistake.
     #[arg(long)]
     pub(crate) keep_source: bool,

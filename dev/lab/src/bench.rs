@@ -3,6 +3,7 @@
 //! ```text
 //!   nbd ─────┐                             ┌─► report ─► JSON
 //!   mirror ──┤                             │     ├─► table ─► text
+//!   pacing ──┤
 //!   link ────┼─► runner: variants in turns ┤     └─► page, chart ─► HTML
 //!   machine ─┤                             └─ results: samples of metrics, and their comparisons
 //!   return ──┤
@@ -36,6 +37,7 @@ mod metric;
 mod migration;
 mod mirror;
 mod nbd;
+mod pacing;
 mod page;
 mod process;
 mod qmp;
@@ -65,6 +67,8 @@ pub enum BenchCommand {
     Nbd(nbd::NbdOptions),
     /// Measure migrations, idle and under load, beside off-line copies and QEMU's mirror.
     Mirror(mirror::MirrorOptions),
+    /// Measure what guests lose to migrations that give way to them, and how long these take.
+    Pacing(pacing::PacingOptions),
     /// Measure the downtime of VMs that move, beside QEMU's own migration.
     Machine(machine::MachineOptions),
     /// Compare the strategies, after the figures of a paper.
@@ -120,6 +124,7 @@ pub async fn run(
     match command {
         BenchCommand::Nbd(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Mirror(scenario) => show(scenario, program, format, progress).await,
+        BenchCommand::Pacing(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Machine(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Strategies(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Return(scenario) => show(scenario, program, format, progress).await,

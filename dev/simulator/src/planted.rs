@@ -1,11 +1,14 @@
 //! Rules that are broken on purpose. Each must be noticed: by the fleet, or by one of the separate simulations.
 
 use migration::planted::{Bug, plant};
+use pacer::planted::{Bug as PacerBug, plant as plant_in_pacer};
 
 use crate::campaign::{Order, Until};
 use crate::restored::Telling;
 use crate::trace::Audience;
-use crate::{Arguments, Strategy, campaign, custody, orders, replay, restored, run_one, simulation, small};
+use crate::{
+    Arguments, Strategy, campaign, custody, orders, pacing, replay, restored, run_one, simulation, small,
+};
 
 /// The number of seeds within which a broken rule must be noticed.
 const SEEDS_MAX: u64 = 10_000;
@@ -20,14 +23,22 @@ const NOTICED_LATE: [(Bug, u64); 5] = [
     (Bug::ColdVmNotAskedAgain, 3321),
 ];
 
+/// The first seed that shows [`PacerBug::StuckIsIdle`].
+const STUCK_IS_IDLE_SEED: u64 = 455;
+
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
-    if chosen.is_empty() {
-        let names: Vec<_> = Bug::all().map(Bug::name).collect();
-        println!("no rule is called {planted}: all, {}", names.join(", "));
+    let of_pacer = PacerBug::ALL.into_iter().filter(|bug| planted == "all" || bug.name() == planted);
+    let of_pacer: Vec<_> = of_pacer.collect();
+    if chosen.is_empty() && of_pacer.is_empty() {
+        let names = Bug::all().map(Bug::name).chain(PacerBug::ALL.map(PacerBug::name));
+        println!("no rule is called {planted}: all, {}", names.collect::<Vec<_>>().join(", "));
         return false;
     }
     let mut all_noticed = true;
+    for bug in of_pacer {
+        all_noticed &= pacing_notices(arguments, bug, seed);
+    }
     for bug in chosen {
         all_noticed &= match (Apart::of(bug), seed) {
             (Some(apart), seed) => apart.notices(arguments, bug, seed),
@@ -39,6 +50,26 @@ pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bo
         };
     }
     all_noticed
+}
+
+/// Runs seeds of the pacer's simulation until one notices a broken rule, or one seed.
+fn pacing_notices(arguments: &Arguments, bug: PacerBug, seed: Option<u64>) -> bool {
+    // A guest that is stuck beside copies for long enough to tell is rare.
+    let usual = if bug == PacerBug::StuckIsIdle { STUCK_IS_IDLE_SEED } else { arguments.first };
+    let (first, count) = seed.map_or((usual, SEEDS_MAX), |seed| (seed, 1));
+    plant_in_pacer(Some(bug));
+    let shown = pacing::campaign(first, count, true);
+    plant_in_pacer(None);
+    let Some((seed, violation)) = shown.violations.first() else {
+        println!("{}: not noticed in {} seeds", bug.name(), shown.seeds);
+        return false;
+    };
+    if let Some(violation) = pacing::replay(*seed, Telling::Silent) {
+        println!("{}: seed {seed} violates a rule without it, too: {violation}", bug.name());
+        return false;
+    }
+    println!("{}: noticed by seed {seed}: {violation}", bug.name());
+    true
 }
 
 fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {

@@ -68,6 +68,7 @@ const ROOT: Table = Table::Keys(
                     "arrival_silent_max_s",
                     "chunk_bytes",
                     "chunks_in_flight",
+                    "impact_percent",
                     "kept_images_per_volume",
                     "kept_percent_of_store",
                     "migrations_per_host",

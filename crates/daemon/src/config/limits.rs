@@ -11,7 +11,7 @@ use migration::target::SourcePatience;
 use serde::Deserialize;
 
 use super::faults::{Faults, both};
-use super::within;
+use super::{ConfigError, within};
 
 /// The range of `mirror_wait_max_ms`. Below it, a busy disk counts as hung; above it, guests' file systems give up.
 const MIRROR_WAIT_MS: RangeInclusive<u64> = 10..=30_000;
@@ -53,6 +53,10 @@ const SILENT_S_DEFAULT: u64 = 600;
 const AWAY_S: RangeInclusive<u64> = 60..=31_536_000;
 const AWAY_S_DEFAULT: u64 = 86_400;
 const PERCENT: RangeInclusive<u64> = 1..=100;
+/// The default for guests' loss, in percent: migrations do not give way unless somebody asks for it.
+const IMPACT_PERCENT_DEFAULT: u64 = api::FULL_SPEED_PERCENT as u64;
+/// The range of what guests may lose, in percent; beside it 100.
+const IMPACT_PERCENT: RangeInclusive<u64> = 1..=90;
 
 /// The limits that depend on the site.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,6 +75,8 @@ pub struct Limits {
     pub patience: SourcePatience,
     /// How many kept images remain after migrations.
     pub kept: KeptLimits,
+    /// What guests of a disk may lose to migrations without an impact of their own, in percent; 100: these do not give way.
+    pub impact_percent: u8,
 }
 
 /// How much a migration copies at once.
@@ -115,6 +121,7 @@ pub(super) struct FileLimits {
     peer_space_bytes: u64,
     arrival_silent_max_s: u64,
     arrival_away_max_s: u64,
+    impact_percent: u64,
 }
 
 impl Default for FileLimits {
@@ -134,6 +141,7 @@ impl Default for FileLimits {
             peer_space_bytes: 0,
             arrival_silent_max_s: SILENT_S_DEFAULT,
             arrival_away_max_s: AWAY_S_DEFAULT,
+            impact_percent: IMPACT_PERCENT_DEFAULT,
         }
     }
 }
@@ -170,8 +178,9 @@ impl FileLimits {
             seconds("limits.arrival_silent_max_s", self.arrival_silent_max_s, &SILENT_S),
             seconds("limits.arrival_away_max_s", self.arrival_away_max_s, &AWAY_S),
         );
-        let (checked, (shares, patience)) =
-            both(both(both(waits, pacing), both(queue, kept)), both(shares, patience))?;
+        let impact = impact(path, self.impact_percent);
+        let ((checked, (shares, patience)), impact_percent) =
+            both(both(both(both(waits, pacing), both(queue, kept)), both(shares, patience)), impact)?;
         let ((waits, pacing), (queue, kept)) = checked;
         let ((migrations, volumes), (silent_max, away_max)) = (shares, patience);
         let ((mirror_wait_max, stop_wait_max), (depth, chunk_bytes)) = (waits, pacing);
@@ -191,6 +200,15 @@ impl FileLimits {
             },
             patience: SourcePatience { silent_max, away_max },
             kept: KeptLimits { images_per_volume, percent_of_store },
+            impact_percent,
         })
+    }
+}
+
+/// Guests may lose a part, or the copying does not give way to them at all.
+fn impact(path: &Path, percent: u64) -> Result<u8, ConfigError> {
+    match u8::try_from(percent) {
+        Ok(full @ api::FULL_SPEED_PERCENT) => Ok(full),
+        _ => within(path, "limits.impact_percent", percent, &IMPACT_PERCENT).map(|percent| percent as u8),
     }
 }

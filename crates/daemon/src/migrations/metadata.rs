@@ -127,6 +127,12 @@ impl Metadata {
         std::mem::replace(&mut order.bandwidth_bytes_per_second, bytes_per_second)
     }
 
+    /// Sets the impact on guests, and returns the former one.
+    pub(crate) fn swap_impact(&mut self, percent: Option<u8>) -> Option<u8> {
+        let order = self.order.get_or_insert_with(|| MigrateVolume::to(String::new()));
+        std::mem::replace(&mut order.impact_percent, percent)
+    }
+
     pub(crate) fn warn(&mut self, warning: String) {
         if self.warnings.len() < WARNINGS_MAX {
             self.warnings.push(warning);

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use api::{
-    GuestLocation, ImageLocation, MigrateVolume, Migration, MigrationState, RemainingSeconds, ReplicaUsed,
-    SwitchOver, WaitingFor,
+    GuestLocation, ImageLocation, LimitedBy, MigrateVolume, Migration, MigrationState, Pace,
+    RemainingSeconds, ReplicaUsed, SwitchOver, WaitingFor,
 };
 use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
+use migration::progress::Paced;
 use migration::strategy::Round;
 use migration::{MigrationId, Phase, Progress, VolumeIndex};
 
@@ -97,6 +98,12 @@ pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     {
         *waiting = WaitingFor { reason: format!("{LIMIT}{}/s", api::Bytes(limit)), remaining_ms: None };
     }
+    // Each of these waits is a few milliseconds long: the time that is left of one tells nothing.
+    if let Some(waiting) = &mut shown.waiting_for
+        && waiting.reason == migration::strategy::GUESTS_FIRST
+    {
+        waiting.remaining_ms = None;
+    }
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
     shown.goes_on = metadata.goes_on;
@@ -116,6 +123,20 @@ pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     }
 }
 
+fn pace(paced: Paced) -> Pace {
+    let limited_by = match paced.limit {
+        pacer::Limit::Measuring => LimitedBy::Measuring,
+        pacer::Limit::Guests if paced.status.has_guests => LimitedBy::Guests,
+        pacer::Limit::Guests | pacer::Limit::Disk | pacer::Limit::Deadline => LimitedBy::Disk,
+    };
+    let loss = if paced.status.has_guests { paced.status.loss } else { 0.0 };
+    Pace {
+        limited_by,
+        guests_lose_percent: (loss * 1000.0).round() / 10.0,
+        bytes_per_second: paced.status.bytes_per_second.round(),
+    }
+}
+
 fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.phase = phase(progress.phase);
     if progress.phase == Phase::Releasing {
@@ -124,6 +145,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.fraction = progress.fraction;
     shown.bytes_missing = progress.bytes_missing;
     shown.bytes_per_second = progress.copy_bytes_per_second;
+    shown.pace = progress.paced.map(pace);
     shown.remaining_seconds = progress.remaining.map(|(earliest, latest)| RemainingSeconds {
         earliest: earliest.as_secs_f64(),
         latest: latest.as_secs_f64(),
@@ -338,6 +360,7 @@ fn begun() -> Migration {
         attempt: 0,
         waiting_for: None,
         suspended: None,
+        pace: None,
         ticket: None,
         queue: None,
         shared: false,

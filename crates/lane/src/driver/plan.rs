@@ -29,12 +29,34 @@ pub struct Plan {
     pub keep_source: bool,
     /// The pace of copying, for each volume.
     pub pacing: PacingSettings,
+    /// How it gives way to guests.
+    pub gives_way: GivesWay,
     /// The time limits of the migration.
     pub limits: TimeLimits,
     /// The strategy that brings each replica up to date.
     pub strategy: Strategy,
     /// Whether hooks or a VM are part of the handover.
     pub moves: Moves,
+}
+
+/// How a copy gives way to guests.
+#[derive(Clone, Debug, Default)]
+pub struct GivesWay {
+    /// The disks of this host that it reads and writes.
+    pub disks: pacer::Stores,
+    /// What guests of these disks may lose; `None`: it does not give way.
+    pub impact: Option<pacer::Impact>,
+}
+
+impl GivesWay {
+    /// Makes the mover of a copying.
+    pub(crate) fn mover(&self, now: Duration) -> pacer::Mover {
+        pacer::Mover::new(now, self.disks.clone(), self.impact.map(GivesWay::terms))
+    }
+
+    fn terms(impact: pacer::Impact) -> pacer::Terms {
+        pacer::Terms { class: pacer::MoverClass::Migration, impact }
+    }
 }
 
 /// One volume of a local migration.
@@ -82,6 +104,8 @@ pub struct SourcePlan {
 pub struct CopySettings {
     /// The pace of the copying.
     pub pacing: PacingSettings,
+    /// How it gives way to guests.
+    pub gives_way: GivesWay,
     /// The time limits of the copying.
     pub limits: TimeLimits,
     /// The strategy that brings each replica up to date.
@@ -172,7 +196,12 @@ impl Plan {
             group: OutgoingGroup::default(),
             keep_source: self.keep_source,
             switch_over_max: self.limits.switch_over_max,
-            copying: CopySettings { pacing: self.pacing, limits: self.limits, strategy: self.strategy },
+            copying: CopySettings {
+                pacing: self.pacing,
+                gives_way: self.gives_way,
+                limits: self.limits,
+                strategy: self.strategy,
+            },
             peer: Peer::SameHost,
             moves: self.moves,
         };

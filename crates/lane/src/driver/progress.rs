@@ -51,6 +51,7 @@ impl SourceDriver {
             attempt: self.source.tries(),
             tally: Tally::default(),
             rounds: Vec::new(),
+            paced: None,
         };
         let volumes = self.participants.len().max(1) as f64;
         let mut bytes_missing = 0;
@@ -70,6 +71,7 @@ impl SourceDriver {
             }
             progress.copy_bytes_per_second += volume.copy_bytes_per_second;
             progress.suspended = progress.suspended.or(volume.suspended);
+            progress.paced = progress.paced.or(volume.paced);
         }
         progress.bytes_missing = Some(if phase == Phase::Retiring { 0 } else { bytes_missing });
         if let Some(following) = self.source.following() {

@@ -74,6 +74,7 @@ pub(crate) enum Event {
     /// A volume's copying has learned of that; its later notices are valid.
     RestartHeard(VolumeIndex),
     SetBandwidth(Option<u64>),
+    SetImpact(Option<pacer::Impact>),
     Copying(VolumeEvent),
     /// The progress of a volume on another lane.
     Told(VolumeIndex, Box<VolumeProgress>),
@@ -112,6 +113,11 @@ impl SourceHandle {
     /// Changes the rate limit of the movers.
     pub fn set_bandwidth(&self, bytes_per_second: Option<u64>) {
         self.send(Event::SetBandwidth(bytes_per_second));
+    }
+
+    /// Changes what guests of the disks may lose; `None`: the movers do not give way.
+    pub fn set_impact(&self, impact: Option<pacer::Impact>) {
+        self.send(Event::SetImpact(impact));
     }
 
     /// Notes that a volume's target store has lost data that was not durable, and works again.
@@ -286,6 +292,7 @@ impl SourceDriver {
             }
             Some(Event::Copying(event)) => self.order_all(SourceOrder::Copying(event)),
             Some(Event::SetBandwidth(rate)) => self.order_all(SourceOrder::SetBandwidth(rate)),
+            Some(Event::SetImpact(impact)) => self.order_all(SourceOrder::SetImpact(impact)),
             Some(Event::Told(volume, progress)) => {
                 if let Some(SourceParticipant::Elsewhere { told, .. }) =
                     self.participants.get_mut(volume.as_usize())

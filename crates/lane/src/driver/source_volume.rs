@@ -48,6 +48,7 @@ pub(crate) enum SourceOrder {
     /// The target's daemon has restarted: inform the copying, and confirm.
     PeerRestarted,
     SetBandwidth(Option<u64>),
+    SetImpact(Option<pacer::Impact>),
     /// Confirms that the driver received that the replica is behind.
     BehindWasHeard,
     StopCopying,
@@ -176,6 +177,11 @@ impl SourceVolume {
                 }
                 if let Some(copy) = &*self.copy.borrow() {
                     copy.set_bandwidth(rate);
+                }
+            }
+            SourceOrder::SetImpact(impact) => {
+                if let Some(copy) = &*self.copy.borrow() {
+                    copy.set_impact(impact);
                 }
             }
             SourceOrder::BehindWasHeard => {
@@ -412,7 +418,9 @@ fn start_copy(
         no_progress_max: settings.limits.no_progress_max,
     };
     let replica = leaving.replica.clone();
-    let machine = Copying::new(copying, settings.strategy).carrying(replica.carried.clone());
+    let machine = Copying::new(copying, settings.strategy)
+        .carrying(replica.carried.clone())
+        .paced(settings.gives_way.mover(handle.now()));
     let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), machine, notices);
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);

@@ -150,6 +150,7 @@ fn progress(phase: Phase, bytes_copied: u64) -> Report {
         attempt: 0,
         tally: Tally::default(),
         rounds: Vec::new(),
+        paced: None,
     };
     Report::Progress { migration: MIGRATION, progress }
 }

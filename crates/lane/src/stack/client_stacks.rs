@@ -12,30 +12,30 @@ use crate::pulse::Pulse;
 #[derive(Clone)]
 pub(crate) struct ClientStacks {
     volume: Rc<Volume>,
-    counters: Rc<Counters>,
-    pulse: Rc<Pulse>,
+    measures: Measures,
     faults: Rc<FaultLog>,
     handle: Handle,
 }
 
+/// What measures the requests of a volume's clients together.
+#[derive(Clone)]
+pub(crate) struct Measures {
+    pub(crate) counters: Rc<Counters>,
+    pub(crate) pulse: Rc<Pulse>,
+    pub(crate) gauge: Rc<pacer::Gauge>,
+}
+
 impl ClientStacks {
     /// Makes the factory for the volume of this name; its clients' requests are counted together.
-    pub(crate) fn new(
-        name: &str,
-        volume: Rc<Volume>,
-        counters: Rc<Counters>,
-        pulse: Rc<Pulse>,
-        handle: Handle,
-    ) -> Self {
-        Self { volume, counters, pulse, faults: Rc::new(FaultLog::new(name.to_owned())), handle }
+    pub(crate) fn new(name: &str, volume: Rc<Volume>, measures: Measures, handle: Handle) -> Self {
+        Self { volume, measures, faults: Rc::new(FaultLog::new(name.to_owned())), handle }
     }
 
     pub(crate) fn of(&self, presence: Rc<dyn Presence>) -> Rc<dyn BlockDevice> {
         let requests = ClientRequests::new(Rc::clone(&self.volume), Rc::clone(&presence));
         let session = ClientSession::new(Rc::clone(&self.volume), presence, Rc::new(requests));
-        let (counters, pulse, faults) =
-            (Rc::clone(&self.counters), Rc::clone(&self.pulse), Rc::clone(&self.faults));
-        Rc::new(Meter::new(session, counters, pulse, faults, self.handle.clone()))
+        let (volume, faults) = (Rc::clone(&self.volume), Rc::clone(&self.faults));
+        Rc::new(Meter::new(session, volume, self.measures.clone(), faults, self.handle.clone()))
     }
 
     pub(crate) fn volume(&self) -> Rc<dyn BlockDevice> {

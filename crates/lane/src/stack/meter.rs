@@ -8,10 +8,10 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture, ZeroMode};
+use pacer::RequestClass;
 
 use crate::fault_log::FaultLog;
-use crate::pulse::Pulse;
-use crate::stack::ClientSession;
+use crate::stack::{ClientSession, Measures, Volume};
 
 /// Counts of guests' requests since the lane began.
 #[derive(Debug, Default)]
@@ -36,8 +36,8 @@ pub struct Counters {
 
 pub(crate) struct Meter {
     below: ClientSession,
-    counters: Rc<Counters>,
-    pulse: Rc<Pulse>,
+    volume: Rc<Volume>,
+    measures: Measures,
     faults: Rc<FaultLog>,
     handle: Handle,
 }
@@ -45,27 +45,32 @@ pub(crate) struct Meter {
 impl Meter {
     pub(crate) fn new(
         below: ClientSession,
-        counters: Rc<Counters>,
-        pulse: Rc<Pulse>,
+        volume: Rc<Volume>,
+        measures: Measures,
         faults: Rc<FaultLog>,
         handle: Handle,
     ) -> Self {
-        Self { below, counters, pulse, faults, handle }
+        Self { below, volume, measures, faults, handle }
     }
 
     async fn counted<T>(
         &self,
-        kind: &Cell<u64>,
+        (kind, class): (&Cell<u64>, RequestClass),
         bytes: Option<(&Cell<u64>, u64)>,
         (request, range): (impl Future<Output = Result<T, IoError>>, ByteRange),
     ) -> Result<T, IoError> {
-        let counters = &self.counters;
+        let Measures { counters, pulse, gauge } = &self.measures;
         counters.in_flight.set(counters.in_flight.get() + 1);
         let arrived = self.handle.now();
+        // What another host serves says nothing about the disks of this one.
+        let ticket = self.volume.is_here().then(|| gauge.arrived(arrived));
         let result = request.await;
+        if let Some(ticket) = ticket {
+            ticket.ended(self.handle.now(), class);
+        }
         counters.in_flight.set(counters.in_flight.get() - 1);
         // Before it is counted, so that a window which is over does not include it.
-        self.pulse.note(arrived, self.handle.now());
+        pulse.note(arrived, self.handle.now());
         kind.set(kind.get() + 1);
         match (&result, bytes) {
             (Ok(_), Some((sum, bytes))) => sum.set(sum.get() + bytes),
@@ -87,22 +92,26 @@ impl BlockDevice for Meter {
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         let range = ByteRange::new(offset, buffer.len() as u64);
-        let bytes = Some((&self.counters.bytes_read, range.length));
+        let counters = &self.measures.counters;
+        let bytes = Some((&counters.bytes_read, range.length));
+        let kind = (&counters.reads, RequestClass::read(range.length));
         let request = self.below.reading(offset, buffer);
-        Box::pin(self.counted(&self.counters.reads, bytes, (request, range)))
+        Box::pin(self.counted(kind, bytes, (request, range)))
     }
 
     fn change(&self, change: Change) -> IoFuture<'_, ()> {
         let range = change.range();
-        let bytes =
-            matches!(change, Change::Write(..)).then_some((&self.counters.bytes_written, range.length));
+        let counters = &self.measures.counters;
+        let bytes = matches!(change, Change::Write(..)).then_some((&counters.bytes_written, range.length));
+        let kind = (&counters.writes, RequestClass::write(range.length));
         let request = self.below.changing(change);
-        Box::pin(self.counted(&self.counters.writes, bytes, (request, range)))
+        Box::pin(self.counted(kind, bytes, (request, range)))
     }
 
     fn flush(&self) -> IoFuture<'_, ()> {
         let whole = ByteRange::new(0, self.below.geometry().size);
-        Box::pin(self.counted(&self.counters.flushes, None, (self.below.flushing(), whole)))
+        let kind = (&self.measures.counters.flushes, RequestClass::FLUSH);
+        Box::pin(self.counted(kind, None, (self.below.flushing(), whole)))
     }
 
     fn zeroes_fast(&self, mode: ZeroMode) -> bool {

@@ -189,6 +189,11 @@ impl Volume {
         self.home.borrow().clone()
     }
 
+    /// Returns whether a store of this host owns it.
+    pub(crate) fn is_here(&self) -> bool {
+        matches!(&*self.home.borrow(), Home::Here(_))
+    }
+
     /// Returns the store that owns the volume.
     pub fn store(&self) -> Rc<dyn BlockDevice> {
         self.home.borrow().device()

@@ -1,15 +1,17 @@
 //! A migration to another store of the same host: both halves run on the volume's lane.
 
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 use block::{BlockDevice, ZeroMode};
 use chronicle::ReplicaOf;
+use migration::journal::Outcome;
 use migration::{Carried, MigrationId, PacingSettings};
 use tracing::warn;
 
 use super::Lane;
-use crate::driver::{LocalDriver, Plan, PlannedVolume, TargetContent, TimeLimits};
+use crate::driver::{GivesWay, LocalDriver, Plan, PlannedVolume, TargetContent, TimeLimits};
 use crate::handle::{MigrationOrder, MigrationTarget, Rest};
 use crate::refused::Refused;
 use crate::resuming::{self, Rhythm};
@@ -69,6 +71,10 @@ impl Lane {
                 bytes_per_second: order.bandwidth_bytes_per_second,
                 ..self.settings.pacing.clone()
             },
+            gives_way: GivesWay {
+                disks: self.disks().and(Arc::clone(&order.target_disk)),
+                impact: order.impact,
+            },
             limits: TimeLimits {
                 mirror_wait_max: self.settings.mirror_wait_max,
                 switch_over_max: TimeLimits::default().switch_over_max.max(order.downtime_max),
@@ -91,8 +97,32 @@ impl Lane {
             source.pause();
         }
         self.migration.within.set(Some(order.migration));
-        self.drive(source, driver.run());
+        let run = self.measured_beside(Arc::clone(&order.target_disk), driver.run());
+        self.drive(source, run);
         Ok(())
+    }
+
+    /// Measures guests for the target's disk, too, while the volume is copied there, and afterwards for the disk that it is on.
+    fn measured_beside(
+        &self,
+        target: Arc<pacer::Store>,
+        run: impl Future<Output = Outcome> + 'static,
+    ) -> impl Future<Output = Outcome> + 'static {
+        let (gauge, disk) = (Rc::clone(&self.gauge), Rc::clone(&self.disk));
+        gauge.join(&target);
+        async move {
+            let outcome = run.await;
+            let left = if matches!(outcome, Outcome::Moved { .. }) { disk.replace(target) } else { target };
+            if !Arc::ptr_eq(&left, &disk.borrow()) {
+                gauge.leave(&left);
+            }
+            outcome
+        }
+    }
+
+    /// Returns the disk that the volume is on.
+    pub(super) fn disks(&self) -> pacer::Stores {
+        pacer::Stores::default().and(Arc::clone(&self.disk.borrow()))
     }
 
     /// Keeps the missing set of the copy, while one is made.

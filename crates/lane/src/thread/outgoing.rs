@@ -16,7 +16,7 @@ use tracing::warn;
 use super::Lane;
 use crate::control::Report;
 use crate::driver::{
-    CopySettings, OutgoingGroup, OutgoingVolume, Replica, SendMessage, SourceDriver, SourceHandle,
+    CopySettings, GivesWay, OutgoingGroup, OutgoingVolume, Replica, SendMessage, SourceDriver, SourceHandle,
     SourceParticipantRef, SourceParticipation, SourcePlan, TimeLimits,
 };
 use crate::handle::{OutgoingChannels, OutgoingOrder, OutgoingRole, Rest};
@@ -214,6 +214,7 @@ impl Lane {
     fn copy_settings(&self, order: &OutgoingOrder) -> CopySettings {
         CopySettings {
             pacing: pacing(&self.settings.pacing, order),
+            gives_way: GivesWay { disks: self.disks(), impact: order.impact },
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
                     Moves::Volumes | Moves::VolumesAfterHooks => self.settings.mirror_wait_max,

@@ -18,8 +18,8 @@ use block::{
 use chronicle::{BlockSize, Generation};
 use futures_channel::oneshot;
 use lane::{
-    Control, ControlFault, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, SourceHandle, TargetContent,
-    TimeLimits, VmFault, Volume,
+    Control, ControlFault, GivesWay, LaneFuture, LocalDriver, Plan, PlannedVolume, Report, SourceHandle,
+    TargetContent, TimeLimits, VmFault, Volume,
 };
 use migration::journal::{ImageLocation, Outcome, Record};
 use migration::recovery::Retirement;
@@ -121,6 +121,7 @@ impl Scene {
             }],
             keep_source: false,
             pacing,
+            gives_way: GivesWay::default(),
             limits: LIMITS,
             strategy: Strategy::Mirror,
             moves: migration::source::Moves::Volumes,

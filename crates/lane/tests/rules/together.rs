@@ -12,8 +12,8 @@ use bytes::Bytes;
 use chronicle::BlockSize;
 use lane::peer::{Channel, PriorityBoost, RequestPriority, RpcChannel};
 use lane::{
-    Control, CopySettings, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourceHandle, SourcePlan,
-    TargetContent, Volume,
+    Control, CopySettings, GivesWay, OutgoingGroup, OutgoingVolume, Replica, SourceDriver, SourceHandle,
+    SourcePlan, TargetContent, Volume,
 };
 use migration::journal::Record;
 use migration::message::{ToSource, ToTarget};
@@ -74,8 +74,12 @@ impl Together {
             to: None,
             lease: None,
         };
-        let copying =
-            CopySettings { pacing: PacingSettings::default(), limits: LIMITS, strategy: Strategy::Mirror };
+        let copying = CopySettings {
+            pacing: PacingSettings::default(),
+            gives_way: GivesWay::default(),
+            limits: LIMITS,
+            strategy: Strategy::Mirror,
+        };
         let mut group = OutgoingGroup::default();
         let participation = group.add(other.id(), GENERATION, location("other"));
         let buffers = BufferPool::new();

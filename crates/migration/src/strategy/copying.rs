@@ -44,6 +44,20 @@ impl Copying {
         Self { engine: Engine::new(settings, policy.terms()), policy, earlier_rounds: Vec::new() }
     }
 
+    /// Makes it ask the pacers of its disks before each chunk.
+    #[must_use]
+    pub fn paced(mut self, mover: pacer::Mover) -> Self {
+        self.engine.set_paced(mover);
+        self
+    }
+
+    /// Changes what guests of its disks may lose to it; `None`: it does not give way.
+    pub fn set_impact(&mut self, now: Duration, impact: Option<pacer::Impact>) {
+        let terms = impact.map(|impact| pacer::Terms { class: pacer::MoverClass::Migration, impact });
+        self.engine.paced().set_terms(now, terms);
+        self.advance(now);
+    }
+
     /// Continues the counts of an earlier daemon.
     #[must_use]
     pub fn carrying(mut self, carried: Carried) -> Self {
@@ -121,7 +135,7 @@ impl Copying {
             .poll_timeout()
             .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) });
         let rounds = self.earlier_rounds.iter().chain(self.policy.rounds()).copied().collect();
-        VolumeProgress { rounds, ..self.engine.progress(waiting) }
+        VolumeProgress { rounds, ..self.engine.progress(now, waiting) }
     }
 
     /// Returns the blocks missing or in flight, including those of late writes.

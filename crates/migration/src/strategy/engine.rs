@@ -45,10 +45,10 @@ use self::telling::Tellings;
 use self::values::Values;
 use self::writes::{SourceSide, WriteState, Writes};
 use super::heat::HeatFilter;
-use super::{BANDWIDTH_LIMIT, CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
+use super::{CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
 use crate::handover::source::Costs;
 use crate::pacing::Pacing;
-use crate::progress::{Carried, VolumeProgress, Waiting};
+use crate::progress::{Carried, Paced, VolumeProgress, Waiting};
 
 pub(super) use by_value::Toll;
 pub use tally::Tally;
@@ -73,12 +73,16 @@ pub(super) struct Engine {
     mover: Mover,
     link: Link,
     pacing: Pacing,
+    /// Asks the pacers of both disks.
+    paced: pacer::Mover,
+    /// The most bytes of the next chunk.
+    chunk_bytes_max: u64,
     /// Every block before it has been claimed once, and none behind it. At the end of the volume the first pass is over.
     cursor: BlockIndex,
     /// Where the search for missing blocks continues after the first pass.
     scan: BlockIndex,
-    /// When the bandwidth limit permits the next chunk; `None` while it holds none back.
-    tokens_at: Option<Duration>,
+    /// When a limit permits the next chunk, and which; `None` while none holds it back.
+    tokens_at: Option<(Duration, &'static str)>,
     suspension: Option<Suspension>,
     faults: FaultCounts,
     /// How often guests write which blocks, if the strategy uses that.
@@ -192,6 +196,8 @@ impl Engine {
         let blocks = settings.block_size.blocks_of(settings.size_bytes);
         Self {
             pacing: Pacing::new(settings.pacing.clone()),
+            paced: pacer::Mover::default(),
+            chunk_bytes_max: settings.pacing.chunk_bytes,
             settings,
             terms,
             stage: Stage::Surveying,
@@ -277,6 +283,14 @@ impl Engine {
         self.pacing.set_rate(bytes_per_second);
     }
 
+    pub(super) fn set_paced(&mut self, mover: pacer::Mover) {
+        self.paced = mover;
+    }
+
+    pub(super) fn paced(&mut self) -> &mut pacer::Mover {
+        &mut self.paced
+    }
+
     /// Returns the engine's deadlines, apart from [`Engine::gives_up_at`], and their reasons.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = (Duration, &'static str)> {
         let patience = self.writes.iter().filter_map(|write| match write.state {
@@ -287,12 +301,11 @@ impl Engine {
             _ => None,
         });
         let retry = self.suspension.and_then(|suspension| Some((suspension.until?, suspension.reason)));
-        let tokens = self.tokens_at.map(|at| (at, BANDWIDTH_LIMIT));
         let admits = match self.queue {
             Queue::Until(at) => Some((at, "the target to store guest writes")),
             Queue::Empty | Queue::UntilTaken => None,
         };
-        patience.chain(retry).chain(tokens).chain(admits)
+        patience.chain(retry).chain(self.tokens_at).chain(admits)
     }
 
     /// Returns the reason of a wait without limit, for example the guest's own disk.
@@ -359,7 +372,7 @@ impl Engine {
     }
 
     /// Returns the progress. `waiting` is the reason of a wait with a limit.
-    pub(super) fn progress(&mut self, waiting: Option<Waiting>) -> VolumeProgress {
+    pub(super) fn progress(&mut self, now: Duration, waiting: Option<Waiting>) -> VolumeProgress {
         let waiting = waiting.or(self.waits_for().map(|reason| Waiting { reason, remaining: None }));
         let (block_bytes, remaining) = (self.block_bytes(), self.blocks_remaining());
         VolumeProgress {
@@ -372,6 +385,7 @@ impl Engine {
             suspended: self.suspension.map(|suspension| suspension.reason),
             costs: self.costs,
             rounds: Vec::new(),
+            paced: self.paced.status(now).map(|status| Paced { limit: self.paced.limit(), status }),
         }
     }
 

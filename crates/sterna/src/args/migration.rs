@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 
+use super::pace::parse_impact;
 use console::units::{UnitError, parse_rate, parse_time};
 
 #[derive(Debug, Subcommand)]
@@ -82,8 +83,11 @@ pub(crate) struct SetArguments {
     #[arg(value_name = "MIGRATION|NAME")]
     pub(crate) id: String,
     /// Largest rate of the copying, for example 200MiB/s or 1Gbit/s; `none`: no limit.
-    #[arg(long, value_name = "RATE", value_parser = parse_limit)]
-    pub(crate) bandwidth: Limit,
+    #[arg(long, value_name = "RATE", value_parser = parse_limit, required_unless_present = "impact")]
+    pub(crate) bandwidth: Option<Limit>,
+    /// What guests of the disks may lose to the copying, of their throughput, for example 10%; `none`: copy at full speed.
+    #[arg(long, value_name = "PERCENT|none", value_parser = parse_impact)]
+    pub(crate) impact: Option<u8>,
 }
 
 /// A limit of the copying.

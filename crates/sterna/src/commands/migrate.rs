@@ -23,7 +23,8 @@ pub(super) async fn run(
     let (named, name) = named(&names.next().unwrap_or_default());
     let request = MigrateVolume {
         to: order.to,
-        bandwidth_bytes_per_second: order.bandwidth,
+        bandwidth_bytes_per_second: order.pace.bandwidth,
+        impact_percent: order.pace.impact,
         keep_source: order.keep_source,
         format: order.format.map(Into::into),
         allocation: if order.thick { Allocation::Thick } else { Allocation::Thin },

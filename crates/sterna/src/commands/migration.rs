@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use api::{Bytes, Client, MigrationState, SetMigration, Watch};
+use api::{Bytes, Client, FULL_SPEED_PERCENT, MigrationState, SetMigration, Watch};
 
 use crate::args::{Limit, MigrationCommand, SetArguments};
 use crate::commands::named::identity;
@@ -52,17 +52,24 @@ pub(super) async fn run(
             let shown = client.resume_migration(&identity(client, &migration.id).await?).await?;
             output::print(format, &shown, |migration| format!("{} continues\n", migration.id))?;
         }
-        MigrationCommand::Set(SetArguments { id, bandwidth }) => {
-            let bandwidth_bytes_per_second = match bandwidth {
+        MigrationCommand::Set(SetArguments { id, bandwidth, impact }) => {
+            let bandwidth_bytes_per_second = bandwidth.map(|limit| match limit {
                 Limit::None => None,
-                Limit::Rate(rate) => Some(*rate),
-            };
-            let shown = client
-                .set_migration(&identity(client, id).await?, &SetMigration { bandwidth_bytes_per_second })
-                .await?;
-            output::print(format, &shown, |migration| match bandwidth_bytes_per_second {
-                None => format!("{} copies without a rate limit\n", migration.id),
-                Some(rate) => format!("{} copies at most {}/s\n", migration.id, Bytes(rate)),
+                Limit::Rate(rate) => Some(rate),
+            });
+            let order = SetMigration { bandwidth_bytes_per_second, impact_percent: *impact };
+            let shown = client.set_migration(&identity(client, id).await?, &order).await?;
+            output::print(format, &shown, |migration| {
+                let rate = order.bandwidth_bytes_per_second.map(|rate| match rate {
+                    None => "copies without a rate limit".to_owned(),
+                    Some(rate) => format!("copies at most {}/s", Bytes(rate)),
+                });
+                let impact = order.impact_percent.map(|percent| match percent {
+                    FULL_SPEED_PERCENT => "does not give way to guests".to_owned(),
+                    percent => format!("may cost guests {percent} % of their throughput"),
+                });
+                let changed: Vec<_> = rate.into_iter().chain(impact).collect();
+                format!("{} {}\n", migration.id, changed.join(" and "))
             })?;
         }
         MigrationCommand::Retry(order) => return migrate::retry(client, order, format).await,

@@ -51,6 +51,8 @@ pub(super) enum Copying {
         uri: String,
         /// The store to which the volume goes.
         to: String,
+        /// What guests may lose, in percent; `None`: what the daemon does by itself.
+        impact_percent: Option<u8>,
         /// The copy, if the daemon does not tell where it is.
         copy: Option<PathBuf>,
     },
@@ -61,6 +63,8 @@ pub(super) enum Copying {
         /// Node of the target, at the source.
         node: &'static str,
         mode: CopyMode,
+        /// Bytes a second; 0: as many as it can.
+        speed: u64,
     },
 }
 
@@ -174,8 +178,14 @@ impl Copying {
         let process = self.process_id()?;
         let cpu = cpu_time(process)?;
         let mut copied = match self {
-            Self::Sterna { source, to, .. } => migrate(source, to, until).await?,
-            Self::Mirror { source, node, mode, .. } => mirror(source, node, *mode, images, until).await?,
+            Self::Sterna { source, to, impact_percent, .. } => {
+                let order =
+                    MigrateVolume { impact_percent: *impact_percent, ..MigrateVolume::to(to.as_str()) };
+                migrate(source, &order, until).await?
+            }
+            Self::Mirror { source, node, mode, speed, .. } => {
+                mirror(source, node, (*mode, *speed), images, until).await?
+            }
         };
         copied.cpu_seconds = cpu_time(process)?.saturating_sub(cpu).as_secs_f64();
         Ok(copied)
@@ -231,10 +241,9 @@ pub(super) fn idle_sample(images: &Images, seconds: f64, data_bytes: u64, pace: 
     sample.and(SECOND_HALF, second_half(pace, images.size_bytes))
 }
 
-async fn migrate(daemon: &Daemon, to: &str, until: Until) -> anyhow::Result<Copied> {
+async fn migrate(daemon: &Daemon, order: &MigrateVolume, until: Until) -> anyhow::Result<Copied> {
     let begun_ms = now_ms();
-    let order = MigrateVolume::to(to);
-    let migrated = Course::of(daemon, &order);
+    let migrated = Course::of(daemon, order);
     let course = match until {
         Until::Durable => Some(migrated.await?),
         Until::Used(deadline) => timeout(deadline, migrated).await.ok().transpose()?,
@@ -251,12 +260,12 @@ async fn migrate(daemon: &Daemon, to: &str, until: Until) -> anyhow::Result<Copi
 async fn mirror(
     daemon: &mut StorageDaemon,
     node: &str,
-    mode: CopyMode,
+    (mode, speed): (CopyMode, u64),
     images: &Images,
     until: Until,
 ) -> anyhow::Result<Copied> {
     let (begun_ms, mut ready_ms) = (now_ms(), None);
-    let mirrored = daemon.mirror("source", node, mode, || ready_ms = Some(now_ms()));
+    let mirrored = daemon.mirror("source", node, mode, speed, || ready_ms = Some(now_ms()));
     let ended = match until {
         Until::Durable => {
             mirrored.await?;

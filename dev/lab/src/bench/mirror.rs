@@ -178,8 +178,8 @@ impl Scenario for MirrorOptions {
         let copying = match turn.variant {
             Copier::Cp => return Ok(vec![cp(images, data_bytes).await?]),
             Copier::Convert => return Ok(vec![convert(images, data_bytes).await?]),
-            Copier::Sterna => sterna(ground, images).await?,
-            Copier::Mirror(mode) => storage_daemon(ground, images, mode).await?,
+            Copier::Sterna => sterna(ground, images, None).await?,
+            Copier::Mirror(mode) => storage_daemon(ground, images, mode, 0).await?,
         };
         let margin = Duration::from_secs(self.seconds.into());
         let load = Load::database(self.guest_iops);
@@ -198,17 +198,27 @@ fn holes(case: Use) -> Holes {
     }
 }
 
-async fn sterna(ground: &Ground<'_>, images: &Images) -> anyhow::Result<Copying> {
+pub(super) async fn sterna(
+    ground: &Ground<'_>,
+    images: &Images,
+    impact_percent: Option<u8>,
+) -> anyhow::Result<Copying> {
     let Sterna { daemon, folder, volume } = Sterna::start(ground, &images.source, &[]).await?;
     let (folders, to) = (vec![folder], STORES[1].to_owned());
-    Ok(Copying::Sterna { source: Box::new(daemon), target: None, folders, uri: volume.uri, to, copy: None })
+    let (source, uri) = (Box::new(daemon), volume.uri);
+    Ok(Copying::Sterna { source, target: None, folders, uri, to, impact_percent, copy: None })
 }
 
-async fn storage_daemon(ground: &Ground<'_>, images: &Images, mode: CopyMode) -> anyhow::Result<Copying> {
+pub(super) async fn storage_daemon(
+    ground: &Ground<'_>,
+    images: &Images,
+    mode: CopyMode,
+    speed: u64,
+) -> anyhow::Result<Copying> {
     images.make_target()?;
     let nodes = [("source", images.source.as_path()), ("target", images.target.as_path())];
     let source = Box::new(StorageDaemon::start(&ground.folder, &nodes).await?);
-    Ok(Copying::Mirror { source, target: None, node: "target", mode })
+    Ok(Copying::Mirror { source, target: None, node: "target", mode, speed })
 }
 
 /// Preserves holes, as the other contenders do. Cloned extents would copy nothing, and are switched off.

@@ -175,17 +175,19 @@ impl StorageDaemon {
     }
 
     /// Mirrors the exported image to the image of node `target`; the export then uses that. `switching` is called when everything
-    /// has been copied and the change of images begins.
+    /// has been copied and the change of images begins. `speed` is its limit in bytes a second; 0: none.
     pub(super) async fn mirror(
         &mut self,
         exported: &str,
         target: &str,
         mode: CopyMode,
+        speed: u64,
         switching: impl FnOnce(),
     ) -> anyhow::Result<()> {
         let mut switching = Some(switching);
         let order = json!({
             "job-id": "mirror", "device": exported, "target": target, "sync": "full", "copy-mode": mode.name(),
+            "speed": speed,
             // Otherwise a failed job disappears together with its reason.
             "auto-dismiss": false,
         });

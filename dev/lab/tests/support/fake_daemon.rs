@@ -240,6 +240,7 @@ fn migration(state: MigrationState) -> Migration {
         attempt: 1,
         waiting_for: None,
         suspended: None,
+        pace: None,
         ticket: None,
         queue: None,
         shared: false,

@@ -73,6 +73,7 @@ mod tests {
             attempt: 0,
             tally: migration::strategy::Tally::default(),
             rounds: Vec::new(),
+            paced: None,
         }
     }
 

@@ -13,8 +13,8 @@ use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
 use lane::reservoir::Reservoir;
 use lane::resuming;
 use lane::{
-    Control, CopySettings, Home, OutgoingGroup, OutgoingVolume, Replica, Rest, SourceDriver, SourcePlan,
-    TargetContent,
+    Control, CopySettings, GivesWay, Home, OutgoingGroup, OutgoingVolume, Replica, Rest, SourceDriver,
+    SourcePlan, TargetContent,
 };
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
@@ -318,8 +318,12 @@ impl SimHost {
             volumes.iter().map(|leaving| (Rc::clone(&leaving.volume), leaving.replica.known)).collect();
         self.world.copies_by(self.strategy_of(known));
         let strategy = self.strategy_of(known);
-        let copying =
-            CopySettings { pacing: self.manner.pacing.clone(), limits: self.manner.limits, strategy };
+        let copying = CopySettings {
+            pacing: self.manner.pacing.clone(),
+            gives_way: GivesWay::default(),
+            limits: self.manner.limits,
+            strategy,
+        };
         let copies = recorded.is_none_or(|recorded| recorded.stage == Stage::Copying);
         let (mut group, mut followers) = (OutgoingGroup::default(), Vec::new());
         for leaving in volumes.split_off(1) {

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 
 use crate::error::RequestError;
 use crate::host::migrations::leave::Departing;
-use crate::host::migrations::orders::check_rate;
+use crate::host::migrations::orders::{check_impact, check_rate};
 use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::vms::move_vm::not_to_a_store;
 use crate::host::volumes::chain;
@@ -37,6 +37,8 @@ enum Change {
     Rest(Rest),
     /// Bytes a second; `None`: no limit.
     Bandwidth(Option<u64>),
+    /// As in [`MigrateVolume::impact_percent`]; `None`: the default.
+    Impact(Option<u8>),
 }
 
 impl Change {
@@ -44,6 +46,7 @@ impl Change {
     fn swap(self, metadata: &mut Metadata) -> Self {
         match self {
             Self::Bandwidth(rate) => Self::Bandwidth(metadata.limit(rate)),
+            Self::Impact(percent) => Self::Impact(metadata.swap_impact(percent)),
             Self::Rest(rest) => {
                 let was_paused = std::mem::replace(&mut metadata.is_paused, rest == Rest::Pause);
                 Self::Rest(if was_paused { Rest::Pause } else { Rest::Resume })
@@ -51,8 +54,9 @@ impl Change {
         }
     }
 
-    async fn give(self, lane: &LaneHandle, migration: MigrationId) -> Result<(), Refused> {
+    async fn give(self, host: &Host, lane: &LaneHandle, migration: MigrationId) -> Result<(), Refused> {
         match self {
+            Self::Impact(percent) => lane.set_impact(migration, host.impact_of(percent)).await,
             Self::Rest(rest) => lane.rest(migration, rest).await,
             Self::Bandwidth(rate) => lane.set_bandwidth(migration, rate).await,
         }
@@ -67,6 +71,7 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         check_rate(order.bandwidth_bytes_per_second)?;
+        check_impact(order.impact_percent)?;
         check_strategy(&order)?;
         self.names_together(&name, &order)?;
         if self.means_vm(&name, &order)? {
@@ -187,14 +192,32 @@ impl Host {
         self.order_running(&id, Change::Rest(rest)).await
     }
 
-    /// Changes the bandwidth limit of a migration. Errors: [`RequestError::Invalid`], and those of [`Host::order_running`].
+    /// Changes the bandwidth limit of a migration, or its impact. Errors: [`RequestError::Invalid`], and those of [`Host::order_running`].
     pub(crate) async fn set_migration(
         self: Arc<Self>,
         id: String,
-        SetMigration { bandwidth_bytes_per_second: rate }: SetMigration,
+        SetMigration { bandwidth_bytes_per_second: rate, impact_percent }: SetMigration,
     ) -> Result<Migration, RequestError> {
-        check_rate(rate)?;
-        self.order_running(&id, Change::Bandwidth(rate)).await
+        check_rate(rate.flatten())?;
+        check_impact(impact_percent)?;
+        let impact = impact_percent.map(|percent| Change::Impact(Some(percent)));
+        let changes = rate.map(Change::Bandwidth).into_iter().chain(impact);
+        let mut changed = None;
+        for change in changes {
+            changed = Some(self.order_running(&id, change).await?);
+        }
+        changed.ok_or_else(|| {
+            RequestError::Invalid("name what is to change: the bandwidth, or the impact".to_owned())
+        })
+    }
+
+    /// Returns what guests may lose to a migration; `None`: it does not give way to them.
+    pub(in crate::host) fn impact(&self, order: &MigrateVolume) -> Option<pacer::Impact> {
+        self.impact_of(order.impact_percent)
+    }
+
+    fn impact_of(&self, percent: Option<u8>) -> Option<pacer::Impact> {
+        pacer::Impact::percent(percent.unwrap_or(self.limits().impact_percent))
     }
 
     /// Changes how a migration runs, also one that is just beginning. Errors: [`RequestError::MigrationNotFound`],
@@ -206,7 +229,7 @@ impl Host {
             let lane = self.volumes.lane(&name).await?;
             // N.B. Recorded before the lane changes: a change that was answered also holds after a restart.
             let before = self.order_durably(migration, |metadata| change.swap(metadata)).await?;
-            let Err(refused) = change.give(&lane, migration).await else {
+            let Err(refused) = change.give(self, &lane, migration).await else {
                 tracing::info!(%migration, ?change, "a migration is changed");
                 return self.migrations.get(&self.journal, migration);
             };

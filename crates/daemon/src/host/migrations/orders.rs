@@ -187,9 +187,10 @@ impl Host {
         let retry_of = ordered.retry_of.map(MigrationId);
         let note = |metadata: &mut Metadata| {
             let Metadata { name, volumes, mut order, ordered_unix_ms, retry_of, .. } = ordered;
-            // Its limit may have been changed since it began.
+            // Its limits may have been changed since it began.
             if let (Some(order), Some(begun)) = (&mut order, &metadata.order) {
                 order.bandwidth_bytes_per_second = begun.bandwidth_bytes_per_second;
+                order.impact_percent = begun.impact_percent;
             }
             *metadata =
                 Metadata { name, volumes, order, ordered_unix_ms, retry_of, ..std::mem::take(metadata) };
@@ -375,7 +376,8 @@ impl Host {
         if wish.shown.source.store.as_ref() == Some(&wish.order.to) {
             return Err(RequestError::SameStore { volume: wish.name.clone(), store: wish.order.to.clone() });
         }
-        check_rate(wish.order.bandwidth_bytes_per_second)
+        check_rate(wish.order.bandwidth_bytes_per_second)?;
+        check_impact(wish.order.impact_percent)
     }
 
     fn next_number(&self) -> u64 {
@@ -392,6 +394,17 @@ pub(in crate::host) fn check_rate(bytes_per_second: Option<u64>) -> Result<(), R
     match bytes_per_second {
         Some(0) => Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned())),
         _ => Ok(()),
+    }
+}
+
+/// Refuses an impact that is none.
+pub(in crate::host) fn check_impact(percent: Option<u8>) -> Result<(), RequestError> {
+    match percent {
+        None | Some(1..=90 | api::FULL_SPEED_PERCENT) => Ok(()),
+        Some(_) => Err(RequestError::Invalid(
+            "the impact is a percentage from 1 to 90 that guests may lose, or 100: copy at full speed"
+                .to_owned(),
+        )),
     }
 }
 

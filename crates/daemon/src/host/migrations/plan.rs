@@ -28,7 +28,7 @@ use crate::error::RequestError;
 use crate::host::migrations::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::host::migrations::leave::Elsewhere;
 use crate::host::migrations::migrate::{allocated_bytes, check_has_no_memory};
-use crate::host::migrations::orders::check_rate;
+use crate::host::migrations::orders::{check_impact, check_rate};
 use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::migrations::together::only_to_a_host;
 use crate::host::vms::adopted::connect_to_move;
@@ -75,6 +75,7 @@ impl Host {
             names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
         let mut plan = sketch(&name, &records);
         check_rate(order.bandwidth_bytes_per_second).unwrap_or_else(|error| plan.refuse(&error));
+        check_impact(order.impact_percent).unwrap_or_else(|error| plan.refuse(&error));
         check_strategy(&order).unwrap_or_else(|error| plan.refuse(&error));
         if ours.is_none() && adopted.is_none() {
             check_has_no_memory(&name, &order).unwrap_or_else(|error| plan.refuse(&error));

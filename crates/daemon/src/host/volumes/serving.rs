@@ -11,7 +11,7 @@ use block::store::image::Patience;
 use chronicle::{BlockSize, Kept, ReplicaOf, StayId};
 use lane::peer::PeerChannel;
 use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
-use migration::journal::{ExportAccess, MigrationState, Moved, Stage, VolumeRecord};
+use migration::journal::{ExportAccess, MigrationState, Moved, Place, Stage, VolumeRecord};
 use migration::{StayKey, VolumeId};
 
 use crate::config::EngineSetting;
@@ -254,6 +254,15 @@ impl Host {
         }
     }
 
+    /// Returns the pacer of the disk that an image is on.
+    pub(in crate::host) async fn disk_of(
+        self: &Arc<Self>,
+        place: &Place,
+    ) -> Result<Arc<pacer::Store>, RequestError> {
+        let (host, place) = (Arc::clone(self), place.clone());
+        blocking(move || Ok(host.stores.disk_of(&place))).await
+    }
+
     pub(in crate::host) async fn start_lane(
         self: &Arc<Self>,
         record: &VolumeRecord,
@@ -277,6 +286,7 @@ impl Host {
             kept: kept.map(Box::new),
             mirror_wait_max: self.limits().mirror_wait_max,
             pacing: self.limits().mover.pacing(),
+            disk: self.disk_of(&record.image.place).await?,
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,

@@ -66,6 +66,7 @@ fn progress() -> Progress {
         attempt: 2,
         tally: Tally::default(),
         rounds: Vec::new(),
+        paced: None,
     }
 }
 

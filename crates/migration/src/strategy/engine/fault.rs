@@ -140,6 +140,7 @@ impl Engine {
         self.suspension = Some(Suspension { reason, until });
         for blocks in self.chunks.abandon_waiting() {
             self.replica.mark_missing(blocks);
+            self.paced.abandoned(self.byte_range(blocks).length);
         }
     }
 
@@ -213,6 +214,7 @@ impl Engine {
         self.tokens_at = None;
         for blocks in self.chunks.abandon_waiting() {
             self.replica.mark_missing(blocks);
+            self.paced.abandoned(self.byte_range(blocks).length);
         }
         self.answer_waiting();
     }

@@ -8,7 +8,7 @@ use super::chunks::Pass;
 use super::{Engine, InFlight, Mover, Rewritten};
 use crate::pacing::PacingSettings;
 use crate::planted::{Bug, broken};
-use crate::strategy::{ChunkId, Copied, CopyFault, SourceFault, VolumeAction};
+use crate::strategy::{BANDWIDTH_LIMIT, ChunkId, Copied, CopyFault, GUESTS_FIRST, SourceFault, VolumeAction};
 
 /// The most chunks in flight where bytes are limited, however small: every guest write checks each of them.
 const CHUNKS_MAX: usize = 256;
@@ -24,10 +24,21 @@ impl Engine {
         if !self.wants_chunk() {
             return false;
         }
-        let start_at = self.pacing.next_start(now);
         // Behind closed gates guests wait for the rest: it is counted, but not limited in rate.
-        if start_at > now && self.gate.is_open() {
-            self.tokens_at = Some(start_at);
+        if !self.gate.is_open() {
+            self.chunk_bytes_max = self.settings.pacing.chunk_bytes;
+            return true;
+        }
+        let of_disks = self.paced.chunk_bytes_max(now);
+        self.chunk_bytes_max = of_disks.unwrap_or(u64::MAX).min(self.settings.pacing.chunk_bytes);
+        let limited_until = self.pacing.next_start(now);
+        if limited_until > now {
+            self.tokens_at = Some((limited_until, BANDWIDTH_LIMIT));
+            return false;
+        }
+        let paced_until = self.paced.next_start(now, self.chunk_bytes_max);
+        if paced_until > now {
+            self.tokens_at = Some((paced_until, GUESTS_FIRST));
             return false;
         }
         true
@@ -64,14 +75,14 @@ impl Engine {
 
     /// Claims a run for its first copy, which starts once the earlier writes to it have ended.
     pub(in crate::strategy) fn begin_chunk(&mut self, now: Duration, blocks: BlockRange) {
-        self.claim(blocks, Pass::First);
+        self.claim(now, blocks, Pass::First);
         self.pacing.spend(now, self.byte_range(blocks).length);
     }
 
     /// Returns the first run at or behind `from` that is missing and not in flight. Blocks in flight are not sent again before
     /// they have landed (hard case 4).
     fn unclaimed_run(&self, from: BlockIndex) -> Option<BlockRange> {
-        let blocks_max = (self.settings.pacing.chunk_bytes / self.settings.block_size.bytes()).max(1);
+        let blocks_max = (self.chunk_bytes_max / self.settings.block_size.bytes()).max(1);
         let mut from = from;
         loop {
             let run = self.replica.next_missing(from, blocks_max)?;
@@ -107,7 +118,7 @@ impl Engine {
         }
     }
 
-    fn claim(&mut self, blocks: BlockRange, pass: Pass) {
+    fn claim(&mut self, now: Duration, blocks: BlockRange, pass: Pass) {
         let overtakes =
             broken(Bug::WritesInFlight) || self.copies_in_rounds() && broken(Bug::RoundOvertakesWrites);
         let mut waits_for = if overtakes { Vec::new() } else { self.writes.submitted_to(blocks) };
@@ -116,6 +127,7 @@ impl Engine {
         }
         self.tellings.forget();
         self.replica.claim(blocks);
+        self.paced.began(now, self.byte_range(blocks).length);
         self.chunks.push(blocks, pass, waits_for, self.restarts);
     }
 
@@ -131,6 +143,7 @@ impl Engine {
 
     pub(super) fn chunk_copied(&mut self, now: Duration, id: ChunkId, result: Result<Copied, CopyFault>) {
         let Some(chunk) = self.chunks.remove(id) else { return };
+        self.paced.ended(now, self.byte_range(chunk.blocks).length);
         let result = match result {
             Ok(copied) => {
                 self.under_present_incarnation(chunk.restarts, Ok(copied)).map_err(CopyFault::Target)
@@ -152,7 +165,7 @@ impl Engine {
                 let again = chunk.pass == Pass::First && self.terms.rewritten == Rewritten::AtOnce;
                 if again && self.is_mirroring() {
                     while let Some(blocks) = self.replica.missing_within(chunk.blocks) {
-                        self.claim(blocks, Pass::Second);
+                        self.claim(now, blocks, Pass::Second);
                     }
                 }
             }

@@ -102,7 +102,7 @@ impl Stage {
         let setup = Setup { command, name: "qemu-source", nodes, exported: "source", port: None };
         let source = StorageDaemon::launch(&ground.folder, setup).await.context("on the source host")?;
         let (source, target) = (Box::new(source), Some(Box::new(target)));
-        Ok(Copying::Mirror { source, target, node: FAR_NODE, mode })
+        Ok(Copying::Mirror { source, target, node: FAR_NODE, mode, speed: 0 })
     }
 
     /// Starts Sterna's daemons, one on each host. The source's serves the image, and can migrate it to the other.
@@ -145,6 +145,7 @@ impl Stage {
             folders,
             uri,
             to: store,
+            impact_percent: None,
             copy,
         })
     }

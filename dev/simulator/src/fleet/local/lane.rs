@@ -6,7 +6,7 @@ use std::time::Duration;
 use block::{BlockDevice, ZeroMode};
 use chronicle::ReplicaOf;
 use lane::resuming;
-use lane::{LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent};
+use lane::{GivesWay, LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent};
 use migration::journal::{MigratingVolume, MigrationState};
 use migration::source::Moves;
 use migration::{Carried, MigrationId, Phase, Progress, VolumeIndex};
@@ -65,6 +65,7 @@ impl SimHost {
             volumes: planned,
             keep_source: plan.keep_source,
             pacing: plan.pacing.clone(),
+            gives_way: GivesWay::default(),
             limits: self.manner.limits,
             strategy: plan.strategy,
             moves: Moves::Volumes,

@@ -146,9 +146,10 @@ impl LocalMigration {
         let open = move || opening::open_target_again(&custody, &opened, size, allocation);
         let mut target = blocking(open).await?;
         target.store = host.stores.impair(&image, target.store);
+        let target_disk = host.disk_of(&image.place).await?;
         self.order = metadata.order.clone().unwrap_or_else(|| self.order.clone());
         let begun = recorded.started_unix_ms;
-        let order = self.order_again(migration, &image, recorded, &metadata);
+        let order = self.order_again(migration, &image, recorded, &metadata, &target_disk);
         lane.migrate(order, target).await.map_err(|refused| match refused {
             Refused::CopyUnknown(_) | Refused::SizeDiffers { .. } => {
                 Obstacle::Unbelieved(refused.to_string())
@@ -168,14 +169,17 @@ impl LocalMigration {
         image: &ImageLocation,
         recorded: MigrationState,
         metadata: &Metadata,
+        target_disk: &Arc<pacer::Store>,
     ) -> MigrationOrder {
         let spent = now_unix_ms().saturating_sub(recorded.started_unix_ms);
         MigrationOrder {
             migration,
             source: self.record.image.clone(),
             target: image.clone(),
+            target_disk: Arc::clone(target_disk),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
+            impact: self.task.host.impact(&self.order),
             strategy: choice_again(&self.order, &recorded),
             downtime_max: held_max(&self.order, Moves::Volumes),
             moves: self.task.host.prepare_hooks_here(migration),

@@ -72,6 +72,7 @@ impl OutgoingMigration {
                 source: record.image.clone(),
                 keep_source: order.keep_source,
                 bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+                impact: host.impact(order),
                 strategy: choice(order),
                 downtime_max: held_max(order, moves),
                 content: accepted.map_or(TargetContent::Unknown, content),
@@ -272,6 +273,7 @@ impl Host {
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
+            impact: self.impact(&ordered),
             strategy: choice_again(&ordered, recorded),
             downtime_max: held_max(&ordered, moves),
             // If its content is not recorded, the target may hold anything.

@@ -1,0 +1,46 @@
+//! The pace of a migration, as options.
+
+use clap::Args;
+
+use console::units::parse_rate;
+
+#[derive(Debug, Args)]
+pub(crate) struct PaceArguments {
+    /// Largest rate of the copying, for example 200MiB/s. It does not limit the guest's own writes and a VM's memory.
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub(crate) bandwidth: Option<u64>,
+    /// What guests of the disks may lose to the copying, of their throughput, for example 10%; `none`: copy at full speed. The
+    /// default is `limits.impact_percent` of the configuration. The other host protects its guests by its own configuration.
+    #[arg(long, value_name = "PERCENT|none", value_parser = parse_impact)]
+    pub(crate) impact: Option<u8>,
+}
+
+/// Reads `10%`, `10` or `none`.
+pub(crate) fn parse_impact(text: &str) -> Result<u8, String> {
+    if text == "none" {
+        return Ok(api::FULL_SPEED_PERCENT);
+    }
+    let percent = text.strip_suffix('%').unwrap_or(text).trim().parse::<u8>();
+    match percent {
+        Ok(percent @ 1..=90) => Ok(percent),
+        _ => {
+            Err("it is a percentage from 1% to 90% that guests may lose, or none: copy at full speed"
+                .to_owned())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_impact_is_a_percentage_or_none() {
+        assert_eq!(parse_impact("20%"), Ok(20));
+        assert_eq!(parse_impact("5"), Ok(5));
+        assert_eq!(parse_impact("none"), Ok(100));
+        for wrong in ["0%", "91%", "100%", "-1", "half", ""] {
+            assert!(parse_impact(wrong).is_err(), "{wrong}");
+        }
+    }
+}
