@@ -86,10 +86,10 @@ pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MEMORY_STREAMS_MAX, MachineDowntime, MachineMove, Memory,
     MemoryMove, MigrateVolume, Migration, MigrationState, Named, Phase, QueuePlace, RemainingSeconds,
-    ReplicaUsed, Round, SetMigration, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
+    ReplicaUsed, Round, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
 };
 pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
-pub use pace::{FULL_SPEED_PERCENT, LimitedBy, Pace};
+pub use pace::{FULL_SPEED_PERCENT, LimitedBy, Pace, SetMigration};
 pub use page::PageLink;
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,

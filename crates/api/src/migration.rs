@@ -205,25 +205,6 @@ pub enum Allocation {
     Thick,
 }
 
-/// Changes a migration that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(deny_unknown_fields)]
-pub struct SetMigration {
-    /// New limit of the copying in bytes a second; an explicit `null` removes the limit, and without the field it stays.
-    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
-    #[schema(value_type = Option<u64>, minimum = 1)]
-    pub bandwidth_bytes_per_second: Option<Option<u64>>,
-    /// New impact on guests, as in [`MigrateVolume::impact_percent`]; without it, it stays.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schema(minimum = 1, maximum = 100)]
-    pub impact_percent: Option<u8>,
-}
-
-/// Tells a `null` from a missing field.
-fn present<'de, D: serde::Deserializer<'de>>(field: D) -> Result<Option<Option<u64>>, D::Error> {
-    Option::deserialize(field).map(Some)
-}
-
 /// Asks for a migration as soon as it has changed; sent as the query of a GET.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
 #[into_params(parameter_in = Query)]

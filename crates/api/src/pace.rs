@@ -6,6 +6,25 @@ use utoipa::ToSchema;
 /// The impact of a migration that does not give way to guests, in percent.
 pub const FULL_SPEED_PERCENT: u8 = 100;
 
+/// Changes a migration that is under way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetMigration {
+    /// New limit of the copying in bytes a second; an explicit `null` removes the limit, and without the field it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
+    #[schema(value_type = Option<u64>, minimum = 1)]
+    pub bandwidth_bytes_per_second: Option<Option<u64>>,
+    /// New impact on guests, as in [`crate::MigrateVolume::impact_percent`]; without it, it stays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(minimum = 1, maximum = 100)]
+    pub impact_percent: Option<u8>,
+}
+
+/// Tells a `null` from a missing field.
+fn present<'de, D: serde::Deserializer<'de>>(field: D) -> Result<Option<Option<u64>>, D::Error> {
+    Option::deserialize(field).map(Some)
+}
+
 /// What the pacers of a migration's disks do at present.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Pace {

@@ -37,6 +37,7 @@ fn migration() -> Migration {
         attempt: 2,
         waiting_for: None,
         suspended: None,
+        pace: None,
         ticket: None,
         queue: None,
         shared: false,

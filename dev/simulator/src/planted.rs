@@ -24,7 +24,7 @@ const NOTICED_LATE: [(Bug, u64); 5] = [
 ];
 
 /// The first seed that shows [`PacerBug::StuckIsIdle`].
-const STUCK_IS_IDLE_SEED: u64 = 455;
+const STUCK_IS_IDLE_SEED: u64 = 386;
 
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();

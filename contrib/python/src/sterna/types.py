@@ -408,6 +408,14 @@ KeptBecause = Literal[
 ]
 
 
+# What limits the copying.
+LimitedBy = Literal[
+    "disk",
+    "guests",
+    "measuring",
+]
+
+
 class MachineDowntime(TypedDict):
     """Downtime of a VM, measured at the source. The parts add up to the total."""
 
@@ -469,6 +477,9 @@ class MigrateVolume(TypedDict):
     # With `tracking`, and with `mirror` to another host: copies blocks that guests write again and again like all
     # others, and does not put them off. Only for comparison.
     ignore_hot_blocks: NotRequired[bool]
+    # What guests of the disks may lose to the copying, in percent of their throughput: 1 to 90, or 100: it does not
+    # give way to guests. null: the daemon's default. The target's host protects its own guests by its own default.
+    impact_percent: NotRequired[int | None]
     # Gives the new qcow2 image the backing file of the present one, and copies only the present image's own data.
     # Otherwise everything is copied.
     keep_chain: NotRequired[bool]
@@ -543,6 +554,7 @@ class Migration(TypedDict):
     message: NotRequired[str | None]
     # The volume or the VM that was ordered to move; empty: unknown, as for a migration that a former daemon has ended.
     name: NotRequired[str]
+    pace: NotRequired[Pace | None]
     # The present step of the migration.
     phase: Phase
     queue: NotRequired[QueuePlace | None]
@@ -740,6 +752,18 @@ class Overview(TypedDict):
     vms: list[Vm]
     # The volumes, by name.
     volumes: list[VolumeAtWork]
+
+
+class Pace(TypedDict):
+    """What the pacers of a migration's disks do at present."""
+
+    # The rate of all copies of the disk together while guests are active, in bytes a second.
+    bytes_per_second: float
+    # The part of their throughput, in percent, that guests of these disks lose to copies which wait for each answer;
+    # for other guests an upper bound.
+    guests_lose_percent: float
+    # What limits the copying.
+    limited_by: LimitedBy
 
 
 class PageLink(TypedDict):
@@ -1153,8 +1177,10 @@ class SetGrant(TypedDict):
 class SetMigration(TypedDict):
     """Changes a migration that is under way."""
 
-    # New limit of the copying in bytes a second; an explicit `null` removes the limit.
-    bandwidth_bytes_per_second: int | None
+    # New limit of the copying in bytes a second; an explicit `null` removes the limit, and without the field it stays.
+    bandwidth_bytes_per_second: NotRequired[int | None]
+    # New impact on guests, as in `MigrateVolume::impact_percent`; without it, it stays.
+    impact_percent: NotRequired[int | None]
 
 
 class SetPeer(TypedDict):

@@ -30,7 +30,7 @@ impl Disks {
     pub(super) fn of(&self, place: &Place) -> Arc<pacer::Store> {
         let disk = disk_of(place);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        Arc::clone(known.entry(disk).or_insert_with(pacer::Store::new))
+        Arc::clone(known.entry(disk).or_default())
     }
 }
 

@@ -22,6 +22,7 @@ mod machines;
 mod metrics;
 mod observe;
 mod operations;
+mod pacing;
 mod ports;
 mod qcow2;
 mod qemu;
