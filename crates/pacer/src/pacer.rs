@@ -42,6 +42,8 @@ const CALM_SAMPLES: u32 = 64;
 const CALM_MIN: Duration = Duration::from_millis(20);
 /// … nor after this time.
 const CALM_MAX: Duration = Duration::from_millis(80);
+/// Samples that are kept of one measurement, and of one step. While a migration rests, nobody takes them.
+const SAMPLES_MAX: u32 = 1 << 16;
 /// A pause with fewer samples tells nothing.
 const CALM_SAMPLES_MIN: u32 = 8;
 /// With as many requests between chunks a step needs no earlier measurement: it is compared with these.
@@ -54,6 +56,8 @@ const CHANGED: f64 = 1.5;
 const TAIL_SPAN: Duration = Duration::from_secs(2);
 /// A guest's request older than this many times the 99th percentile without us: no chunk begins.
 const BRAKE: u32 = 4;
+/// A request older than this waits for something else than the disk, such as a host that is away.
+const WAITS_ELSEWHERE: Duration = Duration::from_secs(5);
 /// Until when a caller asks again whose chunk was not begun, where no time is known.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 /// The bytes of a chunk beside guests, for which a request may have to wait …
@@ -253,7 +257,7 @@ impl Pacer {
         for sample in samples {
             let class = sample.class.index();
             let latency = sample.latency.min(self.baseline.longest_believed(class));
-            if self.phase == Phase::Working {
+            if self.phase == Phase::Working && self.step.samples < SAMPLES_MAX {
                 self.step.sums[class].add(latency);
                 self.step.samples += 1;
                 self.tail.all.add(sample.latency);
@@ -262,7 +266,7 @@ impl Pacer {
                     self.step.between_samples += 1;
                 }
             }
-            if sample.beside == Beside::Nobody {
+            if sample.beside == Beside::Nobody && self.calm.latencies.len() < SAMPLES_MAX as usize {
                 self.tail.without_us.add(sample.latency);
                 self.calm.sums[class].add(latency);
                 self.calm.latencies.push(latency);
@@ -316,7 +320,9 @@ impl Pacer {
             self.bucket.spend(now, bytes, self.law.rate());
         }
         self.began = now;
-        self.busy_since.get_or_insert(now);
+        if self.bytes_in_flight() == 0 {
+            self.busy_since = Some(now);
+        }
         if let Some(mover) = self.movers.get_mut(&id) {
             mover.bytes_in_flight += bytes;
             mover.served += bytes as f64 / mover.terms.class.weight();
@@ -366,7 +372,8 @@ impl Pacer {
 
     fn is_braked(&self, now: Duration, guests: Guests) -> bool {
         let (Some(oldest), Some(p99)) = (guests.oldest, self.baseline.p99()) else { return false };
-        !broken(Bug::StuckIsIdle) && now.saturating_sub(oldest) > p99 * BRAKE
+        let waits = now.saturating_sub(oldest);
+        !broken(Bug::StuckIsIdle) && waits > p99 * BRAKE && waits < WAITS_ELSEWHERE
     }
 
     fn impact(&self) -> Impact {
@@ -436,8 +443,8 @@ impl Pacer {
     fn change_rate(&mut self, now: Duration, lasted: Duration, guests: Guests) {
         let before = self.law.rate();
         let moved = self.step.bytes_moved as f64 / lasted.as_secs_f64().max(1e-6);
-        let is_stuck =
-            self.step.samples == 0 && guests.oldest.is_some_and(|oldest| oldest <= self.step.since);
+        let waits = guests.oldest.is_some_and(|oldest| oldest <= self.step.since);
+        let is_stuck = self.step.samples == 0 && waits;
         if is_stuck {
             self.law.stuck();
         } else if let Some(ratio) = self.step_ratio() {
@@ -455,7 +462,10 @@ impl Pacer {
     /// Returns how many times as long requests can have taken because of us. A guest gets nothing from the disk at the worst
     /// while a chunk is in flight, and the disk may work on for as long again; the rest has another cause.
     fn most_that_we_can_do(&self, now: Duration, lasted: Duration) -> f64 {
-        let present = self.busy_since.map(|since| now.saturating_sub(since.max(self.step.since)));
+        let present = self
+            .busy_since
+            .filter(|_| self.bytes_in_flight() > 0)
+            .map(|since| now.saturating_sub(since.max(self.step.since)));
         let busy = self.step.busy + present.unwrap_or_default();
         let part = busy.as_secs_f64() / lasted.as_secs_f64().max(1e-6);
         1.0 / (1.0 - (AFTER_EFFECT * part + 0.01).min(0.98))
@@ -500,6 +510,63 @@ impl Pacer {
 }
 
 fn is_idle(now: Duration, guests: Guests) -> bool {
-    let is_quiet = guests.seen.is_none_or(|seen| now.saturating_sub(seen) >= IDLE_AFTER);
-    is_quiet && (guests.in_flight == 0 || broken(Bug::StuckIsIdle))
+    let quiet_for = guests.seen.map_or(Duration::MAX, |seen| now.saturating_sub(seen));
+    let waits_elsewhere = quiet_for >= WAITS_ELSEWHERE;
+    quiet_for >= IDLE_AFTER && (guests.in_flight == 0 || waits_elsewhere || broken(Bug::StuckIsIdle))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::class::MoverClass;
+
+    const CHUNK: u64 = 512 << 10;
+
+    fn ms(time: u64) -> Duration {
+        Duration::from_millis(time)
+    }
+
+    fn pacer() -> Pacer {
+        let mut pacer = Pacer::default();
+        pacer.add(ms(1000), 1, Terms { class: MoverClass::Migration, impact: Impact::default() });
+        pacer
+    }
+
+    fn samples(count: usize, beside: Beside) -> Vec<Sample> {
+        vec![Sample { class: RequestClass::read(4096), latency: Duration::from_micros(100), beside }; count]
+    }
+
+    #[test]
+    fn what_nobody_takes_is_not_kept_for_ever() {
+        let mut pacer = pacer();
+        for _ in 0..40 {
+            pacer.take(&samples(10_000, Beside::Nobody));
+        }
+        assert_eq!((pacer.step.samples, pacer.calm.latencies.len() as u32), (SAMPLES_MAX, SAMPLES_MAX));
+    }
+
+    #[test]
+    fn a_request_that_waits_for_another_host_stops_no_copy() {
+        let mut pacer = pacer();
+        let guests = Guests { in_flight: 1, oldest: Some(ms(900)), seen: Some(ms(900)) };
+        let (at, limit) = pacer.ask(ms(1000), guests, 1, CHUNK);
+        assert!(at > ms(1000) && limit == Limit::Measuring, "its first seconds count: {limit:?}");
+        let later = ms(900) + WAITS_ELSEWHERE;
+        // The pause that had begun is over.
+        pacer.ask(later, guests, 1, CHUNK);
+        pacer.ask(later + CALM_MAX, guests, 1, CHUNK);
+        let now = later + CALM_MAX + ms(1);
+        assert_eq!(pacer.ask(now, guests, 1, CHUNK), (now, Limit::Disk));
+    }
+
+    #[test]
+    fn chunks_that_were_abandoned_keep_the_disk_no_longer_busy() {
+        let mut pacer = pacer();
+        let busy = Guests { in_flight: 1, oldest: Some(ms(1000)), seen: Some(ms(1000)) };
+        pacer.began(ms(1000), busy, 1, CHUNK);
+        pacer.abandoned(1, CHUNK);
+        assert!(pacer.most_that_we_can_do(ms(1100), ms(100)) < 1.02);
+        pacer.began(ms(1150), busy, 1, CHUNK);
+        assert!(pacer.most_that_we_can_do(ms(1200), ms(200)) > 1.5);
+    }
 }

@@ -207,7 +207,9 @@ impl Host {
             changed = Some(self.order_running(&id, change).await?);
         }
         changed.ok_or_else(|| {
-            RequestError::Invalid("name what is to change: the bandwidth, or the impact".to_owned())
+            RequestError::Invalid(
+                "name what is to change: bandwidth_bytes_per_second, impact_percent, or both".to_owned(),
+            )
         })
     }
 
