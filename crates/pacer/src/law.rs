@@ -2,8 +2,6 @@
 
 use std::time::Duration;
 
-use crate::planted::{Bug, broken};
-
 /// The rate before anything is known, in bytes a second: a slow disk bears it, and a fast one is reached within a second.
 const RATE_AT_FIRST: f64 = (16 << 20) as f64;
 /// The part of the highest rate that copies always get, so that they end.
@@ -128,7 +126,7 @@ impl Law {
     }
 
     pub(crate) fn floor(&self) -> f64 {
-        if broken(Bug::NoFloor) { 0.0 } else { (self.peak * FLOOR).max(FLOOR_MIN) }
+        (self.peak * FLOOR).max(FLOOR_MIN)
     }
 }
 

@@ -11,16 +11,13 @@ pub enum Bug {
     PausesOutOfStep,
     /// A guest whose requests are not completed counts as idle.
     StuckIsIdle,
-    /// The least rate is forgotten.
-    NoFloor,
     /// A lower class waits as long as a higher one has anything to do.
     ClassStarves,
 }
 
 impl Bug {
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::NoPauses, Self::PausesOutOfStep, Self::StuckIsIdle, Self::NoFloor, Self::ClassStarves];
+    pub const ALL: [Self; 4] = [Self::NoPauses, Self::PausesOutOfStep, Self::StuckIsIdle, Self::ClassStarves];
 
     /// Returns its name on the command line.
     pub fn name(self) -> &'static str {
@@ -28,7 +25,6 @@ impl Bug {
             Self::NoPauses => "pacer-no-pauses",
             Self::PausesOutOfStep => "pacer-pauses-out-of-step",
             Self::StuckIsIdle => "pacer-stuck-is-idle",
-            Self::NoFloor => "pacer-no-floor",
             Self::ClassStarves => "pacer-class-starves",
         }
     }

@@ -296,8 +296,13 @@ impl World {
             return Answer::Refused;
         };
         let word = self.word_of_other(at);
-        let image =
-            departed.volumes.first().and_then(|left| host.images.get(left.image.place.name()).copied());
+        let Some(left) = departed.volumes.first() else { return Answer::Refused };
+        let path = left.image.place.name().to_owned();
+        let kept = host.images.get(&path).copied();
+        // The target has everything, so the image is deleted. If that host is then lost before the end is recorded, the order
+        // names what somebody has put in its place (`--exchanged`).
+        let is_exchanged = kept.is_none() && self.hosts[1 - at].is_lost;
+        let image = kept.or(is_exchanged.then_some([None; 2]));
         let Some(image) = image.filter(|_| !promotion::is_owned_there(word)) else { return Answer::Refused };
         let waits = host.phase().is_none_or(|phase| matches!(phase, Phase::Committing | Phase::Filling));
         if !waits || !host.commits.is_empty() {
@@ -308,10 +313,11 @@ impl World {
             self.violated(|| format!("host {at}: takes back what the other host answers that it has"));
         }
         self.hosts[at].source = None;
+        self.hosts[at].images.insert(path, image);
         let records = departed.records(branching(&departed.generations));
         self.commit(at, &records);
-        if departed.images == LeftImages::Mixed {
-            // Somebody has said --without-missing.
+        if departed.images == LeftImages::Mixed || is_exchanged {
+            // Somebody has said --without-missing, or --exchanged.
             self.branches[self.hosts[at].branch] = image;
         }
         self.hosts[at].is_open = true;
