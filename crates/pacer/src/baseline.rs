@@ -70,8 +70,7 @@ impl Baseline {
         change
     }
 
-    /// Returns how many times as long as without us these requests took: the mean over all of them. `None` if no class of
-    /// theirs is known.
+    /// Returns the mean latency of these requests as a multiple of that without us. `None`: none of their classes is known.
     pub(crate) fn ratio(&self, sums: &Sums) -> Option<f64> {
         let (mut count, mut total) = (0.0, 0.0);
         for (known, sum) in self.means.iter().zip(sums) {

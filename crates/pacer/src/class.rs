@@ -12,7 +12,7 @@ impl RequestClass {
     /// How many there are.
     pub(crate) const COUNT: usize = 2 * SIZE_CLASSES + 1;
 
-    /// A flush.
+    /// The class of a flush.
     pub const FLUSH: Self = Self((Self::COUNT - 1) as u8);
 
     /// The class of a read of this many bytes.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// With fewer samples a percentile says little.
+/// A percentile of fewer samples says little.
 const SAMPLES_MIN: f32 = 64.0;
 const BUCKETS_LOG: u32 = 3;
 /// From 1 µs to 16 s; what is longer counts as that.

@@ -38,7 +38,7 @@ impl Impact {
 }
 
 impl Default for Impact {
-    /// A fifth.
+    /// Guests may lose a fifth.
     fn default() -> Self {
         Self(0.2)
     }
@@ -61,7 +61,7 @@ impl Default for Law {
     }
 }
 
-/// What was seen in one step.
+/// The measurements of one step.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Seen {
     /// Latency of guests' requests as a multiple of that without us.

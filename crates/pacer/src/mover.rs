@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::bucket::Bucket;
 use crate::class::MoverClass;
 use crate::law::Impact;
 use crate::pacer::Status;
@@ -12,7 +11,7 @@ use crate::store::{Store, Stores};
 /// What a mover is, and what guests may lose to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// What it moves.
+    /// Its class.
     pub class: MoverClass,
     /// What guests of its disks may lose. Among several movers the least counts for all.
     pub impact: Impact,
@@ -28,8 +27,6 @@ pub enum Limit {
     Guests,
     /// The pause in which guests are measured.
     Measuring,
-    /// The time by which it has to end: it is faster than guests permit.
-    Deadline,
 }
 
 /// A copy that asks before each chunk. When it is dropped, the pacers forget it.
@@ -38,9 +35,6 @@ pub struct Mover {
     disks: Stores,
     /// Its number at each of the disks; none: it is not paced.
     numbers: Vec<(Arc<Store>, u64)>,
-    /// The rate that keeps the deadline, in bytes a second.
-    required: Option<f64>,
-    deadline: Bucket,
     limit: Limit,
     /// Until when the last answer holds.
     not_before: Duration,
@@ -69,36 +63,25 @@ impl Mover {
         }
     }
 
-    /// Sets the rate that keeps a deadline, in bytes a second. It is kept whatever guests lose.
-    pub fn require(&mut self, bytes_per_second: Option<f64>) {
-        self.required = bytes_per_second;
-    }
-
     /// Returns the earliest start of a chunk of this many bytes; `now` if it may start at once. At that time the caller asks again.
     pub fn next_start(&mut self, now: Duration, bytes: u64) -> Duration {
-        if self.numbers.is_empty() {
-            return now;
-        }
-        let is_late = self.required.is_some() && self.deadline.opens_at() <= now;
-        if now < self.not_before && !is_late {
-            return self.not_before;
+        if let Some(at) = self.holds_until(now) {
+            return at;
         }
         let answers = self.numbers.iter().map(|(store, number)| store.ask(now, *number, bytes));
-        let (at, limit) = answers.max_by_key(|(at, _)| *at).unwrap_or((now, Limit::Disk));
-        if at > now && is_late {
-            self.limit = Limit::Deadline;
-            return now;
-        }
+        let Some((at, limit)) = answers.max_by_key(|(at, _)| *at) else { return now };
         (self.limit, self.not_before) = (limit, at);
         at
+    }
+
+    /// Returns until when no chunk begins, by the last answer; `None`: the caller has to ask. It takes no lock.
+    pub fn holds_until(&self, now: Duration) -> Option<Duration> {
+        (now < self.not_before).then_some(self.not_before)
     }
 
     /// A chunk has begun.
     pub fn began(&mut self, now: Duration, bytes: u64) {
         self.numbers.iter().for_each(|(store, number)| store.began(now, *number, bytes));
-        if let Some(required) = self.required {
-            self.deadline.spend(now, bytes, required);
-        }
     }
 
     /// A chunk has ended.

@@ -18,7 +18,7 @@ use crate::law::{Impact, Law, Seen};
 use crate::mover::{Limit, Terms};
 use crate::planted::{Bug, broken};
 
-/// Without a guest's request for this long a disk is idle.
+/// A disk is idle when no guest has asked for this long.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
 /// The time between two changes of the rate: at least this, with enough samples …
 const STEP_MIN: Duration = Duration::from_millis(20);
@@ -35,7 +35,7 @@ const PAUSE_EARLY: Duration = Duration::from_millis(250);
 const FASTER: f64 = 0.85;
 /// How long a pause waits for the chunks in flight. A target that hangs does not stop the measuring for ever.
 const DRAIN_MAX: Duration = Duration::from_secs(1);
-/// What is left of us in the disk when the last chunk has ended.
+/// The disk may still work for us this long after the last chunk has ended.
 const SETTLES: Duration = Duration::from_millis(2);
 /// A pause ends with this many samples, but not before this time: latencies come in spells …
 const CALM_SAMPLES: u32 = 64;
@@ -46,7 +46,7 @@ const CALM_MAX: Duration = Duration::from_millis(80);
 const SAMPLES_MAX: u32 = 1 << 16;
 /// A pause with fewer samples tells nothing.
 const CALM_SAMPLES_MIN: u32 = 8;
-/// With as many requests between chunks a step needs no earlier measurement: it is compared with these.
+/// A step with this many requests between chunks is compared with these, and needs no earlier measurement.
 const BETWEEN_SAMPLES: u32 = 16;
 /// Latencies that differ by less than this between two pauses are steady.
 const STEADY: f64 = 1.15;
@@ -129,7 +129,7 @@ pub(crate) enum Mode {
 struct MoverEntry {
     terms: Terms,
     bytes_in_flight: u64,
-    /// What it has moved, divided by the weight of its class: among those that wait, the one with the least is next.
+    /// The bytes that it has moved, divided by the weight of its class. The waiting mover with the least is next.
     served: f64,
     /// Until when it counts as waiting; `None`: it does not wait.
     waits_until: Option<Duration>,
@@ -173,7 +173,7 @@ enum Phase {
     },
 }
 
-/// What was seen since the last change of the rate.
+/// The measurements since the last change of the rate.
 #[derive(Debug, Default)]
 struct Step {
     since: Duration,
@@ -191,7 +191,7 @@ struct Step {
 struct Tail {
     since: Duration,
     all: Histogram,
-    /// Of requests in pauses and between chunks; those of earlier spans count for less.
+    /// The latencies of requests in pauses and between chunks. Earlier spans count for less.
     without_us: Histogram,
 }
 
@@ -219,7 +219,7 @@ impl Pacer {
         if self.movers.is_empty() {
             self.step = Step { since: now, ..Step::default() };
             self.tail = Tail { since: now, ..Tail::default() };
-            // What was measured before is old.
+            // The earlier measurement is old.
             self.pauses = Pauses { due: now, ..Pauses::default() };
         }
         // A newcomer has no claim on what was moved before it came.

@@ -16,7 +16,7 @@ pub enum Bug {
 }
 
 impl Bug {
-    /// All of them.
+    /// All rules that can be broken.
     pub const ALL: [Self; 4] = [Self::NoPauses, Self::PausesOutOfStep, Self::StuckIsIdle, Self::ClassStarves];
 
     /// Returns its name on the command line.

@@ -15,7 +15,7 @@ const LOST_MAX: u32 = 3;
 pub(crate) const MTU_ADVICE: &str =
     "set the smallest MTU of the path at both hosts (ip link set DEVICE mtu 1500), or let ICMP pass";
 
-/// What is said of a connection that has been made on such a path: the path may have changed since, or the peer is older.
+/// The advice for a connection that was made on such a path: the path may have changed since, or the peer is older.
 pub(crate) const ADVICE: &str = "only small packets pass on this path: each connection ends with its first large message; set the \
     smallest MTU of the path at both hosts (ip link set DEVICE mtu 1500), or let ICMP pass";
 

@@ -77,7 +77,7 @@ pub(crate) struct Scenario {
     pub(crate) trouble: Trouble,
 }
 
-/// What was seen in a world.
+/// The measurements of a world.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
     /// Guests' requests that ended after everything was settled.

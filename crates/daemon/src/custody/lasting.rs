@@ -37,8 +37,8 @@ impl Custody {
         }
     }
 
-    /// Checks that nobody has mounted the image of a volume, or one that it stands on, by a loop device, while this daemon did not
-    /// serve it.
+    /// Checks that nobody has mounted the image of a volume, or one that it stands on, by a loop device, while this
+    /// daemon did not serve it.
     ///
     /// # Errors
     /// [`CustodyError`]: one is mounted, or may be.

@@ -90,7 +90,7 @@ pub(super) fn routes(host: &Arc<Host>) -> Router<Arc<Host>> {
         .route("/web/v1/migrations/{id}/cancel", post(super::cancel_migration))
         .route("/web/v1/migrations/{id}/retry", post(super::retry_migration))
         .route_layer(from_fn(authorized))
-        // Only orders of browsers that have signed in are logged: any process of the host can send others without end.
+        // The audit log has only orders of browsers that have signed in: any process of the host can send others without end.
         .route_layer(from_fn_with_state(host.audit.clone(), audited::audited))
         .route_layer(from_fn_with_state(Arc::clone(host), signed_in));
     let session = post(sign_in).get(show_session).delete(sign_out);
@@ -179,7 +179,7 @@ fn token_in(headers: &HeaderMap) -> Option<&str> {
     headers.get(header::AUTHORIZATION)?.to_str().ok()?.strip_prefix("Bearer ")
 }
 
-/// Returns the role of an owner's browsers: no page needs more than [`Role::Operate`]. `None`: the owner has no rights any more.
+/// Returns the role of an owner's browsers: no page needs more than [`Role::Operate`]. `None`: the owner's rights were revoked.
 fn role_of(host: &Host, owner: &Owner) -> Option<Role> {
     match owner {
         Owner::Local(_) => Some(Role::Operate),

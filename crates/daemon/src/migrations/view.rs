@@ -127,7 +127,7 @@ fn pace(paced: Paced) -> Pace {
     let limited_by = match paced.limit {
         pacer::Limit::Measuring => LimitedBy::Measuring,
         pacer::Limit::Guests if paced.status.has_guests => LimitedBy::Guests,
-        pacer::Limit::Guests | pacer::Limit::Disk | pacer::Limit::Deadline => LimitedBy::Disk,
+        pacer::Limit::Guests | pacer::Limit::Disk => LimitedBy::Disk,
     };
     let loss = if paced.status.has_guests { paced.status.loss } else { 0.0 };
     Pace {

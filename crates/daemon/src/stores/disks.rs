@@ -16,12 +16,12 @@ pub(super) struct Disks {
     known: Mutex<BTreeMap<Disk, Arc<pacer::Store>>>,
 }
 
-/// What is taken for one disk.
+/// The identity of a disk.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Disk {
     /// The number of a disk, or of a file system without one.
     Number(u64),
-    /// What has no number: another server's export, or a path that cannot be examined.
+    /// Another server's export, or a path that cannot be examined: it has no number.
     Named(String),
 }
 

@@ -41,9 +41,9 @@ pub(crate) async fn connect(path: &Path) -> Result<Qemu, HypervisorError> {
 /// Whether an answer may say what exists at a path of this host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Paths {
-    /// To an administrator, who can read any file.
+    /// It may: an administrator can read any file.
     Told,
-    /// To an operator.
+    /// It may not: an operator asks.
     Hidden,
 }
 
@@ -68,7 +68,7 @@ const LISTENS: &[u8] = b"00010000";
 
 /// Returns whether a socket listens that was bound to `path`, or may have been: the name may lead elsewhere by now, or nowhere.
 pub(crate) fn still_listens(path: &Path) -> bool {
-    // Without an answer it is not known that nothing listens.
+    // An unreadable list does not prove that nothing listens.
     std::fs::read(SOCKETS).map_or(true, |sockets| is_bound(&sockets, path))
 }
 

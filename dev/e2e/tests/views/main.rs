@@ -3,6 +3,7 @@
 //! They are one program, because to link a program takes longer than most of them run.
 
 mod page;
+mod page_host;
 mod page_orders;
 mod page_port;
 mod report;

@@ -8,25 +8,12 @@ use api::{Migration, MigrationState, PageLink};
 use e2e::browser::Browser;
 use e2e::http::{self, Answer};
 use e2e::remote_user::RemoteUser;
-use e2e::{Host, guest, host, until};
+use e2e::{guest, until};
 use serde_json::Value;
 
-const DISK_BYTES: u64 = 128 << 20;
+use crate::page_host::play;
 
-/// Runs a test on a host whose daemon serves the page at an address, with more configuration.
-fn play(more: &str, test: impl FnOnce(&mut Host, SocketAddr) -> anyhow::Result<()>) {
-    let played = host().and_then(|mut host| {
-        let address = testbed::own_address()?;
-        host.configure(&format!("{more}[web]\nlisten = '{address}'\n"))?;
-        host.start()?;
-        until("the page's port answers", || Ok(TcpStream::connect(address).is_ok().then_some(())))?;
-        test(&mut host, address).map_err(|error| host.with_log(error))
-    });
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    if let Err(error) = played {
-        panic!("{error:#}");
-    }
-}
+const DISK_BYTES: u64 = 128 << 20;
 
 /// A client of the page's port that sends what it likes.
 struct Client {

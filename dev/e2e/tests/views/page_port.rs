@@ -9,7 +9,9 @@ use std::time::Instant;
 use anyhow::{Context as _, ensure};
 use e2e::browser::Browser;
 use e2e::http::{self, Answer};
-use e2e::{Host, LinkState, host, play_pair, until};
+use e2e::{LinkState, host, play_pair, until};
+
+use crate::page_host::play;
 
 /// A VM with a secret in its command.
 const DEFINITION: &str = r#"
@@ -20,21 +22,6 @@ command = ["qemu-system-x86_64", "-M", "pc-q35-7.2", "-m", "64", "-name", "{name
 [disks]
 root = "v"
 "#;
-
-/// Runs a test on a host whose daemon serves the page at an address.
-fn play(test: impl FnOnce(&mut Host, SocketAddr) -> anyhow::Result<()>) {
-    let played = host().and_then(|mut host| {
-        let address = testbed::own_address()?;
-        host.configure(&format!("[web]\nlisten = '{address}'\n"))?;
-        host.start()?;
-        until("the page's port answers", || Ok(TcpStream::connect(address).is_ok().then_some(())))?;
-        test(&mut host, address).map_err(|error| host.with_log(error))
-    });
-    #[expect(clippy::panic, reason = "this is how a test fails")]
-    if let Err(error) = played {
-        panic!("{error:#}");
-    }
-}
 
 fn say(stream: impl Read + Write, head: &str, body: &str) -> anyhow::Result<Answer> {
     http::ask(stream, http::request(head, body).as_bytes())
@@ -47,7 +34,7 @@ fn ask(address: SocketAddr, method: &str, path: &str) -> anyhow::Result<Answer> 
 
 #[test]
 fn the_page_can_only_be_read_and_has_no_secrets() {
-    play(|scene, address| {
+    play("", |scene, address| {
         let secret = "QnVycm93aW5nIG93bA";
         let definition = scene.path("w.toml");
         scene.create_volume(1 << 20)?;
@@ -148,7 +135,7 @@ fn a_ticket_is_told_to_whoever_may_use_the_api_and_not_on_the_page() {
 
 #[test]
 fn garbage_and_dawdlers_on_the_pages_port_harm_nobody() {
-    play(|scene, address| {
+    play("", |scene, address| {
         scene.create_volume(1 << 20)?;
         let mut idle = Vec::new();
         for _ in 0..300 {
@@ -208,7 +195,7 @@ fn a_port_that_somebody_has_is_waited_for_and_one_beyond_this_host_is_refused() 
 fn two_hundred_volumes_are_on_the_page_and_are_looked_at_once_a_second_however_many_ask() {
     const VOLUMES: usize = 200;
     const QUESTIONS: usize = 100;
-    play(|scene, address| {
+    play("", |scene, address| {
         for number in 0..VOLUMES {
             let name = format!("volume-{number:03}");
             scene.sterna(["volume", "create", &name, "--size", "1MiB", "--store", "a"])?.success()?;

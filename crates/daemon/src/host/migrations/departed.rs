@@ -25,9 +25,9 @@ use crate::volumes::registry::{Claim, Service};
 /// Which images serve volumes that are taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Images {
-    /// Those that the volumes left.
+    /// The images that the volumes left.
     AsKnown,
-    /// What has their names by now (`--exchanged`).
+    /// The files or devices that have their names by now (`--exchanged`).
     AsNamed,
 }
 

@@ -37,7 +37,7 @@ enum Change {
     Rest(Rest),
     /// Bytes a second; `None`: no limit.
     Bandwidth(Option<u64>),
-    /// As in [`MigrateVolume::impact_percent`]; `None`: the default.
+    /// The impact, as in [`MigrateVolume::impact_percent`]; `None`: the default.
     Impact(Option<u8>),
 }
 

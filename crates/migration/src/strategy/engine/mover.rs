@@ -29,13 +29,18 @@ impl Engine {
             self.chunk_bytes_max = self.settings.pacing.chunk_bytes;
             return true;
         }
-        let of_disks = self.paced.chunk_bytes_max(now);
-        self.chunk_bytes_max = of_disks.unwrap_or(u64::MAX).min(self.settings.pacing.chunk_bytes);
         let limited_until = self.pacing.next_start(now);
         if limited_until > now {
             self.tokens_at = Some((limited_until, BANDWIDTH_LIMIT));
             return false;
         }
+        // Every guest's write comes this way: the pacers, which other threads use as well, are asked only when they have to be.
+        if let Some(until) = self.paced.holds_until(now) {
+            self.tokens_at = Some((until, GUESTS_FIRST));
+            return false;
+        }
+        let of_disks = self.paced.chunk_bytes_max(now);
+        self.chunk_bytes_max = of_disks.unwrap_or(u64::MAX).min(self.settings.pacing.chunk_bytes);
         let paced_until = self.paced.next_start(now, self.chunk_bytes_max);
         if paced_until > now {
             self.tokens_at = Some((paced_until, GUESTS_FIRST));
