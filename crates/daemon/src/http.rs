@@ -52,7 +52,7 @@ const DISCARDED_BYTES_MAX: usize = 4 << 20;
 const BODY_WAIT_MAX: Duration = Duration::from_secs(10);
 
 pub(crate) fn router(host: Arc<Host>) -> Router {
-    let audit = host.audit.clone();
+    let audit = host.access.audit.clone();
     Router::from(routes())
         .route(roles::OPENAPI, get(openapi::show))
         .merge(web::routes())
@@ -65,7 +65,7 @@ pub(crate) fn router(host: Arc<Host>) -> Router {
 
 /// Returns the routes over TLS: the same without the page, and with authorisation.
 pub(crate) fn remote_router(host: Arc<Host>) -> Router {
-    let audit = host.audit.clone();
+    let audit = host.access.audit.clone();
     Router::from(routes())
         .route(roles::OPENAPI, get(openapi::show))
         .fallback(no_route)
@@ -120,20 +120,20 @@ type Answer<T> = Result<Json<T>, RequestError>;
 /// Describes the daemon that answers.
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, description = "The daemon", body = api::Host)))]
 async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
-    Json(host.describe())
+    Json(host.description.describe())
 }
 
 /// Lists the volumes by name.
 #[utoipa::path(get, path = "/v1/volumes", responses((status = 200, description = "The volumes", body = [api::Volume])))]
 async fn list_volumes(State(host): State<Arc<Host>>) -> Json<Vec<api::Volume>> {
-    Json(host.describe_volumes().await)
+    Json(host.views.describe_volumes().await)
 }
 
 /// Describes one volume by its name.
 #[utoipa::path(get, path = "/v1/volumes/{name}", params(("name" = String, Path, description = "Name of the volume")),
     responses((status = 200, description = "The volume", body = api::Volume)))]
 async fn show_volume(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Volume> {
-    host.describe_volume(&name).await.map(Json)
+    host.views.describe_volume(&name).await.map(Json)
 }
 
 /// Creates a volume. Answers when the volume is served, which takes as long as copying a given image.
@@ -144,7 +144,7 @@ async fn create_volume(
     request: Request,
 ) -> Result<(StatusCode, Json<api::Volume>), RequestError> {
     let order = body(request).await?;
-    let volume = host.operate(Arc::clone(&host).create_volume(order)).await?;
+    let volume = host.operate(Arc::clone(&host.volume_orders).create_volume(order)).await?;
     Ok((StatusCode::CREATED, Json(volume)))
 }
 
@@ -158,7 +158,7 @@ async fn remove_volume(
     uri: Uri,
 ) -> Answer<api::RemovedVolume> {
     let how = query(&uri)?;
-    host.operate(Arc::clone(&host).remove_volume(name, how)).await.map(Json)
+    host.operate(Arc::clone(&host.volume_orders).remove_volume(name, how)).await.map(Json)
 }
 
 /// Grows a volume, also while it is used or moves. Answers when new connections see the new size.
@@ -171,7 +171,7 @@ async fn resize_volume(
     request: Request,
 ) -> Answer<api::Volume> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).resize_volume(name, order)).await.map(Json)
+    host.operate(Arc::clone(&host.volume_orders).resize_volume(name, order)).await.map(Json)
 }
 
 /// Begins to move a volume or a VM. Answers when the migration has begun or waits for its turn.
@@ -184,7 +184,7 @@ async fn migrate(
     request: Request,
 ) -> Result<(StatusCode, Json<api::Migration>), RequestError> {
     let order = body(request).await?;
-    let migration = host.operate(Arc::clone(&host).migrate(name, order)).await?;
+    let migration = host.operate(Arc::clone(&host.migration_orders).migrate(name, order)).await?;
     Ok((StatusCode::ACCEPTED, Json(migration)))
 }
 
@@ -198,13 +198,13 @@ async fn plan_migration(
     request: Request,
 ) -> Answer<api::MigrationPlan> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).plan_migration(name, order)).await.map(Json)
+    host.operate(Arc::clone(&host.migration_orders).plan_migration(name, order)).await.map(Json)
 }
 
 /// Lists the running migrations and the remembered ones, oldest first.
 #[utoipa::path(get, path = "/v1/migrations", responses((status = 200, description = "The migrations", body = [api::Migration])))]
 async fn list_migrations(State(host): State<Arc<Host>>) -> Json<Vec<api::Migration>> {
-    Json(host.migrations.list(&host.journal))
+    Json(host.migration_orders.list())
 }
 
 /// Describes one migration. With `wait_ms`, answers as soon as it has changed.
@@ -219,13 +219,13 @@ async fn show_migration(
     let Watch { after, wait_ms } = query(&uri)?;
     let id = parse_id(&id)?;
     if wait_ms == 0 {
-        return host.migrations.get(&host.journal, id).map(Json);
+        return host.migration_orders.describe(id).map(Json);
     }
     let wait = Duration::from_millis(wait_ms.min(api::WAIT_MAX_MS));
     tokio::select! {
-        shown = host.migrations.watch(&host.journal, id, after.unwrap_or(0), wait) => shown.map(Json),
+        shown = host.migration_orders.watch(id, after.unwrap_or(0), wait) => shown.map(Json),
         // A watching client must not keep the daemon from stopping.
-        () = host.stopping() => Err(RequestError::ShuttingDown),
+        () = host.stopping.begins() => Err(RequestError::ShuttingDown),
     }
 }
 
@@ -240,7 +240,7 @@ async fn change_migration(
     request: Request,
 ) -> Answer<api::Migration> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).set_migration(id, order)).await.map(Json)
+    host.operate(Arc::clone(&host.migration_orders).set_migration(id, order)).await.map(Json)
 }
 
 /// Cancels a migration. Answers when the cancellation is certain, before the migration has ended.
@@ -248,7 +248,7 @@ async fn change_migration(
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
-    host.operate(Arc::clone(&host).cancel_migration(id)).await.map(Json)
+    host.operate(Arc::clone(&host.migration_orders).cancel_migration(id)).await.map(Json)
 }
 
 /// Pauses a migration: nothing is copied or handed over meanwhile.
@@ -256,7 +256,7 @@ async fn cancel_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn pause_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
-    host.operate(Arc::clone(&host).rest_migration(id, Rest::Pause)).await.map(Json)
+    host.operate(Arc::clone(&host.migration_orders).rest_migration(id, Rest::Pause)).await.map(Json)
 }
 
 /// Resumes a paused migration.
@@ -264,7 +264,7 @@ async fn pause_migration(State(host): State<Arc<Host>>, Segment(id): Segment) ->
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration", body = api::Migration)))]
 async fn resume_migration(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::Migration> {
-    host.operate(Arc::clone(&host).rest_migration(id, Rest::Resume)).await.map(Json)
+    host.operate(Arc::clone(&host.migration_orders).rest_migration(id, Rest::Resume)).await.map(Json)
 }
 
 /// Repeats a failed or cancelled migration with the same options. Answers with the new migration.
@@ -275,7 +275,7 @@ async fn retry_migration(
     State(host): State<Arc<Host>>,
     Segment(id): Segment,
 ) -> Result<(StatusCode, Json<api::Migration>), RequestError> {
-    let migration = host.operate(Arc::clone(&host).retry_migration(id)).await?;
+    let migration = host.operate(Arc::clone(&host.migration_orders).retry_migration(id)).await?;
     Ok((StatusCode::ACCEPTED, Json(migration)))
 }
 
@@ -289,7 +289,7 @@ async fn promote_volume(
     request: Request,
 ) -> Answer<api::Volume> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).promote_volume(name, order)).await.map(Json)
+    host.operate(Arc::clone(&host.ownership).promote_volume(name, order)).await.map(Json)
 }
 
 /// Describes one migration with its recorded history.
@@ -297,7 +297,7 @@ async fn promote_volume(
     params(("id" = String, Path, description = "Identity of the migration, for example m7")),
     responses((status = 200, description = "The migration and its recording", body = api::MigrationHistory)))]
 async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::MigrationHistory> {
-    Arc::clone(&host).migration_history(parse_id(&id)?).await.map(Json)
+    Arc::clone(&host.migration_orders).migration_history(parse_id(&id)?).await.map(Json)
 }
 
 /// Refuses orders that a browser sends for another page: forwarding a port to the socket does not trust every page in that

@@ -24,8 +24,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use migration::CommitFault;
 use migration::journal::{CodecError, Inconsistent, Record, State};
+use migration::{CommitFault, MigrationId};
 use tokio::sync::oneshot;
 
 use crate::files::lock::FolderLock;
@@ -186,6 +186,11 @@ impl Journal {
     /// Calls `look` with the durable state. Commits wait for the lock meanwhile, so it should only copy.
     pub(crate) fn read<T>(&self, look: impl FnOnce(&State) -> T) -> T {
         look(&self.durable.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Returns when a migration began.
+    pub(crate) fn begun_unix_ms(&self, migration: MigrationId) -> Option<u64> {
+        self.read(|state| state.migrations.get(&migration).map(|known| known.started_unix_ms))
     }
 }
 

@@ -177,7 +177,7 @@ impl Peers {
             let Some(me) = me.upgrade() else { return };
             // N.B. a stopping daemon does not answer: its next process is asked again. A runtime that ends would drop any
             // handler of a call at once and return the call here, without end.
-            if me.host().is_none_or(|host| host.is_stopping()) {
+            if me.host().is_none_or(|host| host.stopping.has_begun()) {
                 return;
             }
             if let ChannelEvent::Message { head, payload, credit } = arrival {
@@ -339,7 +339,7 @@ impl Peers {
         let Some(host) = self.host() else { return };
         let noted = Noted::begin(peer, migration, &offer);
         let answer = move |session: &Session, host: &Host, answer: Result<Acceptance, Refusal>| {
-            host.audit.note(&noted.answered(&answer));
+            host.access.audit.note(&noted.answered(&answer));
             let answer = match answer {
                 Ok(acceptance) => Message::Accepted { migration, acceptance },
                 Err(refusal) => Message::Refused { migration, refusal },
@@ -353,7 +353,7 @@ impl Peers {
         let session = session.clone();
         self.runtime.spawn(async move {
             let _turn = turn;
-            let taken = host.take_migration(&session, peer, migration, offer).await;
+            let taken = host.arrivals.take_migration(&session, peer, migration, offer).await;
             answer(&session, &host, taken);
         });
     }
@@ -420,8 +420,9 @@ impl Peers {
         let (Some(host), Some(said)) = (self.host(), moving::post_copy_request(head)) else { return };
         if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
             let session = session.clone();
-            self.runtime
-                .spawn(async move { host.post_copy_request(&session, subject.migration, said).await });
+            self.runtime.spawn(async move {
+                host.vm_orders.post_copy_request(&session, subject.migration, said).await
+            });
         }
     }
 
@@ -432,15 +433,15 @@ impl Peers {
                 return self.asked_whether_whole(session, channel, migration, attempt);
             }
             Ok(Message::ToTarget { migration, message: ToTarget::NothingKept(_) }) => {
-                self.runtime.spawn(async move { host.forget_copies_of(peer, migration).await });
+                self.runtime.spawn(async move { host.resumption.forget_copies_of(peer, migration).await });
                 return;
             }
             Ok(Message::ToTarget { migration, message }) => {
-                let answers = host.answers_as_target(peer, migration, &message).into_iter();
+                let answers = host.resumption.answers_as_target(peer, migration, &message).into_iter();
                 answers.map(|message| Message::ToSource { migration, message }).collect()
             }
             Ok(Message::ToSource { migration, message }) => {
-                let answer = host.answer_as_source(peer, migration, &message).into_iter();
+                let answer = host.resumption.answer_as_source(peer, migration, &message).into_iter();
                 answer.map(|message| Message::ToTarget { migration, message }).collect()
             }
             Ok(_) => Vec::new(),
@@ -460,7 +461,7 @@ impl Peers {
         let target = if subject.source == peer { self.own() } else { peer };
         let channel = subject.of_first().channel(target);
         let asked = ToTarget::Prepare(Attempt::NONE);
-        let answers = host.answers_as_target(peer, migration, &asked).into_iter();
+        let answers = host.resumption.answers_as_target(peer, migration, &asked).into_iter();
         say_all(session, channel, answers.map(|message| Message::ToSource { migration, message }));
     }
 
@@ -477,7 +478,7 @@ impl Peers {
         };
         let peer = host_id(session.peer());
         self.runtime.spawn(async move {
-            let lane = host.lane_of_reservoir(subject.migration, subject.volume).await;
+            let lane = host.resumption.lane_of_reservoir(subject.migration, subject.volume).await;
             if let Some(lane) = lane {
                 lane.serve_reservoir(line, subject.migration, subject.volume);
                 return;
@@ -486,7 +487,8 @@ impl Peers {
             while let Some(arrival) = line.events.try_next() {
                 let ChannelEvent::Message { head, .. } = arrival else { continue };
                 // N.B. a stopping daemon does not answer: its next process is asked again.
-                if let (false, Ok(Head::Call { call, .. })) = (host.is_stopping(), Head::decode(&head)) {
+                if let (false, Ok(Head::Call { call, .. })) = (host.stopping.has_begun(), Head::decode(&head))
+                {
                     refuse(&session, channel, call);
                 }
             }
@@ -500,7 +502,7 @@ impl Peers {
         };
         let (peer, own) = (host_id(session.peer()), self.own());
         self.runtime.spawn(async move {
-            match host.lane_of(volume).await {
+            match host.resumption.lane_of(volume).await {
                 Some(lane) => lane.attach(line, peer, own),
                 None => {
                     me.routes.close(peer, channel);
@@ -508,7 +510,7 @@ impl Peers {
                         let ChannelEvent::Message { head, .. } = arrival else { continue };
                         // N.B. a stopping daemon does not answer: its next process is asked again.
                         if let (false, Ok(Head::Call { call, .. } | Head::FencedCall { call, .. })) =
-                            (host.is_stopping(), Head::decode(&head))
+                            (host.stopping.has_begun(), Head::decode(&head))
                         {
                             refuse(&session, channel, call);
                         }

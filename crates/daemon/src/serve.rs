@@ -33,7 +33,7 @@ use crate::files::lock::{Ending, FolderLock, LockError};
 use crate::files::sockets::{self, SocketError, SocketFolder};
 use crate::host::reload::ReadConfig;
 use crate::host::volumes::export::encryption;
-use crate::host::{Books, Host};
+use crate::host::{Books, Host, Parts};
 use crate::hosts::Hosts;
 use crate::http;
 use crate::journal::{Journal, JournalError, now_unix_ms};
@@ -211,7 +211,7 @@ impl Daemon {
         let peers = Peers::new(tokio::runtime::Handle::current());
         let audit = Audit::begin(&config.data_dir);
         let hosts = Hosts::start(&config, audit.clone(), Arc::clone(&peers) as Arc<dyn transport::Receiver>);
-        let host = Host::new(
+        let parts = Parts::new(
             config,
             Books { audit, journal, chronicles },
             stores,
@@ -220,13 +220,14 @@ impl Daemon {
             hosts,
             Arc::clone(&peers),
         );
+        let host = Host::new(&parts);
         peers.connect(&host);
-        host.account_for_migrations();
-        host.serve_all().await;
+        host.migration_orders.account_for_migrations();
+        host.serving.serve_all().await;
         if passed > 0 {
             let waited_ms = now_unix_ms().saturating_sub(since_unix_ms);
             fail_point::after(fail_point::Step::TakeUp);
-            let still_waiting = host.sockets.listening().waiting();
+            let still_waiting = parts.sockets.listening().waiting();
             tracing::info!(
                 clients = passed,
                 still_waiting,
@@ -234,20 +235,20 @@ impl Daemon {
                 "adopted clients of the previous daemon"
             );
         }
-        host.vms.find_running();
-        host.resume_interrupted().await;
-        host.settle_hooks();
-        host.settle_vms().await;
-        host.settle_holds();
-        host.settle_domains();
-        host.begin_to_see_to_stalls();
-        host.close_unknown_clients();
-        host.run_queue().await;
-        host.go_on_with_interrupted().await;
+        parts.vms.find_running();
+        host.resumption.resume_interrupted().await;
+        host.migration_hooks.settle_hooks();
+        host.vm_orders.settle_vms().await;
+        host.vm_orders.settle_holds();
+        host.vm_orders.settle_domains();
+        host.vm_orders.begin_to_see_to_stalls();
+        host.resumption.close_unknown_clients();
+        host.migration_orders.run_queue().await;
+        host.migration_orders.go_on_with_interrupted().await;
         peers.begin();
-        host.begin_restoration();
-        host.begin_retention();
-        tracing::info!(api = %api.display(), volumes = host.volumes.list().len(), "ready");
+        host.ownership.begin_restoration();
+        host.volume_orders.begin_retention();
+        tracing::info!(api = %api.display(), volumes = parts.volumes.list().len(), "ready");
         Ok(Self { host, listener, api, hang_ups, successors })
     }
 
@@ -261,8 +262,8 @@ impl Daemon {
             Clients::Closed
         };
         let Self { host, listener, api, hang_ups, successors: _successors } = self;
-        let config = host.config.clone();
-        let read: ReadConfig = Arc::new(move || Ok(config.clone()));
+        let config = Arc::clone(&host.config);
+        let read: ReadConfig = Arc::new(move || Ok(Config::clone(&config)));
         run(host, listener, api, (hang_ups, read), stop).await.map(drop)
     }
 
@@ -361,11 +362,11 @@ async fn run(
     }));
     let page = host.config.web.listen.map(|address| tokio::spawn(serve_page(address, Arc::clone(&host))));
     let remote = tokio::spawn(serve_remote(Arc::clone(&host)));
-    let hang_ups = tokio::spawn(Arc::clone(&host).reload_at_hang_up(hang_ups, read));
+    let hang_ups = tokio::spawn(Arc::clone(&host.reloading).reload_at_hang_up(hang_ups, read));
     // Until the end, because stopping may take long, and the daemon must be seen alive meanwhile.
     let is_alive = move || http::answers(watched.clone());
     let alive = tokio::spawn(service_manager::feed_watchdog(is_alive));
-    service_manager::tell_ready(host.volumes.list().len());
+    service_manager::tell_ready(host.description.describe().volumes);
     // Resolves at a stop, or when the server has failed and dropped its side.
     let ending = closed.await.ok();
     hang_ups.abort();
@@ -376,10 +377,10 @@ async fn run(
         tracing::warn!(path = %api.display(), %error, "the API's socket is left over");
     }
     let (clients, has_failed) = (ending.unwrap_or(Clients::Closed), ending.is_none());
-    let left = host.stop(clients).await;
+    let left = host.shutdown.stop(clients).await;
     // Guests do not wait for a client of the API.
     let answers_wait_max = match clients {
-        Clients::Closed => host.limits().stop_wait_max,
+        Clients::Closed => host.shutdown.wait_max(),
         Clients::PassedOn => ANSWERS_WAIT_MAX,
     };
     let remote_end = remote.abort_handle();
@@ -391,7 +392,7 @@ async fn run(
     remote_end.abort();
     alive.abort();
     // No further order can come.
-    if tokio::task::spawn_blocking(move || host.audit.flush()).await.is_err() {
+    if tokio::task::spawn_blocking(move || host.access.audit.flush()).await.is_err() {
         tracing::warn!("the audit log may lack its last entries");
     }
     if has_failed {
@@ -404,23 +405,24 @@ async fn run(
 /// Serves the page on a port, as soon as the port is free, until the daemon stops.
 async fn serve_page(address: SocketAddr, host: Arc<Host>) {
     let listener = listen_in_the_end(address, "the page").await;
-    host.sign_ins.listens();
+    host.access.sign_ins.listens();
     tracing::info!(url = %format_args!("http://{address}/"), "the page is served");
-    http::serve(listener, http::page_router(Arc::clone(&host)), host.stopping()).await;
+    http::serve(listener, http::page_router(Arc::clone(&host)), host.stopping.begins()).await;
 }
 
 /// Serves the API over TLS, if configured, as soon as its port is free, until the daemon stops.
 async fn serve_remote(host: Arc<Host>) {
-    let (Some(address), Some(acceptor)) = (host.config.api_tls.listen, host.grants.acceptor()) else {
+    let (Some(address), Some(acceptor)) = (host.config.api_tls.listen, host.access.grants.acceptor()) else {
         return;
     };
     let listener = tokio::select! {
         listener = listen_in_the_end(address, "the API over TLS") => listener,
-        () = host.stopping() => return,
+        () = host.stopping.begins() => return,
     };
     tracing::info!(%address, "the API is served over TLS");
     let router = http::remote_router(Arc::clone(&host));
-    http::remote::serve(listener, acceptor, Arc::clone(&host.grants), router, host.stopping()).await;
+    http::remote::serve(listener, acceptor, Arc::clone(&host.access.grants), router, host.stopping.begins())
+        .await;
 }
 
 /// Listens on a port as soon as it is free.

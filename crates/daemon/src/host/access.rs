@@ -4,11 +4,29 @@ use std::sync::Arc;
 
 use transport::HostId;
 
-use super::{Host, blocking};
+use super::blocking;
+use crate::audit::Audit;
 use crate::error::RequestError;
+use crate::grants::Grants;
+use crate::host::Parts;
 use crate::journal::now_unix_ms;
+use crate::sign_ins::SignIns;
 
-impl Host {
+/// Decides who may use the API over TLS, and who has used it.
+pub(crate) struct Access {
+    /// The record of orders and who gave them.
+    pub(crate) audit: Audit,
+    pub(crate) grants: Arc<Grants>,
+    /// The browsers that may give orders on the page.
+    pub(crate) sign_ins: Arc<SignIns>,
+}
+
+impl Access {
+    pub(crate) fn new(parts: &Parts) -> Arc<Self> {
+        let Parts { audit, grants, sign_ins, .. } = parts.clone();
+        Arc::new(Self { audit, grants, sign_ins })
+    }
+
     /// Describes who may use the API over TLS, and at which address.
     pub(crate) fn describe_access(&self) -> Result<api::Access, RequestError> {
         Ok(self.grants.describe()?)

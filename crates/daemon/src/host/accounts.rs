@@ -6,10 +6,10 @@ use api::Migration;
 use migration::MigrationId;
 use migration::journal::{MigrationState, State};
 
-use super::Host;
+use super::MigrationOrders;
 use crate::migrations::ends;
 
-impl Host {
+impl MigrationOrders {
     /// Accounts for each migration that ends, after everything that belongs to it, until the daemon stops.
     pub(crate) fn account_for_migrations(self: &Arc<Self>) {
         let (host, mut ends) = (Arc::clone(self), self.migrations.ends());
@@ -21,7 +21,7 @@ impl Host {
                         tokio::spawn(Arc::clone(&host).account_for(migration));
                     }
                     // N.B. a reference to the host keeps its data folder locked.
-                    () = host.stopping() => return,
+                    () = host.stopping.begins() => return,
                 }
             }
         });
@@ -30,7 +30,7 @@ impl Host {
     async fn account_for(self: Arc<Self>, migration: MigrationId) {
         tokio::select! {
             () = self.migrations.over(migration) => {}
-            () = self.stopping() => return,
+            () = self.stopping.begins() => return,
         }
         let known = self.journal.read(|state: &State| state.migrations.get(&migration).cloned());
         let (Some(known), Ok(ended)) = (known, self.migrations.get(&self.journal, migration)) else { return };

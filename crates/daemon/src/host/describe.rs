@@ -8,37 +8,52 @@ use std::time::Duration;
 use api::{MissingRange, VolumeCreation, VolumeFilling, VolumeState, VolumeStatistics};
 use block::ByteRange;
 use lane::LaneStatus;
-use migration::VolumeId;
 use migration::filling::UNIT_BYTES;
 use migration::journal::{ExportAccess, MigrationState, Place, Side, State, VolumeRecord};
-use migration::promotion;
+use migration::{VolumeId, promotion};
 use tokio::sync::Semaphore;
 
-use super::Host;
+use super::Description;
 use crate::error::RequestError;
-use crate::files::sockets::volume_uri;
+use crate::files::sockets::{SocketFolder, volume_uri};
+use crate::host::{Exports, Parts};
+use crate::hosts::Hosts;
 use crate::images;
+use crate::journal::Journal;
+use crate::migrations::registry::Migrations;
 use crate::migrations::view::image_location;
-use crate::stores::{Store, StoreKind, Unclaimed};
-use crate::volumes::registry::Service;
+use crate::stores::{Store, StoreKind, Stores, Unclaimed};
+use crate::volumes::registry::{Service, Volumes};
 
 /// How long a lane or a store may take to answer before its part of a description is left out. So one hanging disk does not
 /// hide the rest of the host.
 pub(super) const ANSWER_MAX: Duration = Duration::from_secs(1);
 
-impl Host {
-    pub(crate) fn describe(&self) -> api::Host {
-        let text = |path: &Path| path.display().to_string();
-        api::Host {
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            started_unix_ms: self.started_unix_ms,
-            data_dir: text(&self.config.data_dir),
-            runtime_dir: text(&self.config.volume_sockets_dir),
-            engine: self.config.engine.name().to_owned(),
-            volumes: self.volumes.list().len(),
-            migrations_running: self.migrations.running(),
-        }
+/// Describes volumes and stores.
+pub(crate) struct VolumeViews {
+    pub(crate) journal: Journal,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) looks: Arc<Semaphore>,
+    pub(crate) exports: Arc<Exports>,
+}
+
+impl VolumeViews {
+    pub(crate) fn new(parts: &Parts, exports: &Arc<Exports>) -> Arc<Self> {
+        let Parts { journal, stores, volumes, migrations, sockets, hosts, looks, .. } = parts.clone();
+        Arc::new(Self {
+            journal,
+            stores,
+            volumes,
+            migrations,
+            sockets,
+            hosts,
+            looks,
+            exports: Arc::clone(exports),
+        })
     }
 
     pub(crate) async fn describe_stores(self: &Arc<Self>) -> Vec<api::Store> {
@@ -194,8 +209,8 @@ impl Host {
         let mut missing = None;
         if let Some((record, added_unix_ms)) = recorded {
             add_recorded(&mut shown, &record, added_unix_ms);
-            shown.tcp_uri = self.tcp_uri(&record);
-            missing = self.missing_address(&record);
+            shown.tcp_uri = self.exports.tcp_uri(&record);
+            missing = self.exports.missing_address(&record);
         }
         let status = add_service(&mut shown, service).await;
         shown.filling = volume.and_then(|id| self.filling_of(id, status.as_ref()?));
@@ -227,7 +242,23 @@ impl Host {
     }
 }
 
-impl Host {
+impl Description {
+    pub(crate) fn describe(&self) -> api::Host {
+        let text = |path: &Path| path.display().to_string();
+        api::Host {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_unix_ms: self.started_unix_ms,
+            data_dir: text(&self.config.data_dir),
+            runtime_dir: text(&self.config.volume_sockets_dir),
+            engine: self.config.engine.name().to_owned(),
+            volumes: self.volumes.list().len(),
+            migrations_running: self.migrations.running(),
+        }
+    }
+}
+
+impl VolumeViews {
     /// Returns the progress of a volume's missing blocks, as its lane reports it; `None`: it lacks none.
     fn filling_of(&self, volume: VolumeId, status: &LaneStatus) -> Option<VolumeFilling> {
         let progress = status.filling?;

@@ -13,7 +13,7 @@ use lane::LaneStatus;
 use migration::HostId;
 use migration::filling::{FillingProgress, UNIT_BYTES};
 
-use super::Host;
+use super::Description;
 use super::describe::{ANSWER_MAX, answer};
 use crate::error::RequestError;
 use crate::log;
@@ -34,7 +34,7 @@ struct Seen {
     status: Option<LaneStatus>,
 }
 
-impl Host {
+impl Description {
     pub(crate) async fn metrics(self: &Arc<Self>) -> Result<String, RequestError> {
         let mut told = Exposition::default();
         // N.B. the VMs as they were seen last: a monitor serves one client at a time, and is not asked by every collection.
@@ -62,7 +62,7 @@ impl Host {
     }
 
     async fn volumes_seen(&self) -> Vec<Seen> {
-        let seen = self.all_volumes().into_iter().map(|(name, volume, service)| async move {
+        let seen = self.views.all_volumes().into_iter().map(|(name, volume, service)| async move {
             let moved = volume.is_some_and(|id| self.journal.read(|state| state.moved.contains_key(&id)));
             let state = match &service {
                 Service::Creating(_) => api::VolumeState::Creating,
@@ -222,7 +222,7 @@ impl Host {
     }
 }
 
-impl Host {
+impl Description {
     fn add_audit(&self, told: &mut Exposition) {
         let (written, lost) = self.audit.counts();
         told.counter("sterna_audit_entries_total", "Entries that the audit log has durably.")

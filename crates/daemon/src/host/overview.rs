@@ -17,12 +17,24 @@ use api::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, Vol
 use bytes::Bytes;
 use lane::LaneStatus;
 use migration::MigrationId;
+use tokio::sync::Semaphore;
 
-use super::Host;
 use super::metrics::SeenStore;
+use crate::audit::Audit;
+use crate::config::Config;
 use crate::error::RequestError;
-use crate::journal::now_unix_ms;
-use crate::stores::Space;
+use crate::grants::Grants;
+use crate::host::{Parts, PresentLimits, Stopping, VmOrders, VolumeViews};
+use crate::hosts::Hosts;
+use crate::journal::{Journal, now_unix_ms};
+use crate::migrations::ends::Ends;
+use crate::migrations::history::Histories;
+use crate::migrations::queue::Queue;
+use crate::migrations::registry::Migrations;
+use crate::migrations::shares::Shares;
+use crate::peers::Peers;
+use crate::stores::{Space, Stores};
+use crate::volumes::registry::Volumes;
 
 /// The shortest time between two observations. It is a little less than a second, so that a client that asks once a second
 /// always gets a new one.
@@ -40,7 +52,7 @@ const SAMPLES_MAX: usize = 25;
 const ENDED_MAX: usize = 40;
 
 #[derive(Default)]
-pub(super) struct Overviews {
+pub(crate) struct Overviews {
     /// Held while an observation is made, so that other clients wait for it.
     latest: tokio::sync::Mutex<Option<Taken>>,
     slow: Mutex<Slow>,
@@ -81,7 +93,77 @@ pub(super) struct Told {
     recorded: std::collections::BTreeSet<MigrationId>,
 }
 
-impl Host {
+/// Describes the host as a whole: for the page, for monitoring, for service managers.
+pub(crate) struct Description {
+    pub(crate) audit: Audit,
+    pub(crate) grants: Arc<Grants>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) histories: Arc<Histories>,
+    pub(crate) ends: Arc<Ends>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) overviews: Arc<Overviews>,
+    pub(crate) started_unix_ms: u64,
+    pub(crate) looks: Arc<Semaphore>,
+    pub(crate) stopping: Stopping,
+    pub(crate) views: Arc<VolumeViews>,
+    pub(crate) vm_orders: Arc<VmOrders>,
+}
+
+impl Description {
+    pub(crate) fn new(parts: &Parts, views: &Arc<VolumeViews>, vm_orders: &Arc<VmOrders>) -> Arc<Self> {
+        let Parts {
+            audit,
+            grants,
+            config,
+            limits,
+            journal,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            shares,
+            histories,
+            ends,
+            hosts,
+            peers,
+            overviews,
+            started_unix_ms,
+            looks,
+            stopping,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            audit,
+            grants,
+            config,
+            limits,
+            journal,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            shares,
+            histories,
+            ends,
+            hosts,
+            peers,
+            overviews,
+            started_unix_ms,
+            looks,
+            stopping,
+            views: Arc::clone(views),
+            vm_orders: Arc::clone(vm_orders),
+        })
+    }
+
     /// Returns the overview, JSON of [`api::Overview`], at most one second old.
     pub(crate) async fn overview(self: &Arc<Self>) -> Result<Bytes, RequestError> {
         let mut latest = self.overviews.latest.lock().await;
@@ -106,8 +188,8 @@ impl Host {
             let span = taken.at.elapsed();
             (span <= RATE_SPAN_MAX).then_some((&taken.counted, span.as_secs_f64()))
         });
-        let looks = self.all_volumes().into_iter();
-        let looks = looks.map(|(name, volume, service)| self.look_at(name, volume, service));
+        let looks = self.views.all_volumes().into_iter();
+        let looks = looks.map(|(name, volume, service)| self.views.look_at(name, volume, service));
         let seen = futures_util::future::join_all(looks).await;
         let mut counted = Counted::default();
         let volumes = seen.into_iter().map(|(volume, status)| {
@@ -196,9 +278,9 @@ impl Host {
         let host = Arc::clone(self);
         let recorded = tokio::task::spawn_blocking(move || host.histories.recorded());
         let (stores, mut vms, volumes, recorded, spaces, data) = tokio::join!(
-            self.describe_stores(),
-            self.describe_vms(),
-            self.describe_volumes(),
+            self.views.describe_stores(),
+            self.vm_orders.describe_vms(),
+            self.views.describe_volumes(),
             recorded,
             self.stores_seen(),
             self.data_folder_seen()

@@ -6,18 +6,52 @@ use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use migration::journal::Side;
-use migration::orders;
 use migration::session::Event;
-use migration::{HostId, MigrationId, VolumeId};
+use migration::{HostId, MigrationId, VolumeId, orders};
 use transport::Peer;
 
+use super::blocking;
 use super::describe::ANSWER_MAX;
-use super::{Host, blocking};
 use crate::error::RequestError;
-use crate::hosts::Trust;
-use crate::volumes::registry::Service;
+use crate::host::migrations::session::Sessions;
+use crate::host::{MigrationOrders, Ownership, Parts};
+use crate::hosts::{Hosts, Trust};
+use crate::journal::Journal;
+use crate::migrations::metadata::MetadataFolder;
+use crate::peers::Peers;
+use crate::volumes::registry::{Service, Volumes};
 
-impl Host {
+/// Carries out the orders about other hosts.
+pub(crate) struct Pairing {
+    pub(crate) journal: Journal,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) migration_orders: Arc<MigrationOrders>,
+    pub(crate) ownership: Arc<Ownership>,
+}
+
+impl Pairing {
+    pub(crate) fn new(
+        parts: &Parts,
+        migration_orders: &Arc<MigrationOrders>,
+        ownership: &Arc<Ownership>,
+    ) -> Arc<Self> {
+        let Parts { journal, volumes, metadata_folder, sessions, hosts, peers, .. } = parts.clone();
+        Arc::new(Self {
+            journal,
+            volumes,
+            metadata_folder,
+            sessions,
+            hosts,
+            peers,
+            migration_orders: Arc::clone(migration_orders),
+            ownership: Arc::clone(ownership),
+        })
+    }
+
     pub(crate) async fn create_identity(
         self: Arc<Self>,
         order: api::NewIdentity,
@@ -113,13 +147,13 @@ impl Host {
             with_it.map(|(id, _)| id).collect::<Vec<_>>()
         });
         for migration in with_it {
-            if let Some(begun) = self.begun_unix_ms(migration) {
+            if let Some(begun) = self.journal.begun_unix_ms(migration) {
                 let warning = format!("the host \"{name}\" was removed");
                 self.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
             }
             // N.B. Recorded first. That fails if this target has promised to wait: only an administrator decides then.
-            let is_recorded =
-                self.record_cancel(migration).await.is_ok() || self.record_given_up(migration).await;
+            let is_recorded = self.migration_orders.record_cancel(migration).await.is_ok()
+                || self.record_given_up(migration).await;
             if is_recorded && self.sessions.tell(migration, Event::Cancel) {
                 tracing::info!(%migration, host = name, "ending a migration with a removed host");
             }
@@ -166,7 +200,11 @@ impl Host {
         let mut needed = Vec::new();
         if !migrations.is_empty() {
             let all: Vec<String> = migrations.iter().map(ToString::to_string).collect();
-            needed.push(format!("{} would not end ({})", all.join(", "), self.ended_by(&migrations, id)));
+            needed.push(format!(
+                "{} would not end ({})",
+                all.join(", "),
+                self.ownership.ended_by(&migrations, id)
+            ));
         }
         if let Some(first) = volumes.first() {
             let all = volumes.join(", ");

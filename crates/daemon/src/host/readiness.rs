@@ -7,7 +7,7 @@ use api::{Part, Problem, Readiness, Vm, VmState};
 use migration::journal::{Side, Stage};
 use migration::{HostId, MigrationId};
 
-use super::Host;
+use super::Description;
 use super::metrics::SeenStore;
 use crate::hosts::HostsError;
 use crate::journal::now_unix_ms;
@@ -25,7 +25,7 @@ enum Attention {
     Problem(Problem),
 }
 
-impl Host {
+impl Description {
     pub(crate) fn health(&self) -> api::Health {
         api::Health { pid: std::process::id(), started_unix_ms: self.started_unix_ms }
     }
@@ -33,7 +33,7 @@ impl Host {
     /// Describes what the host should do and does not.
     pub(crate) async fn readiness(self: &Arc<Self>) -> Readiness {
         let (vms, stores, data) =
-            tokio::join!(self.describe_vms(), self.stores_seen(), self.data_folder_seen());
+            tokio::join!(self.vm_orders.describe_vms(), self.stores_seen(), self.data_folder_seen());
         self.readiness_with(&vms, &stores, data)
     }
 
@@ -64,13 +64,13 @@ impl Host {
 
     fn services(&self) -> Readiness {
         let mut problems = Vec::new();
-        if self.is_stopping() {
+        if self.stopping.has_begun() {
             problems.push(problem(Part::Daemon, None, "it is stopping"));
         }
         if !self.journal.figures().is_writable {
             problems.push(problem(Part::Journal, None, "the latest commit could not be made durable"));
         }
-        for (name, _, service) in self.all_volumes() {
+        for (name, _, service) in self.views.all_volumes() {
             match service {
                 Service::Starting => {
                     problems.push(problem(Part::Volume, Some(&name), "its image is being opened"));
@@ -101,7 +101,7 @@ impl Host {
     /// Returns arrivals that make no progress.
     fn idle_arrivals(&self) -> Vec<Problem> {
         let mut idle_ones = Vec::new();
-        let silent_max = self.limits().patience.silent_max;
+        let silent_max = self.limits.now().patience.silent_max;
         for (migration, peer, remote, is_promised) in self.arrivals() {
             // A migration that a restart has resumed gets at least the full time again.
             let idle = self.peers.idle_for(peer, remote).unwrap_or_else(|| self.under_way_for(migration));
@@ -155,7 +155,7 @@ impl Host {
     }
 
     fn under_way_for(&self, migration: MigrationId) -> Duration {
-        let since = self.begun_unix_ms(migration).unwrap_or_default().max(self.started_unix_ms);
+        let since = self.journal.begun_unix_ms(migration).unwrap_or_default().max(self.started_unix_ms);
         Duration::from_millis(now_unix_ms().saturating_sub(since))
     }
 }

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use migration::custody::{Owner, Step, Word};
 use migration::journal::{ImageFormat, ImageLocation, Record};
 
-use super::{Host, blocking};
+use super::{VolumeOrders, blocking};
 use crate::error::RequestError;
 use crate::stores::StoreKind;
 
-impl Host {
+impl VolumeOrders {
     /// Lifts the fence of a store, if there is one. Errors: [`RequestError::StoreNotFound`]; [`RequestError::Invalid`] for a
     /// folder, which has no fence; [`RequestError::Claimed`]: a volume or another host uses the content.
     pub(crate) async fn release_store(self: Arc<Self>, name: String) -> Result<api::Store, RequestError> {
@@ -28,6 +28,6 @@ impl Host {
             self.journal.commit(vec![Record::ReservationLifted { place: place.clone() }]).await?;
             tracing::info!(store = %name, %place, "gave up the image that a migration left");
         }
-        Ok(self.describe_store(name).await)
+        Ok(self.views.describe_store(name).await)
     }
 }

@@ -13,9 +13,15 @@ use migration::journal::State;
 use tokio::signal::unix::Signal;
 
 use crate::config::{Config, ConfigError, ImpairmentConfig, Limits, StoreConfig};
+use crate::custody::Custody;
 use crate::error::with_causes;
-use crate::host::{Host, blocking};
+use crate::grants::Grants;
+use crate::host::{Exports, Parts, PresentLimits, blocking};
+use crate::journal::Journal;
+use crate::migrations::queue::Queue;
+use crate::migrations::shares::Shares;
 use crate::service_manager;
+use crate::stores::Stores;
 
 /// Reads the present configuration from its file.
 pub type ReadConfig = Arc<dyn Fn() -> Result<Config, ConfigError> + Send + Sync>;
@@ -92,14 +98,33 @@ impl Changes {
     }
 }
 
-impl Host {
+/// Reads certificates and the configuration again.
+pub(crate) struct Reloading {
+    grants: Arc<Grants>,
+    config: Arc<Config>,
+    limits: Arc<PresentLimits>,
+    journal: Journal,
+    custody: Custody,
+    stores: Arc<Stores>,
+    queue: Arc<Queue>,
+    shares: Arc<Shares>,
+    exports: Arc<Exports>,
+}
+
+impl Reloading {
+    pub(super) fn new(parts: &Parts, exports: &Arc<Exports>) -> Arc<Self> {
+        let Parts { grants, config, limits, journal, custody, stores, queue, shares, .. } = parts.clone();
+        let exports = Arc::clone(exports);
+        Arc::new(Self { grants, config, limits, journal, custody, stores, queue, shares, exports })
+    }
+
     /// Reads certificates and the configuration again at each SIGHUP.
     pub(crate) async fn reload_at_hang_up(self: Arc<Self>, mut hang_ups: Signal, read: ReadConfig) {
         while hang_ups.recv().await.is_some() {
             service_manager::tell_reloading();
             let (host, read) = (Arc::clone(&self), Arc::clone(&read));
             let done = blocking(move || {
-                host.read_certificates();
+                host.exports.read_certificates();
                 host.grants.reload();
                 host.read_configuration(&read);
                 Ok(())
@@ -108,6 +133,12 @@ impl Host {
             let _ = done.await;
             service_manager::tell_reloaded();
         }
+    }
+
+    fn set_limits(&self, limits: Limits) {
+        self.limits.set(limits);
+        self.queue.set_limits(limits.queue);
+        self.shares.set_limits(limits.shares);
     }
 
     /// Applies the changes that need no restart. May block.
@@ -123,7 +154,7 @@ impl Host {
             }
         };
         let Changes { limits, added, left } =
-            Changes::between(&self.config, self.limits(), &self.stores.configured(), &now);
+            Changes::between(&self.config, self.limits.now(), &self.stores.configured(), &now);
         if let Some(limits) = limits {
             self.set_limits(limits);
             tracing::info!(

@@ -28,12 +28,14 @@ use migration::{HostId, VolumeId};
 use tokio::sync::Notify;
 
 use self::words::Words;
-use super::{Host, blocking};
+use super::{Ownership, blocking};
 use crate::error::{RequestError, RestoredError};
 use crate::host::volumes::create::random_bytes;
+use crate::hosts::Hosts;
 use crate::images::{half_made, opening};
+use crate::journal::Journal;
 use crate::stores::StoreKind;
-use crate::volumes::registry::{Claim, Service};
+use crate::volumes::registry::{Claim, Service, Volumes};
 
 /// How often waiting volumes are checked, besides notifications: pairing and removing hosts sends none.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,34 +44,31 @@ const SILENT_MAX: Duration = Duration::from_secs(6);
 const SILENT_POLL: Duration = Duration::from_millis(200);
 
 /// The decisions about volumes that wait.
-pub(super) struct Restoring {
+pub(crate) struct Restoring {
+    journal: Journal,
+    volumes: Arc<Volumes>,
+    hosts: Arc<Hosts>,
     machine: Mutex<Restoration>,
     /// The origin of the machine's time.
     began: Instant,
     told: Notify,
 }
 
-impl Default for Restoring {
-    fn default() -> Self {
-        Self { machine: Mutex::default(), began: Instant::now(), told: Notify::new() }
-    }
-}
-
 impl Restoring {
-    fn tell(&self, event: Event) {
-        let now = self.began.elapsed();
-        self.lock().handle_event(now, event);
-        self.told.notify_one();
+    pub(crate) fn new(journal: &Journal, volumes: &Arc<Volumes>, hosts: &Arc<Hosts>) -> Self {
+        let (journal, volumes, hosts) = (journal.clone(), Arc::clone(volumes), Arc::clone(hosts));
+        Self {
+            journal,
+            volumes,
+            hosts,
+            machine: Mutex::default(),
+            began: Instant::now(),
+            told: Notify::new(),
+        }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Restoration> {
-        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Host {
     /// Claims the names of waiting volumes, so that nothing is served or created under them.
-    pub(in crate::host) fn hold_restored(&self) {
+    pub(in crate::host) fn hold(&self) {
         let waiting = self.journal.read(|state| {
             let names = state.in_question().map(|known| (known.record.name.clone(), known.record.volume));
             names.collect::<Vec<_>>()
@@ -82,6 +81,96 @@ impl Host {
         }
     }
 
+    /// Forgets a volume that is not this host's; its image stays.
+    pub(in crate::host) async fn forget(
+        &self,
+        claim: Claim,
+        volume: VolumeId,
+        name: String,
+    ) -> Result<RemovedVolume, RequestError> {
+        let (records, image) = self.journal.read(|state| {
+            let image = state.questioned(volume).map(|known| known.record.image.place.name().to_owned());
+            (restoration::forget(state, volume), image.unwrap_or_default())
+        });
+        let records = records.map_err(|_| RestoredError::NotWaiting(name.clone()))?;
+        self.journal.commit(records).await?;
+        claim.removed();
+        self.told.notify_one();
+        tracing::info!(volume = %name, image, "a volume of the restored journal was forgotten; its image is kept");
+        let (image_fate, kept_because) = (api::ImageFate::Kept, Some(api::KeptBecause::Unknown));
+        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
+    }
+
+    /// Replaces the error for an unknown volume if the volume waits.
+    pub(in crate::host) fn or_unconfirmed(&self, name: &str, error: RequestError) -> RequestError {
+        match error {
+            RequestError::VolumeNotFound(_)
+                if self.journal.read(|state| state.questioned_named(name).is_some()) =>
+            {
+                self.unconfirmed(name).into()
+            }
+            error => error,
+        }
+    }
+
+    /// Returns why a waiting volume is not served.
+    pub(in crate::host) fn unconfirmed(&self, name: &str) -> RestoredError {
+        RestoredError::Unconfirmed { volume: name.to_owned(), standing: self.standing(name) }
+    }
+
+    pub(crate) fn say_standing(&self, name: &str) {
+        let Some(attempt) = self.volumes.attempt(name) else { return };
+        let standing = self.standing(name);
+        match self.volumes.service(name) {
+            Some(Service::Unconfirmed(said)) if said == standing => {}
+            Some(Service::Unconfirmed(_) | Service::Starting) => {
+                self.volumes.set(name, &attempt, Service::Unconfirmed(standing));
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns what a volume waits for, and what can be done about it.
+    pub(crate) fn standing(&self, name: &str) -> String {
+        let found = self.journal.read(|state| {
+            let (volume, _) = state.questioned_named(name)?;
+            let doubt = state.restored_volume(volume).and_then(|waiting| waiting.doubt.clone());
+            let hosts = state.restored.as_ref().map(|restored| restored.more.hosts.clone());
+            Some((volume, doubt, state.moved.get(&volume).cloned(), hosts.unwrap_or_default()))
+        });
+        let Some((volume, doubt, moved, named)) = found else { return String::new() };
+        let standing = self.lock().standing(volume);
+        let name_of = |host: HostId| {
+            let named = named.iter().find(|named| named.id == host);
+            match self.hosts.is_paired(host) {
+                true => format!("\"{}\"", self.hosts.name_of(host)),
+                false => {
+                    named.map_or_else(|| host.to_string(), |named| format!("\"{}\" ({host})", named.name))
+                }
+            }
+        };
+        let words = Words {
+            volume: name,
+            doubt: doubt.as_ref(),
+            moved: moved.as_ref(),
+            named: &named,
+            name_of: &name_of,
+        };
+        words.of(standing.as_ref())
+    }
+
+    fn tell(&self, event: Event) {
+        let now = self.began.elapsed();
+        self.lock().handle_event(now, event);
+        self.told.notify_one();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Restoration> {
+        self.machine.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Ownership {
     /// Begins to ask other hosts, until nothing waits or the daemon stops.
     pub(crate) fn begin_restoration(self: &Arc<Self>) {
         if self.journal.read(|state| state.in_question().next().is_none()) {
@@ -97,7 +186,7 @@ impl Host {
             };
             tokio::select! {
                 () = see => {}
-                () = host.stopping() => {}
+                () = host.stopping.begins() => {}
             }
         });
     }
@@ -118,7 +207,7 @@ impl Host {
         actions.iter().for_each(|action| self.carry_out_restoration(action));
         let names: Vec<String> =
             self.journal.read(|state| state.in_question().map(|known| known.record.name.clone()).collect());
-        names.iter().for_each(|name| self.say_standing(name));
+        names.iter().for_each(|name| self.restoring.say_standing(name));
         !is_over
     }
 
@@ -214,8 +303,8 @@ impl Host {
             self.journal.commit(records).await?;
             claim.removed();
             tracing::info!(volume = %name, "another host has confirmed that it has a volume that left this host");
-            self.resume_confirmed(volume).await;
-            self.lead_to_departed(volume).await;
+            self.resumption.resume_confirmed(volume).await;
+            self.resumption.lead_to_departed(volume).await;
             self.restoring.told.notify_one();
             return Ok(());
         }
@@ -237,11 +326,11 @@ impl Host {
         self.journal.commit(records).await?;
         claim.created(volume);
         drop(claim);
-        self.serve_in_background(name);
+        self.serving.serve_in_background(name);
         self.restoring.told.notify_one();
         // A VM that was moving when the backup was made is here once its last volume is.
         let host = Arc::clone(self);
-        tokio::spawn(async move { host.settle_vms().await });
+        tokio::spawn(async move { host.vm_orders.settle_vms().await });
         Ok(())
     }
 
@@ -302,7 +391,7 @@ impl Host {
         tracing::warn!(volume = %name, ?standing, ?how, "by order, this host owns a volume of the restored journal");
         self.reinstate(claim, volume, &name, records, order.size_bytes).await?;
         self.volumes.lane(&name).await?;
-        self.describe_volume(&name).await
+        self.views.describe_volume(&name).await
     }
 
     /// Gives the hosts that have not answered about a volume the time to do so. **N.B.** A host that is up must not count as silent
@@ -322,88 +411,12 @@ impl Host {
     fn refused(&self, name: &str, reason: restoration::Refused) -> RestoredError {
         match reason {
             restoration::Refused::NotWaiting => RestoredError::NotWaiting(name.to_owned()),
-            reason => {
-                RestoredError::Refused { volume: name.to_owned(), reason, standing: self.standing(name) }
-            }
+            reason => RestoredError::Refused {
+                volume: name.to_owned(),
+                reason,
+                standing: self.restoring.standing(name),
+            },
         }
-    }
-
-    /// Forgets a volume that is not this host's; its image stays.
-    pub(in crate::host) async fn forget_restored(
-        &self,
-        claim: Claim,
-        volume: VolumeId,
-        name: String,
-    ) -> Result<RemovedVolume, RequestError> {
-        let (records, image) = self.journal.read(|state| {
-            let image = state.questioned(volume).map(|known| known.record.image.place.name().to_owned());
-            (restoration::forget(state, volume), image.unwrap_or_default())
-        });
-        let records = records.map_err(|_| RestoredError::NotWaiting(name.clone()))?;
-        self.journal.commit(records).await?;
-        claim.removed();
-        self.restoring.told.notify_one();
-        tracing::info!(volume = %name, image, "a volume of the restored journal was forgotten; its image is kept");
-        let (image_fate, kept_because) = (api::ImageFate::Kept, Some(api::KeptBecause::Unknown));
-        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
-    }
-
-    /// Replaces the error for an unknown volume if the volume waits.
-    pub(in crate::host) fn or_unconfirmed(&self, name: &str, error: RequestError) -> RequestError {
-        match error {
-            RequestError::VolumeNotFound(_)
-                if self.journal.read(|state| state.questioned_named(name).is_some()) =>
-            {
-                self.unconfirmed(name).into()
-            }
-            error => error,
-        }
-    }
-
-    /// Returns why a waiting volume is not served.
-    pub(in crate::host) fn unconfirmed(&self, name: &str) -> RestoredError {
-        RestoredError::Unconfirmed { volume: name.to_owned(), standing: self.standing(name) }
-    }
-
-    fn say_standing(&self, name: &str) {
-        let Some(attempt) = self.volumes.attempt(name) else { return };
-        let standing = self.standing(name);
-        match self.volumes.service(name) {
-            Some(Service::Unconfirmed(said)) if said == standing => {}
-            Some(Service::Unconfirmed(_) | Service::Starting) => {
-                self.volumes.set(name, &attempt, Service::Unconfirmed(standing));
-            }
-            _ => {}
-        }
-    }
-
-    /// Returns what a volume waits for, and what can be done about it.
-    fn standing(&self, name: &str) -> String {
-        let found = self.journal.read(|state| {
-            let (volume, _) = state.questioned_named(name)?;
-            let doubt = state.restored_volume(volume).and_then(|waiting| waiting.doubt.clone());
-            let hosts = state.restored.as_ref().map(|restored| restored.more.hosts.clone());
-            Some((volume, doubt, state.moved.get(&volume).cloned(), hosts.unwrap_or_default()))
-        });
-        let Some((volume, doubt, moved, named)) = found else { return String::new() };
-        let standing = self.restoring.lock().standing(volume);
-        let name_of = |host: HostId| {
-            let named = named.iter().find(|named| named.id == host);
-            match self.hosts.is_paired(host) {
-                true => format!("\"{}\"", self.hosts.name_of(host)),
-                false => {
-                    named.map_or_else(|| host.to_string(), |named| format!("\"{}\" ({host})", named.name))
-                }
-            }
-        };
-        let words = Words {
-            volume: name,
-            doubt: doubt.as_ref(),
-            moved: moved.as_ref(),
-            named: &named,
-            name_of: &name_of,
-        };
-        words.of(standing.as_ref())
     }
 }
 

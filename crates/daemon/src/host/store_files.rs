@@ -12,7 +12,7 @@ use api::{FileRole, StoreContent, StoreFile};
 use migration::custody::{Owner, Word};
 use migration::journal::{ImageLocation, Place, ReservedContent, State};
 
-use super::Host;
+use super::VolumeOrders;
 use super::describe::{answer_within, store_kind};
 use crate::custody::CustodyError;
 use crate::error::{RequestError, StoreFileError, StoreFileObstacle, fenced};
@@ -24,7 +24,7 @@ use crate::stores::{Occupant, Store, StoreKind};
 /// How long listing all files of a store may take: thousands of files on a slow disk.
 const LOOK_MAX: Duration = Duration::from_secs(30);
 
-impl Host {
+impl VolumeOrders {
     /// Describes all files of a store. A store that cannot be read is described as such.
     pub(crate) async fn describe_content(
         self: &Arc<Self>,

@@ -22,7 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
 /// Describes who may use the API over TLS, and at which address.
 #[utoipa::path(get, path = "/v1/access", responses((status = 200, description = "Who may", body = api::Access)))]
 async fn show_access(State(host): State<Arc<Host>>) -> Answer<api::Access> {
-    host.describe_access().map(Json)
+    host.access.describe_access().map(Json)
 }
 
 /// Grants access to the API over TLS, to a given key or by an access token.
@@ -33,7 +33,7 @@ async fn grant_access(
     request: Request,
 ) -> Result<(StatusCode, Json<api::NewlyGranted>), RequestError> {
     let order = body(request).await?;
-    let granted = host.operate(Arc::clone(&host).grant_access(order)).await?;
+    let granted = host.operate(Arc::clone(&host.access).grant_access(order)).await?;
     Ok((StatusCode::CREATED, Json(granted)))
 }
 
@@ -46,14 +46,14 @@ async fn set_access(
     request: Request,
 ) -> Answer<api::Grant> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).set_access(name, order)).await.map(Json)
+    host.operate(Arc::clone(&host.access).set_access(name, order)).await.map(Json)
 }
 
 /// Revokes a client's access over TLS, in effect from its next request.
 #[utoipa::path(delete, path = "/v1/access/{name}", params(("name" = String, Path, description = "What he is called")),
     responses((status = 200, description = "What he had", body = api::Grant)))]
 async fn revoke_access(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Grant> {
-    host.operate(Arc::clone(&host).revoke_access(name)).await.map(Json)
+    host.operate(Arc::clone(&host.access).revoke_access(name)).await.map(Json)
 }
 
 /// Redeems an access token: replaces the key of the token by the client's own key.
@@ -66,5 +66,5 @@ async fn redeem_access(
 ) -> Answer<api::Grant> {
     let Some(Extension(Caller(Some(invited)))) = caller else { return Err(RouteError::NotInvited.into()) };
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).redeem_access(invited.key, order)).await.map(Json)
+    host.operate(Arc::clone(&host.access).redeem_access(invited.key, order)).await.map(Json)
 }

@@ -35,7 +35,7 @@ async fn create_identity(
     request: Request,
 ) -> Result<(StatusCode, Json<api::Identity>), RequestError> {
     let order = body(request).await?;
-    let identity = host.operate(Arc::clone(&host).create_identity(order)).await?;
+    let identity = host.operate(Arc::clone(&host.pairing).create_identity(order)).await?;
     Ok((StatusCode::CREATED, Json(identity)))
 }
 
@@ -47,14 +47,14 @@ async fn invite(
     request: Request,
 ) -> Result<(StatusCode, Json<api::Invitation>), RequestError> {
     let order = body(request).await?;
-    let invitation = host.operate(Arc::clone(&host).invite(order)).await?;
+    let invitation = host.operate(Arc::clone(&host.pairing).invite(order)).await?;
     Ok((StatusCode::CREATED, Json(invitation)))
 }
 
 /// Lists the paired hosts by name.
 #[utoipa::path(get, path = "/v1/hosts", responses((status = 200, description = "The hosts", body = [api::Peer])))]
 async fn list_hosts(State(host): State<Arc<Host>>) -> Answer<Vec<api::Peer>> {
-    Ok(Json(host.describe_hosts()?))
+    Ok(Json(host.pairing.describe_hosts()?))
 }
 
 /// Redeems another host's invitation. Answers when both hosts know each other.
@@ -65,7 +65,7 @@ async fn join_host(
     request: Request,
 ) -> Result<(StatusCode, Json<api::Peer>), RequestError> {
     let order = body(request).await?;
-    let peer = host.operate(Arc::clone(&host).join_host(order)).await?;
+    let peer = host.operate(Arc::clone(&host.pairing).join_host(order)).await?;
     Ok((StatusCode::CREATED, Json(peer)))
 }
 
@@ -73,7 +73,7 @@ async fn join_host(
 #[utoipa::path(get, path = "/v1/hosts/{name}", params(("name" = String, Path, description = "Name of the host")),
     responses((status = 200, description = "The host", body = api::Peer)))]
 async fn show_other_host(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Peer> {
-    Ok(Json(host.describe_other_host(&name)?))
+    Ok(Json(host.pairing.describe_other_host(&name)?))
 }
 
 /// Changes what another host is trusted with, and at which addresses it is reached.
@@ -85,7 +85,7 @@ async fn change_host(
     request: Request,
 ) -> Answer<api::Peer> {
     let order = body(request).await?;
-    host.operate(Arc::clone(&host).set_host(name, order)).await.map(Json)
+    host.operate(Arc::clone(&host.pairing).set_host(name, order)).await.map(Json)
 }
 
 /// Forgets another host, which is refused from then on.
@@ -98,5 +98,5 @@ async fn remove_host(
     uri: Uri,
 ) -> Answer<api::RemovedPeer> {
     let how = query(&uri)?;
-    host.operate(Arc::clone(&host).remove_host(name, how)).await.map(Json)
+    host.operate(Arc::clone(&host.pairing).remove_host(name, how)).await.map(Json)
 }

@@ -25,14 +25,14 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
 #[utoipa::path(get, path = "/metrics",
     responses((status = 200, description = "The figures", body = String, content_type = "text/plain")))]
 async fn show_metrics(State(host): State<Arc<Host>>) -> Result<Response, RequestError> {
-    let text = host.metrics().await?;
+    let text = host.description.metrics().await?;
     Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response())
 }
 
 /// Returns that the daemon is alive, without checking anything else.
 #[utoipa::path(get, path = "/health", responses((status = 200, description = "It is alive", body = api::Health)))]
 async fn show_health(State(host): State<Arc<Host>>) -> Json<api::Health> {
-    Json(host.health())
+    Json(host.description.health())
 }
 
 /// Returns whether the daemon works completely, and which parts do not.
@@ -40,7 +40,7 @@ async fn show_health(State(host): State<Arc<Host>>) -> Json<api::Health> {
     responses((status = 200, description = "It does", body = api::Readiness),
         (status = 503, description = "Something is in the way", body = api::Readiness)))]
 async fn show_readiness(State(host): State<Arc<Host>>) -> (StatusCode, Json<api::Readiness>) {
-    let readiness = host.readiness().await;
+    let readiness = host.description.readiness().await;
     let status = if readiness.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(readiness))
 }

@@ -63,11 +63,11 @@ pub(super) async fn make_page_link(
         Some(Extension(Caller(who))) => Owner::Remote(who.ok_or(RouteError::Revoked)?.key),
     };
     let address = host.config.web.listen.ok_or(RouteError::NoPage)?;
-    if !host.sign_ins.is_listening() {
+    if !host.access.sign_ins.is_listening() {
         return Err(RouteError::NoPageYet(address).into());
     }
     let role = role_of(&host, &owner).ok_or(RouteError::Revoked)?;
-    let key = host.sign_ins.invite(owner, Instant::now());
+    let key = host.access.sign_ins.invite(owner, Instant::now());
     let key =
         key.ok_or_else(|| RequestError::Internal("the system has no randomness for a key".to_owned()))?;
     let link = PageLink {
@@ -91,7 +91,7 @@ pub(super) fn routes(host: &Arc<Host>) -> Router<Arc<Host>> {
         .route("/web/v1/migrations/{id}/retry", post(super::retry_migration))
         .route_layer(from_fn(authorized))
         // The audit log has only orders of browsers that have signed in: any process of the host can send others without end.
-        .route_layer(from_fn_with_state(host.audit.clone(), audited::audited))
+        .route_layer(from_fn_with_state(host.access.audit.clone(), audited::audited))
         .route_layer(from_fn_with_state(Arc::clone(host), signed_in));
     let session = post(sign_in).get(show_session).delete(sign_out);
     orders.route("/web/session", session).layer(from_fn(refuse_other_pages))
@@ -103,8 +103,8 @@ struct Signed(Role);
 
 async fn sign_in(State(host): State<Arc<Host>>, request: Request) -> Answer<SignedIn> {
     let SignIn { key } = body(request).await?;
-    let token = host.sign_ins.sign_in(&key, Instant::now()).ok_or(RouteError::SignInRefused)?;
-    let owner = host.sign_ins.owner(&token, Instant::now());
+    let token = host.access.sign_ins.sign_in(&key, Instant::now()).ok_or(RouteError::SignInRefused)?;
+    let owner = host.access.sign_ins.owner(&token, Instant::now());
     let role = owner.and_then(|owner| role_of(&host, &owner)).ok_or(RouteError::SignInRefused)?;
     Ok(Json(SignedIn { role, token: Some(token) }))
 }
@@ -116,7 +116,7 @@ async fn show_session(State(host): State<Arc<Host>>, headers: HeaderMap) -> Answ
 
 async fn sign_out(State(host): State<Arc<Host>>, headers: HeaderMap) -> StatusCode {
     if let Some(token) = token_in(&headers) {
-        host.sign_ins.sign_out(token);
+        host.access.sign_ins.sign_out(token);
     }
     StatusCode::NO_CONTENT
 }
@@ -128,7 +128,7 @@ async fn signed_in(State(host): State<Arc<Host>>, mut request: Request, next: Ne
     };
     let by = match owner {
         Owner::Local(by) => by,
-        Owner::Remote(key) => host.grants.who(key).map(|who| By::from(&who)),
+        Owner::Remote(key) => host.access.grants.who(key).map(|who| By::from(&who)),
     };
     if let Some(by) = by {
         request.extensions_mut().insert(by);
@@ -170,7 +170,7 @@ fn is_from_this_page(headers: &HeaderMap) -> bool {
 
 /// Returns the owner of the browser that sends these headers, and its present role.
 fn browser(host: &Host, headers: &HeaderMap) -> Option<(Owner, Role)> {
-    let owner = host.sign_ins.owner(token_in(headers)?, Instant::now())?;
+    let owner = host.access.sign_ins.owner(token_in(headers)?, Instant::now())?;
     let role = role_of(host, &owner)?;
     Some((owner, role))
 }
@@ -183,7 +183,7 @@ fn token_in(headers: &HeaderMap) -> Option<&str> {
 fn role_of(host: &Host, owner: &Owner) -> Option<Role> {
     match owner {
         Owner::Local(_) => Some(Role::Operate),
-        Owner::Remote(key) => match host.grants.who(*key)?.standing {
+        Owner::Remote(key) => match host.access.grants.who(*key)?.standing {
             Standing::Has(role) => Some(role.min(Role::Operate)),
             Standing::Invited => None,
         },

@@ -19,7 +19,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
 #[utoipa::path(get, path = "/v1/replicas",
     responses((status = 200, description = "The images", body = [api::Replica])))]
 async fn list_replicas(State(host): State<Arc<Host>>) -> Json<Vec<api::Replica>> {
-    Json(host.describe_replicas().await)
+    Json(host.volume_orders.describe_replicas().await)
 }
 
 /// Deletes a kept image and returns it. For a device or an export, only the fence is lifted.
@@ -32,5 +32,5 @@ async fn drop_replica(
     uri: Uri,
 ) -> Answer<api::Replica> {
     let which = query(&uri)?;
-    host.operate(Arc::clone(&host).drop_replica(volume, which)).await.map(Json)
+    host.operate(Arc::clone(&host.volume_orders).drop_replica(volume, which)).await.map(Json)
 }

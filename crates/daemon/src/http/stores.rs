@@ -21,7 +21,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
 /// Lists the stores by name.
 #[utoipa::path(get, path = "/v1/stores", responses((status = 200, description = "The stores", body = [api::Store])))]
 async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
-    Json(host.describe_stores().await)
+    Json(host.views.describe_stores().await)
 }
 
 /// Frees a store that holds one volume: gives up what a migration left there.
@@ -31,14 +31,14 @@ async fn list_stores(State(host): State<Arc<Host>>) -> Json<Vec<api::Store>> {
     responses((status = 200, description = "The store", body = api::Store))
 )]
 async fn release_store(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Store> {
-    host.operate(Arc::clone(&host).release_store(name)).await.map(Json)
+    host.operate(Arc::clone(&host.volume_orders).release_store(name)).await.map(Json)
 }
 
 /// Lists the content of a store: images with their owners, half-made targets, kept images, and other files.
 #[utoipa::path(get, path = "/v1/stores/{name}/files", params(("name" = String, Path, description = "Name of the store")),
     responses((status = 200, description = "What lies there", body = api::StoreContent)))]
 async fn show_content(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::StoreContent> {
-    host.describe_content(name).await.map(Json)
+    host.volume_orders.describe_content(name).await.map(Json)
 }
 
 /// Deletes an unclaimed half-made target and returns it.
@@ -52,5 +52,5 @@ async fn drop_half_made(
     State(host): State<Arc<Host>>,
     Segment((name, file)): Segment<(String, String)>,
 ) -> Answer<api::StoreFile> {
-    host.operate(Arc::clone(&host).drop_half_made(name, file)).await.map(Json)
+    host.operate(Arc::clone(&host.volume_orders).drop_half_made(name, file)).await.map(Json)
 }

@@ -29,7 +29,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
 /// Lists the VMs by name.
 #[utoipa::path(get, path = "/v1/vms", responses((status = 200, description = "The VMs", body = [api::Vm])))]
 async fn list_vms(State(host): State<Arc<Host>>) -> Json<Vec<api::Vm>> {
-    Json(host.describe_vms().await)
+    Json(host.vm_orders.describe_vms().await)
 }
 
 /// Adds a VM without starting it.
@@ -40,7 +40,7 @@ async fn add_vm(
     request: Request,
 ) -> Result<(StatusCode, Json<api::Vm>), RequestError> {
     let order = body(request).await?;
-    let vm = host.operate(Arc::clone(&host).add_vm(order)).await?;
+    let vm = host.operate(Arc::clone(&host.vm_orders).add_vm(order)).await?;
     Ok((StatusCode::CREATED, Json(vm)))
 }
 
@@ -48,21 +48,21 @@ async fn add_vm(
 #[utoipa::path(get, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
-    host.describe_vm(&name).await.map(Json)
+    host.vm_orders.describe_vm(&name).await.map(Json)
 }
 
 /// Forgets a stopped VM; its volumes stay.
 #[utoipa::path(delete, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "What has been forgotten", body = api::RemovedVm)))]
 async fn remove_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::RemovedVm> {
-    host.operate(Arc::clone(&host).remove_vm(name)).await.map(Json)
+    host.operate(Arc::clone(&host.vm_orders).remove_vm(name)).await.map(Json)
 }
 
 /// Starts a VM. Answers when its QEMU does.
 #[utoipa::path(post, path = "/v1/vms/{name}/start", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
-    host.operate(Arc::clone(&host).start_vm(name)).await.map(Json)
+    host.operate(Arc::clone(&host.vm_orders).start_vm(name)).await.map(Json)
 }
 
 /// Stops a VM. Answers when its QEMU has ended.
@@ -70,7 +70,7 @@ async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answ
     request_body = api::StopVm, responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn stop_vm(State(host): State<Arc<Host>>, Segment(name): Segment, request: Request) -> Answer<api::Vm> {
     let how = body(request).await?;
-    host.operate(Arc::clone(&host).stop_vm(name, how)).await.map(Json)
+    host.operate(Arc::clone(&host.vm_orders).stop_vm(name, how)).await.map(Json)
 }
 
 /// Adopts the disks of a running VM. Answers when they are served.
@@ -88,19 +88,19 @@ async fn adopt_vm(
         None | Some(Some(Standing::Has(Role::Admin))) => Paths::Told,
         Some(_) => Paths::Hidden,
     };
-    host.operate(Arc::clone(&host).adopt_vm(name, order, paths)).await.map(Json)
+    host.operate(Arc::clone(&host.vm_orders).adopt_vm(name, order, paths)).await.map(Json)
 }
 
 /// Gives a VM its disks back as plain files. Answers when it uses them.
 #[utoipa::path(post, path = "/v1/vms/{name}/release", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM, as it was before", body = api::Vm)))]
 async fn release_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
-    host.operate(Arc::clone(&host).release_vm(name)).await.map(Json)
+    host.operate(Arc::clone(&host.vm_orders).release_vm(name)).await.map(Json)
 }
 
 /// Resumes a paused VM. Answers when it runs.
 #[utoipa::path(post, path = "/v1/vms/{name}/resume", params(("name" = String, Path, description = "Name of the VM")),
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn resume_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
-    host.operate(Arc::clone(&host).resume_vm(name)).await.map(Json)
+    host.operate(Arc::clone(&host.vm_orders).resume_vm(name)).await.map(Json)
 }

@@ -115,18 +115,18 @@ fn show(file: &File) -> Response {
 #[utoipa::path(get, path = "/v1/overview",
     responses((status = 200, description = "The host at one glance, a second old at most", body = api::Overview)))]
 pub(super) async fn show_overview(State(host): State<Arc<Host>>) -> Result<Response, RequestError> {
-    let json: Bytes = host.overview().await?;
+    let json: Bytes = host.description.overview().await?;
     Ok(([(CONTENT_TYPE, "application/json")], json).into_response())
 }
 
 async fn show_history(State(host): State<Arc<Host>>, Segment(id): Segment) -> Answer<api::MigrationHistory> {
-    let mut history = host.migration_history(parse_id(&id)?).await?;
+    let mut history = Arc::clone(&host.migration_orders).migration_history(parse_id(&id)?).await?;
     history.migration.ticket = None;
     Ok(Json(history))
 }
 
 async fn show_report(State(host): State<Arc<Host>>, Segment(id): Segment) -> Result<Response, RequestError> {
-    let history = host.migration_history(parse_id(&id)?).await?;
+    let history = Arc::clone(&host.migration_orders).migration_history(parse_id(&id)?).await?;
     let page = tokio::task::spawn_blocking(move || report::page(&history)).await;
     let page = page.map_err(|error| RequestError::Internal(error.to_string()))?;
     Ok(([(CONTENT_TYPE, HTML)], [(CONTENT_SECURITY_POLICY, REPORT_POLICY)], page).into_response())

@@ -92,7 +92,7 @@ impl Peers {
         let session = session.clone();
         self.runtime.spawn(async move {
             let _turn = turn;
-            let surveyed = host.survey(host_id(session.peer()), survey).await;
+            let surveyed = host.arrivals.survey(host_id(session.peer()), survey).await;
             send_opening(&session, &Message::Surveyed { question, surveyed });
         });
     }
@@ -111,7 +111,7 @@ impl Peers {
             let names = all_unveiled(&state, &volumes);
             let known = names.filter_map(|(name, volume)| {
                 let known = restoration::knowledge(&state, asker, volume)?;
-                Some((name, if host.cannot_serve(&state, volume) { known.unsure() } else { known }))
+                Some((name, if host.claims.cannot_serve(&state, volume) { known.unsure() } else { known }))
             });
             let (known, knows_all) = (known.collect(), restoration::knows_all(&state));
             send_opening(&session, &Message::Known { question, known, knows_all });
@@ -135,7 +135,7 @@ impl Peers {
         let session = session.clone();
         self.runtime.spawn(async move {
             let _turn = turn;
-            let seen = host.see_probes(store, secrets).await;
+            let seen = host.departures.see_probes(store, secrets).await;
             send_opening(&session, &Message::Probed { question, seen });
         });
     }

@@ -34,13 +34,13 @@ impl Peers {
         attempt: Attempt,
     ) {
         let (Some(host), peer) = (self.host(), host_id(session.peer())) else { return };
-        let answers = host.answers_as_target(peer, migration, &ToTarget::IsWhole(attempt));
+        let answers = host.resumption.answers_as_target(peer, migration, &ToTarget::IsWhole(attempt));
         if !answers.is_empty() {
             return say_all(session, channel, to_source(migration, answers));
         }
         let session = session.clone();
         self.runtime.spawn(async move {
-            if let Some(units) = host.units_missing(peer, migration).await {
+            if let Some(units) = host.resumption.units_missing(peer, migration).await {
                 let message = ToSource::Lacks { attempt, units };
                 say_all(&session, channel, to_source(migration, vec![message]));
             }
@@ -51,7 +51,7 @@ impl Peers {
     pub(crate) fn answer_unasked(&self, source: HostId, migration: MigrationId, asked: &ToTarget) {
         let Some(host) = self.host() else { return };
         let Ok(session) = host.hosts.session_with(source) else { return };
-        let answers = host.answers_as_target(source, migration, asked);
+        let answers = host.resumption.answers_as_target(source, migration, asked);
         let subject = Subject { kind: Kind::Migration, source, migration, volume: VolumeIndex(0) };
         say_all(&session, subject.channel(self.own()), to_source(migration, answers));
     }

@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use block::held::{self, ByName, Finder, Held, Reach, Unfit};
 use serde::{Deserialize, Serialize};
 
+use super::Vms;
+
 /// A file of a disk, as it was while its QEMU had it open.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ProvedFile {
@@ -86,6 +88,26 @@ impl Proofs {
 
 fn lock(held: &Mutex<Files>) -> MutexGuard<'_, Files> {
     held.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Finds the images of volumes among the files of adopted disks.
+pub(crate) struct Finders {
+    vms: Arc<Vms>,
+    pub(crate) proofs: Proofs,
+}
+
+impl Finders {
+    pub(crate) fn new(vms: &Arc<Vms>) -> Self {
+        Self { vms: Arc::clone(vms), proofs: Proofs::default() }
+    }
+
+    /// Returns which files may be opened for a volume.
+    pub(crate) fn of(&self, volume: &str) -> ProvedImages {
+        // Without the list, a file found by its name passes the same checks except for its owner.
+        let adopted = self.vms.adoptions().ok().and_then(|known| known.find(|adopted| adopted.uses(volume)));
+        let proved = adopted.map(|adopted| adopted.proved(volume)).unwrap_or_default();
+        self.proofs.finder(volume, proved)
+    }
 }
 
 /// The files that may be opened for one volume.

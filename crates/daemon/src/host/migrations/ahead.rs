@@ -20,7 +20,7 @@ use transport::Session;
 use crate::error::RequestError;
 use crate::host::migrations::leave::{Elsewhere, offer};
 use crate::host::migrations::migrate::allocated_bytes;
-use crate::host::{Host, blocking};
+use crate::host::{Departures, blocking};
 use crate::peers::veil::veiled;
 
 /// The time that the remote host has for a dry run's check. It starts a QEMU, and may query slow stores.
@@ -64,7 +64,7 @@ pub(in crate::host) enum Thoroughness {
     BeforeOffer,
 }
 
-impl Host {
+impl Departures {
     /// Runs the preflight check of these volumes over `session`.
     pub(in crate::host) async fn look_ahead(
         self: &Arc<Self>,

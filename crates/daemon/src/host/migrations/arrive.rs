@@ -26,10 +26,9 @@ use crate::files::descriptors;
 use crate::host::migrations::leave::refusal;
 use crate::host::migrations::taking_back::SetAside;
 use crate::host::volumes::reserve::Reserved;
-use crate::host::{Host, blocking};
-use crate::images;
-use crate::images::opening;
+use crate::host::{Arrivals, blocking};
 use crate::images::replicas::{self, is_replica};
+use crate::images::{self, opening};
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
 use crate::volumes::registry::{Claim, Service};
@@ -67,7 +66,7 @@ pub(in crate::host) struct Arriving {
     pub(in crate::host) home: Option<LaneHandle>,
 }
 
-impl Host {
+impl Arrivals {
     /// Accepts a migration that another host offers; repeats the answer if it has been accepted already. After a [`Refusal`]
     /// nothing of it is left at this host.
     pub(crate) async fn take_migration(
@@ -111,7 +110,7 @@ impl Host {
             return Err(RequestError::Invalid(text));
         }
         if offer.vm.is_some() {
-            self.check_may_bring_vms(peer)?;
+            self.vm_orders.check_may_bring_vms(peer)?;
         }
         blocking(descriptors::require_for_volume).await?;
         if let Some(left_by) = self.takes_back(peer, offer)? {
@@ -119,7 +118,7 @@ impl Host {
             return self.take_images_back((peer, left_by), offer).await;
         }
         if let Some(vm) = &offer.vm {
-            self.check_vm_name(&vm.name)?;
+            self.vm_orders.check_vm_name(&vm.name)?;
         }
         let mut expected = Vec::new();
         for offered in &offer.volumes {
@@ -205,7 +204,7 @@ impl Host {
         let (claim, home) = self.claim_when_free(&name, offered.volume).await?;
         let wanted = self.wanted(offer, offered)?;
         // The source finds out what is allocated while it copies. A full store ends the migration.
-        let reserved = self.reserve(wanted, || Ok(0)).await?;
+        let reserved = self.serving.reserve(wanted, || Ok(0)).await?;
         if let Some((path, file)) = &reserved.file {
             // If the volume left an image here, that image says who owned its content.
             let former = self.journal.read(|state| {
@@ -254,7 +253,7 @@ impl Host {
         })
     }
 
-    /// Does the same as [`Host::claim_arrival`], with retries while another operation holds the volume.
+    /// Does the same as [`Self::claim_arrival`], with retries while another operation holds the volume.
     pub(in crate::host) async fn claim_when_free(
         self: &Arc<Self>,
         name: &str,
@@ -300,8 +299,8 @@ impl Host {
         remote: MigrationId,
         expected: &[Expected],
     ) -> Result<MigrationId, CommitFault> {
-        let starting = self.starting_migration.lock().await;
-        let migration = self.next_identity(None);
+        let starting = self.runner.starting_migration.lock().await;
+        let migration = self.runner.next_identity(None);
         let peer_name = self.hosts.name_of(peer);
         let moving = |Expected { record, reserved, .. }: &Expected| MigratingVolume {
             volume: record.volume,

@@ -21,7 +21,7 @@ use migration::{MigrationId, StayKey, VolumeIndex};
 use transport::Session;
 
 use crate::error::RequestError;
-use crate::host::Host;
+use crate::host::Arrivals;
 use crate::host::migrations::arrive::Arriving;
 use crate::host::migrations::promote::exchanged::lost_image;
 use crate::peers::channel::{Kind, Subject};
@@ -52,7 +52,7 @@ pub(in crate::host) struct Awaited {
     is_home: bool,
 }
 
-impl Host {
+impl Arrivals {
     /// Starts lanes that wait for the volumes, or uses those that forward their clients. After an error no lane waits.
     pub(in crate::host) async fn await_volumes(
         self: &Arc<Self>,
@@ -63,7 +63,7 @@ impl Host {
         for Arriving { record, left_behind, store, claim, home } in arriving {
             let started = match home {
                 Some(lane) => {
-                    self.note_image(stay, &record).await;
+                    self.runner.note_image(stay, &record).await;
                     Ok((lane, store, true))
                 }
                 None => {
@@ -121,7 +121,7 @@ impl Host {
                 },
                 image: record.image.clone(),
                 moves: arrival.moves,
-                patience: self.limits().patience,
+                patience: self.limits.now().patience,
                 recorded: arrival.recorded.clone(),
                 missing: self.missing_of(arrival, record).await,
                 takes_back: self.journal.read(|state| state.takes_back(arrival.migration)),
@@ -193,7 +193,7 @@ impl Host {
     /// Stops lanes that were to wait for volumes which will not come.
     pub(in crate::host) async fn stop_waiting(&self, awaited: Vec<Awaited>) {
         for volume in awaited.into_iter().filter(|volume| !volume.is_home) {
-            volume.lane.stop(self.limits().stop_wait_max).await;
+            volume.lane.stop(self.limits.now().stop_wait_max).await;
         }
     }
 
@@ -203,17 +203,8 @@ impl Host {
         stay: StayId,
         store: LaneStore,
     ) -> Result<LaneHandle, RequestError> {
-        let listeners = self.listeners(record)?;
-        self.start_lane(record, stay, store, listeners, Opening::Waiting).await
-    }
-
-    /// Records that the volume may be in this image in the new residency. A lane that already runs does not check that itself.
-    pub(in crate::host) async fn note_image(&self, stay: StayId, record: &VolumeRecord) {
-        let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
-        let key = StayKey { volume: record.volume, stay };
-        if let Err(error) = tokio::task::spawn_blocking(move || chronicles.note_image(key, &image)).await {
-            tracing::warn!(volume = %record.name, %error, "cannot record the state of its image");
-        }
+        let listeners = self.exports.listeners(record)?;
+        self.serving.start_lane(record, stay, store, listeners, Opening::Waiting).await
     }
 
     /// Serves a volume that has arrived, or removes what waited for it.
@@ -229,7 +220,7 @@ impl Host {
             tracing::info!(volume = %name, %migration, "the volume is this host's");
             if !is_home {
                 self.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
-                self.keep_serving(name, attempt, Some(lane));
+                self.serving.keep_serving(name, attempt, Some(lane));
             }
             return;
         }
@@ -237,7 +228,7 @@ impl Host {
             // Its clients are forwarded as before.
             return;
         }
-        lane.stop(self.limits().stop_wait_max).await;
+        lane.stop(self.limits.now().stop_wait_max).await;
         let socket = self.sockets.volume_socket(&name);
         if let Err(error) = self.sockets.forget_volume(&name) {
             tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not arrive is left over");
@@ -249,7 +240,7 @@ impl Host {
     pub(in crate::host) async fn let_go_of(&self, awaited: Vec<Awaited>) {
         for volume in awaited {
             if !volume.is_home {
-                volume.lane.stop(self.limits().stop_wait_max).await;
+                volume.lane.stop(self.limits.now().stop_wait_max).await;
             }
             volume.claim.removed();
         }

@@ -12,9 +12,9 @@ use migration::journal::{State, VolumeRecord};
 use migration::wire::OfferedVolume;
 
 use crate::error::RequestError;
-use crate::host::Host;
+use crate::host::Arrivals;
 
-impl Host {
+impl Arrivals {
     /// Refuses a volume if another branch of its history is here, or if this host forwards clients to
     /// another branch. Errors: [`RequestError::BranchPresent`], [`RequestError::BranchLedTo`].
     pub(in crate::host) fn refuse_other_branch(&self, offered: &OfferedVolume) -> Result<(), RequestError> {

@@ -17,9 +17,9 @@ use migration::promotion::{self, Departed, LeftImages};
 use migration::{HostId, MigrationId};
 
 use crate::error::RequestError;
-use crate::host::Host;
 use crate::host::migrations::promote::exchanged::lost_image;
 use crate::host::volumes::create::random_bytes;
+use crate::host::{MigrationOrders, Ownership};
 use crate::volumes::registry::{Claim, Service};
 
 /// Which images serve volumes that are taken back.
@@ -31,7 +31,17 @@ enum Images {
     AsNamed,
 }
 
-impl Host {
+impl MigrationOrders {
+    /// Returns why a migration cannot be cancelled: it is handed over, and perhaps an order ends it.
+    pub(in crate::host) fn too_late(&self, migration: MigrationId) -> RequestError {
+        match self.journal.read(|state| promotion::departed(state, migration)) {
+            Some(departed) => RequestError::TooLateLeft { migration, advice: departed.advice() },
+            None => RequestError::TooLate(migration),
+        }
+    }
+}
+
+impl Ownership {
     /// Serves the volumes of a departure again, as they were when they left. Errors: [`RequestError::Left`] without
     /// `--force`, [`RequestError::LeftThere`]; after any error the departure continues.
     pub(in crate::host) async fn take_departed(
@@ -45,7 +55,7 @@ impl Host {
             return Err(RequestError::Left { volume: name.to_owned(), advice: departed.advice() });
         }
         for record in &departed.volumes {
-            if promotion::is_owned_there(self.known_at(departed.host, record.volume).await) {
+            if promotion::is_owned_there(self.claims.known_at(departed.host, record.volume).await) {
                 let (volume, host) = (record.name.clone(), departed.host_name);
                 return Err(RequestError::LeftThere { volume, host, migration: departed.migration });
             }
@@ -59,7 +69,7 @@ impl Host {
         });
         let lanes: Vec<_> = lanes.collect();
         // N.B. The lanes first: a driver that has just learned of the end would delete the images.
-        let aside = self.set_aside(migration, Aside::Released, &lanes).await?;
+        let aside = self.arrivals.set_aside(migration, Aside::Released, &lanes).await?;
         let mut taken = Vec::new();
         for record in &departed.volumes {
             taken.push((self.claim_departed(&record.name).await?, record));
@@ -70,14 +80,14 @@ impl Host {
                 Ok(()) => {
                     claim.created(record.volume);
                     drop(claim);
-                    self.serve_in_background(&record.name);
+                    self.serving.serve_in_background(&record.name);
                 }
                 // The session makes its lane again.
                 Err(_) => claim.removed(),
             }
         }
         drop(aside);
-        self.look_again(migration);
+        self.arrivals.look_again(migration);
         begun?;
         let host = &departed.host_name;
         tracing::warn!(volume = %name, %migration, host, "took a volume back by order, with its content of when it left");
@@ -87,11 +97,11 @@ impl Host {
     /// Makes the promotion durable, after a check of the images.
     async fn promote_departed(&self, departed: &Departed, images: Images) -> Result<(), RequestError> {
         for record in &departed.volumes {
-            let opened = match (self.open_for_resuming(record).await, images) {
+            let opened = match (self.serving.open_for_resuming(record).await, images) {
                 (Err(error), Images::AsNamed) if is_another(&error) => {
                     let owner = Owner::Migration(departed.migration);
                     self.accept(&record.name, owner, &record.image).await?;
-                    self.open_for_resuming(record).await
+                    self.serving.open_for_resuming(record).await
                 }
                 (opened, _) => opened,
             };
@@ -115,18 +125,10 @@ impl Host {
             claim => claim?.0,
         };
         if let Some(Service::Serving(lane)) = claim.removing() {
-            lane.stop(self.limits().stop_wait_max).await;
+            lane.stop(self.limits.now().stop_wait_max).await;
         }
         claim.not_removed();
         Ok(claim)
-    }
-
-    /// Returns why a migration cannot be cancelled: it is handed over, and perhaps an order ends it.
-    pub(in crate::host) fn too_late(&self, migration: MigrationId) -> RequestError {
-        match self.journal.read(|state| promotion::departed(state, migration)) {
-            Some(departed) => RequestError::TooLateLeft { migration, advice: departed.advice() },
-            None => RequestError::TooLate(migration),
-        }
     }
 
     /// Returns the order that ends the migrations which wait for a host, in words; the first for which there is one.

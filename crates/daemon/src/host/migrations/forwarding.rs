@@ -3,6 +3,7 @@
 //! next start forwards volumes that an order named and volumes that a local VM uses. After an orderly restart it also forwards
 //! volumes with clients. For clients of other hosts it begins to forward at their first request.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,14 +12,16 @@ use block::store::{Holder, Opened};
 use lane::{LaneHandle, LaneStore, Opening};
 use migration::journal::{LaneLeft, MigrationState, Moved, Record, Side, State, Users, VolumeRecord};
 use migration::message::{ToSource, ToTarget};
-use migration::recovery;
-use migration::{HostId, MigrationId, VolumeId, VolumeIndex};
+use migration::{HostId, MigrationId, VolumeId, VolumeIndex, recovery};
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::files::sockets::SocketFolder;
+use crate::host::migrations::session::Sessions;
+use crate::host::{Arrivals, Departures, Exports, Parts, Serving, Stopping, blocking};
 use crate::images::opening;
+use crate::journal::Journal;
 use crate::peers::channel::{Kind, Subject};
-use crate::volumes::registry::Service;
+use crate::volumes::registry::{Service, Volumes};
 
 /// The time between two attempts to resume an interrupted migration.
 const RESUME_INTERVAL: Duration = Duration::from_secs(5);
@@ -31,7 +34,132 @@ const LANE_POLL: Duration = Duration::from_millis(100);
 /// How often this host checks whether the clients of a departed volume have left.
 const CLIENTS_POLL: Duration = Duration::from_secs(1);
 
-impl Host {
+impl Serving {
+    pub(in crate::host) fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
+        let session = self.hosts.session_with(moved.host)?;
+        let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
+        let volume = self.journal.read(|state| {
+            let volumes = &state.migrations.get(&migration)?.volumes;
+            VolumeIndex::all(volumes.len())
+                .zip(volumes)
+                .find(|(_, moving)| moving.volume == id)
+                .map(|(index, _)| index)
+        });
+        let subject = |volume| Subject { kind: Kind::Forwarding, source, migration, volume };
+        // A migration is not forgotten while a volume that left by it is forwarded.
+        let forgotten = || RequestError::Internal(format!("the journal has forgotten migration {migration}"));
+        let line = self.peers.line(&session, subject(volume.ok_or_else(forgotten)?));
+        Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
+    }
+
+    /// Opens the image of a volume whose migration is resumed, after the last writes of a killed daemon.
+    pub(in crate::host) async fn open_for_resuming(
+        &self,
+        record: &VolumeRecord,
+    ) -> Result<Opened, RequestError> {
+        let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
+        let finder = self.finders.of(&record.name);
+        let image = record.image.clone();
+        let patience =
+            move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
+        let custody = self.custody.clone();
+        let opened = blocking(move || opening::open(&custody, &record, None, &finder, patience)).await?;
+        Ok(self.stores.impair(&image, opened))
+    }
+
+    /// Forgets where a volume went. Forwarded clients are disconnected.
+    pub(in crate::host) async fn forget_moved(&self, volume: VolumeId) -> Result<(), RequestError> {
+        Ok(self.journal.commit(vec![Record::MovedForgotten { volume }]).await?)
+    }
+}
+
+impl Departures {
+    /// Returns whether a VM of this host uses a volume. It stays when the volume moves alone, and reconnects after a restart.
+    fn has_vm_on(&self, volume: &str) -> bool {
+        let is_adopted = || {
+            let adoptions = self.vms.adoptions().ok();
+            adoptions.is_some_and(|adoptions| adoptions.find(|adopted| adopted.uses(volume)).is_some())
+        };
+        self.vms.runs_on(volume) || is_adopted()
+    }
+
+    /// Has the lane of a departed volume forward the clients until the last of them has left.
+    pub(in crate::host) async fn see_departure(
+        self: Arc<Self>,
+        name: String,
+        volume: VolumeId,
+        lane: LaneHandle,
+    ) {
+        loop {
+            tokio::select! {
+                () = tokio::time::sleep(CLIENTS_POLL) => {}
+                () = lane.ended() => return,
+            }
+            // A lane that does not answer is ending, or hangs and is asked again.
+            let Ok(status) = lane.status().await else { continue };
+            let users = Users {
+                clients: status.connections + status.requests_in_flight,
+                led_here_by: &status.led_here_by,
+                has_vm: self.has_vm_on(&name),
+            };
+            let host = match self.journal.read(|state| state.lane_left(volume, users)) {
+                LaneLeft::Over => return,
+                LaneLeft::Needed => continue,
+                LaneLeft::Unneeded { host } => host,
+            };
+            // The operation that holds the volume may make it return.
+            let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
+            claim.removing();
+            lane.stop(self.limits.now().stop_wait_max).await;
+            let socket = self.sockets.volume_socket(&name);
+            if let Err(error) = self.sockets.forget_volume(&name) {
+                tracing::warn!(path = %socket.display(), %error, "cannot remove the socket of a volume that has left this host");
+            }
+            claim.removed();
+            tracing::info!(
+                volume = %name, host = %host,
+                "the last forwarded client has disconnected; this host keeps nothing of the volume"
+            );
+            return;
+        }
+    }
+}
+
+/// Resumes interrupted migrations, and forwards the clients of volumes that have left.
+pub(crate) struct Resumption {
+    pub(crate) journal: Journal,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) stopping: Stopping,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) arrivals: Arc<Arrivals>,
+    pub(crate) departures: Arc<Departures>,
+}
+
+impl Resumption {
+    pub(crate) fn new(
+        parts: &Parts,
+        exports: &Arc<Exports>,
+        serving: &Arc<Serving>,
+        arrivals: &Arc<Arrivals>,
+        departures: &Arc<Departures>,
+    ) -> Arc<Self> {
+        let Parts { journal, volumes, sessions, sockets, stopping, .. } = parts.clone();
+        Arc::new(Self {
+            journal,
+            volumes,
+            sessions,
+            sockets,
+            stopping,
+            exports: Arc::clone(exports),
+            serving: Arc::clone(serving),
+            arrivals: Arc::clone(arrivals),
+            departures: Arc::clone(departures),
+        })
+    }
+
     /// Resumes what a start has found: interrupted migrations, and forwarding.
     pub(crate) async fn resume_interrupted(self: &Arc<Self>) {
         let (unfinished, moved) = self.journal.read(|state| {
@@ -49,9 +177,9 @@ impl Host {
             let host = Arc::clone(self);
             let resumed = async move {
                 match recorded.side {
-                    Side::Incoming { .. } => host.resume_incoming(migration, &recorded).await,
-                    Side::Outgoing { .. } => host.resume_outgoing(migration, &recorded).await,
-                    Side::OneHost => host.resume_local(migration, &recorded).await,
+                    Side::Incoming { .. } => host.arrivals.resume_incoming(migration, &recorded).await,
+                    Side::Outgoing { .. } => host.departures.resume_outgoing(migration, &recorded).await,
+                    Side::OneHost => host.departures.resume_local(migration, &recorded).await,
                 }
             };
             at_start(resumed, "an interrupted migration", &migration).await;
@@ -89,7 +217,7 @@ impl Host {
             && !self.is_in_question(&recorded)
             && !self.sessions.has(migration)
         {
-            self.resume_outgoing(migration, &recorded).await;
+            self.departures.resume_outgoing(migration, &recorded).await;
         }
     }
 
@@ -98,7 +226,7 @@ impl Host {
         loop {
             tokio::select! {
                 () = tokio::time::sleep(RESUME_INTERVAL) => {}
-                () = self.stopping() => return,
+                () = self.stopping.begins() => return,
             }
             let moved = self.journal.read(|state| state.moved.get(&volume).cloned());
             // It has returned, or is to be forgotten.
@@ -123,7 +251,7 @@ impl Host {
         let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
         self.forward(moved).await?;
         if let Some(Service::Serving(lane)) = self.volumes.service(&name) {
-            tokio::spawn(Arc::clone(self).see_departure(name, volume, lane));
+            tokio::spawn(Arc::clone(&self.departures).see_departure(name, volume, lane));
         }
         Ok(())
     }
@@ -219,7 +347,7 @@ impl Host {
             }
             tokio::select! {
                 _ = tokio::time::timeout(LANE_POLL, changed) => {}
-                () = self.stopping() => return None,
+                () = self.stopping.begins() => return None,
             }
         }
     }
@@ -245,112 +373,60 @@ impl Host {
             return false;
         }
         let has_clients = self.sockets.listening().has_clients_of(record.volume);
-        state.begins_with_lane(moved, has_clients, self.has_vm_on(&record.name))
-    }
-
-    /// Returns whether a VM of this host uses a volume. It stays when the volume moves alone, and reconnects after a restart.
-    fn has_vm_on(&self, volume: &str) -> bool {
-        let is_adopted = || {
-            let adoptions = self.adoptions().ok();
-            adoptions.is_some_and(|adoptions| adoptions.find(|adopted| adopted.uses(volume)).is_some())
-        };
-        self.vms.runs_on(volume) || is_adopted()
+        state.begins_with_lane(moved, has_clients, self.departures.has_vm_on(&record.name))
     }
 
     fn is_departure_over(&self, moved: &Moved) -> bool {
         self.journal.read(|state| state.is_departure_over(moved))
     }
 
-    /// Has the lane of a departed volume forward the clients until the last of them has left.
-    pub(in crate::host) async fn see_departure(
-        self: Arc<Self>,
-        name: String,
-        volume: VolumeId,
-        lane: LaneHandle,
-    ) {
-        loop {
-            tokio::select! {
-                () = tokio::time::sleep(CLIENTS_POLL) => {}
-                () = lane.ended() => return,
-            }
-            // A lane that does not answer is ending, or hangs and is asked again.
-            let Ok(status) = lane.status().await else { continue };
-            let users = Users {
-                clients: status.connections + status.requests_in_flight,
-                led_here_by: &status.led_here_by,
-                has_vm: self.has_vm_on(&name),
-            };
-            let host = match self.journal.read(|state| state.lane_left(volume, users)) {
-                LaneLeft::Over => return,
-                LaneLeft::Needed => continue,
-                LaneLeft::Unneeded { host } => host,
-            };
-            // The operation that holds the volume may make it return.
-            let Ok((claim, _)) = self.volumes.claim(&name) else { continue };
-            claim.removing();
-            lane.stop(self.limits().stop_wait_max).await;
-            let socket = self.sockets.volume_socket(&name);
-            if let Err(error) = self.sockets.forget_volume(&name) {
-                tracing::warn!(path = %socket.display(), %error, "cannot remove the socket of a volume that has left this host");
-            }
-            claim.removed();
-            tracing::info!(
-                volume = %name, host = %host,
-                "the last forwarded client has disconnected; this host keeps nothing of the volume"
-            );
-            return;
-        }
-    }
-
     /// Starts a lane that forwards clients to a volume at another host.
     async fn forward(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
-        let store = self.store_elsewhere(&moved)?;
+        let store = self.serving.store_elsewhere(&moved)?;
         let (record, stay) = (moved.volume.record, moved.volume.stay);
-        let listeners = self.listeners(&record)?;
-        let lane = self.start_lane(&record, stay, store, listeners, Opening::Serving).await?;
+        let listeners = self.exports.listeners(&record)?;
+        let lane = self.serving.start_lane(&record, stay, store, listeners, Opening::Serving).await?;
         self.volumes.add(&record.name, record.volume);
         if let Some(attempt) = self.volumes.attempt(&record.name) {
             self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
-            self.keep_serving(record.name, attempt, Some(lane));
+            self.serving.keep_serving(record.name, attempt, Some(lane));
         }
         Ok(())
     }
 
-    pub(in crate::host) fn store_elsewhere(&self, moved: &Moved) -> Result<LaneStore, RequestError> {
-        let session = self.hosts.session_with(moved.host)?;
-        let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
-        let volume = self.journal.read(|state| {
-            let volumes = &state.migrations.get(&migration)?.volumes;
-            VolumeIndex::all(volumes.len())
-                .zip(volumes)
-                .find(|(_, moving)| moving.volume == id)
-                .map(|(index, _)| index)
+    /// Closes connections that an earlier daemon left for volumes that are not served here, once it is known which these are.
+    pub(crate) fn close_unknown_clients(&self) {
+        let (by_name, by_id) = self.journal.read(|state| {
+            let moved = state.moved.values().filter(|moved| self.begins_with_lane(state, moved));
+            let records = state.volumes.values().map(|volume| &volume.record);
+            let records = records.chain(moved.map(|moved| &moved.volume.record));
+            let (mut by_name, mut by_id) = (BTreeSet::new(), BTreeSet::new());
+            for record in records {
+                by_name.insert(record.name.clone());
+                by_id.insert(record.volume);
+            }
+            // Volumes on their way here have lanes already, or will.
+            for (_, migration) in state.unfinished() {
+                by_name.extend(migration.names.iter().cloned());
+                by_id.extend(migration.volumes.iter().map(|moving| moving.volume));
+            }
+            (by_name, by_id)
         });
-        let subject = |volume| Subject { kind: Kind::Forwarding, source, migration, volume };
-        // A migration is not forgotten while a volume that left by it is forwarded.
-        let forgotten = || RequestError::Internal(format!("the journal has forgotten migration {migration}"));
-        let line = self.peers.line(&session, subject(volume.ok_or_else(forgotten)?));
-        Ok(LaneStore::Elsewhere { channel: line, size_bytes: moved.volume.record.size_bytes })
-    }
-
-    /// Opens the image of a volume whose migration is resumed, after the last writes of a killed daemon.
-    pub(in crate::host) async fn open_for_resuming(
-        &self,
-        record: &VolumeRecord,
-    ) -> Result<Opened, RequestError> {
-        let (record, deadline) = (record.clone(), Instant::now() + GHOST_WAIT_MAX);
-        let finder = self.finder_of(&record.name);
-        let image = record.image.clone();
-        let patience =
-            move |_: &Holder| if Instant::now() < deadline { Patience::Wait } else { Patience::GiveUp };
-        let custody = self.custody.clone();
-        let opened = blocking(move || opening::open(&custody, &record, None, &finder, patience)).await?;
-        Ok(self.stores.impair(&image, opened))
-    }
-
-    /// Forgets where a volume went. Forwarded clients are disconnected.
-    pub(in crate::host) async fn forget_moved(&self, volume: VolumeId) -> Result<(), RequestError> {
-        Ok(self.journal.commit(vec![Record::MovedForgotten { volume }]).await?)
+        let listening = self.sockets.listening();
+        let closed = listening.close_clients(|volume| by_id.contains(&volume));
+        if closed > 0 {
+            tracing::warn!(
+                clients = closed,
+                "closed connections of clients to volumes that have left this host"
+            );
+        }
+        let is_known = |name: &String| by_name.contains(name) || self.volumes.service(name).is_some();
+        for name in listening.unclaimed().into_iter().filter(|name| !is_known(name)) {
+            tracing::info!(volume = %name, "closed a socket of the previous daemon, because its volume is not here");
+            if let Err(error) = self.sockets.forget_volume(&name) {
+                tracing::warn!(volume = %name, %error, "a socket is left over");
+            }
+        }
     }
 }
 

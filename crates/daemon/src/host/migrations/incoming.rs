@@ -20,20 +20,31 @@ use migration::source::Moves;
 use migration::vm::cold::Form;
 use migration::wire::{AcceptedVolume, Offer, OfferedStrategy};
 use migration::{CommitFault, Failure, HostId, MigrationId};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
+use crate::config::Config;
 use crate::custody::Custody;
 use crate::error::RequestError;
-use crate::host::Host;
+use crate::files::sockets::SocketFolder;
 use crate::host::migrations::arrive::{Arriving, Expected, forget_room};
 use crate::host::migrations::await_arrival::{Arrival, Awaited};
-use crate::host::migrations::session::{PATIENCE, Task};
+use crate::host::migrations::session::{PATIENCE, Sessions, Task};
 use crate::host::migrations::taking_back::SetAside;
-use crate::migrations::shares::Part;
-use crate::peers::host_id;
-use crate::vms::Standing;
+use crate::host::{Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, VmOrders};
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::migrations::metadata::MetadataFolder;
+use crate::migrations::registry::Migrations;
+use crate::migrations::shares::{Part, Shares};
+use crate::peers::{Peers, host_id};
+use crate::stores::Stores;
+use crate::vms::moving::VmMoves;
+use crate::vms::{Standing, Vms};
+use crate::volumes::chronicles::Chronicles;
+use crate::volumes::registry::Volumes;
 
 pub(in crate::host) struct IncomingMigration {
+    arrivals: Arc<Arrivals>,
     task: Task,
     /// How the VM moves, if there is one.
     form: Form,
@@ -55,7 +66,87 @@ pub(in crate::host) struct IncomingMigration {
     part: Option<Part>,
 }
 
-impl Host {
+/// Receives volumes from other hosts.
+pub(crate) struct Arrivals {
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) custody: Custody,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) shares: Arc<Shares>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) moving: Arc<VmMoves>,
+    pub(crate) vms: Arc<Vms>,
+    pub(crate) looks: Arc<Semaphore>,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) migration_hooks: Arc<MigrationHooks>,
+    pub(crate) vm_orders: Arc<VmOrders>,
+    pub(crate) runner: Arc<SessionRunner>,
+}
+
+impl Arrivals {
+    pub(crate) fn new(
+        parts: &Parts,
+        exports: &Arc<Exports>,
+        serving: &Arc<Serving>,
+        migration_hooks: &Arc<MigrationHooks>,
+        vm_orders: &Arc<VmOrders>,
+        runner: &Arc<SessionRunner>,
+    ) -> Arc<Self> {
+        let Parts {
+            migrations,
+            config,
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            shares,
+            metadata_folder,
+            sessions,
+            sockets,
+            hosts,
+            peers,
+            moving,
+            vms,
+            looks,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            migrations,
+            config,
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            shares,
+            metadata_folder,
+            sessions,
+            sockets,
+            hosts,
+            peers,
+            moving,
+            vms,
+            looks,
+            exports: Arc::clone(exports),
+            serving: Arc::clone(serving),
+            migration_hooks: Arc::clone(migration_hooks),
+            vm_orders: Arc::clone(vm_orders),
+            runner: Arc::clone(runner),
+        })
+    }
+
     /// Accepts an offered migration, and returns when lanes wait for its volumes. After an error nothing is left here.
     pub(in crate::host) async fn begin_incoming(
         self: &Arc<Self>,
@@ -70,7 +161,7 @@ impl Host {
         let (mut work, wishes) = IncomingMigration::new(self, (host_id(session.peer()), remote), vm, form);
         work.offered = Some((session.clone(), offer));
         work.answer = Some(answer);
-        tokio::spawn(self.run_session(machine, work, wishes));
+        tokio::spawn(self.runner.run_session(machine, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
@@ -81,14 +172,14 @@ impl Host {
         recorded: &MigrationState,
     ) {
         let Side::Incoming { peer, remote, .. } = recorded.side else { return };
-        let vm = self.vm_of_arrival(&recorded.names);
-        let form = vm.as_deref().map(|vm| self.form_of_moving(vm)).unwrap_or_default();
+        let vm = self.vm_orders.vm_of_arrival(&recorded.names);
+        let form = vm.as_deref().map(|vm| self.vm_orders.form_of_moving(vm)).unwrap_or_default();
         let machine = MigrationSession::resume(Role::Target, vm.is_some(), PATIENCE).with_form(form);
         let machine = machine.with_orders(recorded);
         let (mut work, wishes) = IncomingMigration::new(self, (peer, remote), vm, form);
         let is_tried = work.task.resumes(migration);
         work.part = Some(self.shares.resume(peer, amount_of(recorded)));
-        tokio::spawn(self.run_session(machine, work, wishes));
+        tokio::spawn(self.runner.run_session(machine, work, wishes));
         // A dropped sender means the same.
         let _ = is_tried.await;
     }
@@ -100,7 +191,7 @@ impl Work for IncomingMigration {
     }
 
     async fn record(&mut self) -> Result<(), CommitFault> {
-        let recorded = self.task.host.record_arrival(self.peer, self.remote, &self.expected).await;
+        let recorded = self.arrivals.record_arrival(self.peer, self.remote, &self.expected).await;
         drop(self.set_aside.take());
         let volumes = self.expected.iter().map(|volume| volume.record.volume).collect();
         self.task.recorded(recorded, volumes)
@@ -121,19 +212,19 @@ impl Work for IncomingMigration {
         self.arriving.clear();
         match undo {
             Undo::Room => {
-                forget_room(&self.task.host.custody, &self.expected);
+                forget_room(&self.arrivals.custody, &self.expected);
                 String::new()
             }
             Undo::Images => {
                 let Some(migration) = self.task.migration else { return String::new() };
-                let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
-                let journal = &self.task.host.journal;
+                let recorded = self.arrivals.journal.read(|state| state.migrations.get(&migration).cloned());
+                let journal = &self.arrivals.journal;
                 let targets =
                     recorded.into_iter().flat_map(|known| known.volumes).map(|moving| moving.target);
                 let is_read =
                     |target: &ImageLocation| journal.read(|state| state.is_reservoir(target.place.name()));
                 let targets = targets.filter(|target| !is_read(target)).collect();
-                discard(&self.task.host.custody, migration, targets).await
+                discard(&self.arrivals.custody, migration, targets).await
             }
             Undo::Offer => String::new(),
         }
@@ -152,17 +243,17 @@ impl Work for IncomingMigration {
 
     async fn let_go(&mut self) {
         let awaited = std::mem::take(&mut self.awaited);
-        self.task.host.let_go_of(awaited).await;
+        self.arrivals.let_go_of(awaited).await;
     }
 
     async fn place_volumes(&mut self, outcome: Outcome) {
         let Some(migration) = self.task.migration else { return };
         for awaited in std::mem::take(&mut self.awaited) {
-            self.task.host.place_arrival(migration, awaited, &outcome).await;
+            self.arrivals.place_arrival(migration, awaited, &outcome).await;
         }
         self.expected.clear();
         if let Some(left_by) = self.takes_back {
-            self.task.host.look_again(left_by);
+            self.arrivals.look_again(left_by);
         }
     }
 
@@ -189,13 +280,14 @@ impl Work for IncomingMigration {
 
 impl IncomingMigration {
     fn new(
-        host: &Arc<Host>,
+        host: &Arc<Arrivals>,
         (peer, remote): (HostId, MigrationId),
         vm: Option<String>,
         form: Form,
     ) -> (Self, UnboundedReceiver<Event>) {
-        let (task, wishes) = Task::new(host, vm);
+        let (task, wishes) = Task::new(&host.runner, vm);
         let work = Self {
+            arrivals: Arc::clone(host),
             task,
             form,
             peer,
@@ -216,8 +308,8 @@ impl IncomingMigration {
     async fn make_room(&mut self) -> Result<(), RequestError> {
         if let Some((_, offer)) = &self.offered {
             // N.B. before any check: from here on the room that is found free is reserved for this offer.
-            self.part = Some(self.task.host.take_part(self.peer, offer)?);
-            (self.expected, self.set_aside) = self.task.host.make_room_for(self.peer, offer).await?;
+            self.part = Some(self.arrivals.take_part(self.peer, offer)?);
+            (self.expected, self.set_aside) = self.arrivals.make_room_for(self.peer, offer).await?;
         }
         Ok(())
     }
@@ -225,13 +317,13 @@ impl IncomingMigration {
     async fn make_images(&mut self) -> Result<(), RequestError> {
         let Some((_, offer)) = &self.offered else { return Ok(()) };
         let expected = std::mem::take(&mut self.expected);
-        (self.accepted, self.arriving) = self.task.host.make_images(expected, offer.sharing).await?;
+        (self.accepted, self.arriving) = self.arrivals.make_images(expected, offer.sharing).await?;
         Ok(())
     }
 
     async fn begin(&mut self) -> Result<(), RequestError> {
         let Some(migration) = self.task.migration else { return Ok(()) };
-        self.takes_back = self.task.host.journal.read(|state| state.takes_back(migration));
+        self.takes_back = self.arrivals.journal.read(|state| state.takes_back(migration));
         self.task.hold_back_the_end();
         let arriving = std::mem::take(&mut self.arriving);
         if let (Some((session, _)), false) = (self.offered.clone(), arriving.is_empty()) {
@@ -243,11 +335,11 @@ impl IncomingMigration {
 
     /// Resumes the migration after a restart, or after a lane has ended.
     async fn begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
-        let recorded = self.task.host.journal.read(|state| state.migrations.get(&migration).cloned());
+        let recorded = self.arrivals.journal.read(|state| state.migrations.get(&migration).cloned());
         let Some(recorded) = recorded else { return Ok(()) };
-        let session = self.task.host.hosts.session_with(self.peer)?;
-        self.task.host.migrations.track_again(migration, recorded.volumes.iter().map(|moving| moving.volume));
-        let arriving = self.task.host.reopen_arrivals(&recorded).await?;
+        let session = self.arrivals.hosts.session_with(self.peer)?;
+        self.arrivals.migrations.track_again(migration, recorded.volumes.iter().map(|moving| moving.volume));
+        let arriving = self.arrivals.reopen_arrivals(&recorded).await?;
         self.let_come(&session, migration, arriving, Some(recorded)).await
     }
 
@@ -258,18 +350,18 @@ impl IncomingMigration {
         arriving: Vec<Arriving>,
         recorded: Option<MigrationState>,
     ) -> Result<(), RequestError> {
-        let host = Arc::clone(&self.task.host);
+        let host = Arc::clone(&self.arrivals);
         let names = arriving.iter().map(|volume| volume.record.name.clone()).collect();
         let mut awaited = host.await_volumes(StayId::Arrived(migration.0), arriving).await?;
         let numbers = (migration, self.remote);
         match &self.task.vm {
-            Some(vm) if self.form == Form::Cold => host.expect_cold_vm(session, numbers, vm, names),
+            Some(vm) if self.form == Form::Cold => host.vm_orders.expect_cold_vm(session, numbers, vm, names),
             Some(vm) => {
-                let expected = host.expected(vm, recorded.as_ref().map(|known| &known.stage)).await;
-                host.expect_vm(session, numbers, vm, names, expected);
+                let expected = host.vm_orders.expected(vm, recorded.as_ref().map(|known| &known.stage)).await;
+                host.vm_orders.expect_vm(session, numbers, vm, names, expected);
             }
             None => {
-                host.prepare_hooks_in(migration, self.remote, session);
+                host.migration_hooks.prepare_hooks_in(migration, self.remote, session);
             }
         }
         let moves = match &self.task.vm {
@@ -291,7 +383,7 @@ impl IncomingMigration {
     }
 }
 
-impl Host {
+impl Arrivals {
     /// Takes what an offer needs from its host's share, or fails with [`RequestError::ShareUsedUp`].
     fn take_part(&self, peer: HostId, offer: &Offer) -> Result<Part, RequestError> {
         let here = self.journal.read(|state| brought(state, peer));

@@ -17,12 +17,12 @@ use migration::{CommitFault, MigrationId};
 use transport::{Peer, Session};
 
 use crate::error::RequestError;
-use crate::host::Host;
 use crate::host::migrations::ahead::{AheadVm, Thoroughness};
 use crate::host::migrations::outgoing::Hooks;
 use crate::host::migrations::plan::check_order_elsewhere;
 use crate::host::migrations::strategies::{held_max, offered};
 use crate::host::vms::move_vm::{Company, HANDOVER_TIMEOUT};
+use crate::host::{Departures, VolumeClaims};
 use crate::images::replicas::is_replica;
 use crate::migrations::view::image_format;
 use crate::peers::host_id;
@@ -49,7 +49,7 @@ pub(in crate::host) struct Elsewhere {
     pub store: String,
 }
 
-impl Host {
+impl VolumeClaims {
     /// Returns the host that `to` names, as HOST or HOST:STORE; `None`: `to` is a store of this host. Errors:
     /// [`RequestError::DestinationNotFound`]; [`RequestError::Invalid`]: `to` is this host's own name.
     pub(in crate::host) fn elsewhere(&self, to: &str) -> Result<Option<Elsewhere>, RequestError> {
@@ -71,7 +71,9 @@ impl Host {
             }),
         }
     }
+}
 
+impl Departures {
     /// Begins to move volumes to another host: all of them, or none. After an error nothing is left at the target.
     pub(in crate::host) async fn migrate_away(
         self: &Arc<Self>,
@@ -117,7 +119,8 @@ impl Host {
         let asked = Thoroughness::BeforeOffer;
         let ahead = self.look_ahead(session, &records, elsewhere, order, vm.as_ref(), asked).await;
         // A host that did not answer may have hooks.
-        let has_hooks = self.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
+        let has_hooks =
+            self.migration_hooks.has_hooks() || ahead.surveyed.as_ref().is_none_or(|there| there.has_hooks);
         let hooks = if has_hooks { Hooks::Some } else { Hooks::None };
         Ok((hooks, ahead.into_result()?))
     }
@@ -143,9 +146,9 @@ impl Host {
         elsewhere: &Elsewhere,
         order: &MigrateVolume,
     ) -> Result<MigrationId, CommitFault> {
-        let starting = self.starting_migration.lock().await;
+        let starting = self.runner.starting_migration.lock().await;
         let first = departing.first().map(|departing| departing.record.volume);
-        let migration = self.next_identity(first);
+        let migration = self.runner.next_identity(first);
         let peer = &elsewhere.peer;
         // The exact place of the image there is known to the target alone.
         let store = match elsewhere.store.as_str() {
@@ -173,7 +176,7 @@ impl Host {
         }
         self.journal.commit(vec![started]).await?;
         drop(starting);
-        self.note_order(migration, order).await;
+        self.runner.note_order(migration, order).await;
         Ok(migration)
     }
 

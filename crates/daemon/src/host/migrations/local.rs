@@ -29,11 +29,11 @@ use crate::host::migrations::migrate::allocated_bytes;
 use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::migrations::strategies::{choice, held_max};
 use crate::host::volumes::reserve::Reserved;
-use crate::host::{Host, blocking};
-use crate::images;
-use crate::images::opening;
+use crate::host::{Departures, blocking};
+use crate::images::{self, opening};
 
 struct LocalMigration {
+    departures: Arc<Departures>,
     task: Task,
     record: VolumeRecord,
     /// `None`: a restart resumes the migration, and no lane has it yet.
@@ -47,7 +47,7 @@ struct LocalMigration {
     answer: Option<oneshot::Sender<Result<Migration, RequestError>>>,
 }
 
-impl Host {
+impl Departures {
     /// Begins to move a volume to another store; returns when its lane copies it. After an error the volume stays in its store,
     /// and nothing of the target is left.
     pub(in crate::host) async fn begin_local(
@@ -57,13 +57,15 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         let (answer, answered) = oneshot::channel();
-        let (task, wishes) = Task::new(self, None);
+        let (task, wishes) = Task::new(&self.runner, None);
         let answer = Some(answer);
         let lane = Some(lane);
         let (resumed, reserved, target) = (None, None, None);
-        let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
+        let departures = Arc::clone(self);
+        let work =
+            LocalMigration { departures, task, record, lane, order, resumed, reserved, target, answer };
         let session = MigrationSession::new(Role::Local, false, PATIENCE);
-        tokio::spawn(self.run_session(session, work, wishes));
+        tokio::spawn(self.runner.run_session(session, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
@@ -75,7 +77,7 @@ impl Host {
     ) -> Result<Reserved, RequestError> {
         let wanted = self.wanted_here(record, order).await?;
         let copied = record.clone();
-        let reserved = self.reserve(wanted, move || allocated_bytes(&copied)).await?;
+        let reserved = self.serving.reserve(wanted, move || allocated_bytes(&copied)).await?;
         let (file, source) = (reserved.file.as_ref(), record.image.place.file().map(PathBuf::from));
         if let (Some((path, file)), Some(source)) = (file, source) {
             let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
@@ -96,11 +98,11 @@ impl Work for LocalMigration {
 
     async fn record(&mut self) -> Result<(), CommitFault> {
         let recorded = match &self.reserved {
-            Some(reserved) => self.task.host.record_local(&self.record, reserved, &self.order).await,
+            Some(reserved) => self.departures.record_local(&self.record, reserved, &self.order).await,
             None => Err(CommitFault::NotWritten),
         };
         if let Ok(migration) = recorded {
-            self.task.host.begin_history(migration, self.record.size_bytes, &self.order);
+            self.departures.runner.begin_history(migration, self.record.size_bytes, &self.order);
         }
         self.task.recorded(recorded, vec![self.record.volume])
     }
@@ -127,13 +129,13 @@ impl Work for LocalMigration {
         match (undo, file, target) {
             (Undo::Room, Some((path, made)), _) => {
                 // The reserved file is empty, and no journal names it.
-                self.task.host.custody.unreserve(&path, &made);
+                self.departures.custody.unreserve(&path, &made);
                 String::new()
             }
             (Undo::Images, _, Some(target)) => {
                 let Some(migration) = self.task.migration else { return String::new() };
-                self.task.host.histories.forget(migration);
-                let (custody, owner) = (self.task.host.custody.clone(), Owner::Migration(migration));
+                self.departures.histories.forget(migration);
+                let (custody, owner) = (self.departures.custody.clone(), Owner::Migration(migration));
                 let discarded = tokio::task::spawn_blocking(move || custody.discard(&target, &owner)).await;
                 discarded.ok().and_then(Result::err).map(|fault| fault.to_string()).unwrap_or_default()
             }
@@ -163,14 +165,14 @@ impl Work for LocalMigration {
         self.task.conclude(&outcome);
         let is_interrupted = matches!(outcome, Outcome::Failed { code: FailureCode::DaemonStopped, .. });
         if let (true, Some(migration)) = (is_interrupted, self.task.migration) {
-            self.task.host.begin_anew_if_interrupted(migration).await;
+            self.departures.repeat(migration).await;
         }
     }
 }
 
 impl LocalMigration {
     async fn make_room(&mut self) -> Result<(), RequestError> {
-        let host = Arc::clone(&self.task.host);
+        let host = Arc::clone(&self.departures);
         self.reserved = Some(host.reserve_target(&self.record, &self.order).await?);
         Ok(())
     }
@@ -185,16 +187,16 @@ impl LocalMigration {
         };
         let (image, allocation) = (reserved.location.clone(), reserved.allocation);
         let (size, chain) = (self.record.size_bytes, reserved.chain.clone());
-        let custody = self.task.host.custody.clone();
+        let custody = self.departures.custody.clone();
         let make =
             move || opening::make_target(&custody, &image, file.as_ref(), size, allocation, chain.as_ref());
         let mut target = blocking(make).await?;
-        target.store = self.task.host.stores.impair(&reserved.location, target.store);
+        target.store = self.departures.stores.impair(&reserved.location, target.store);
         self.target = Some(target);
         // If the daemon is killed, the volume may be in either image.
         let moved = VolumeRecord { image: reserved.location.clone(), ..self.record.clone() };
-        let host = &self.task.host;
-        host.note_image(host.stay_of(self.record.volume), &moved).await;
+        let host = &self.departures;
+        host.runner.note_image(host.serving.stay_of(self.record.volume), &moved).await;
         if let Some(migration) = self.task.migration {
             host.note_copy_in_use(migration, &reserved.location).await;
         }
@@ -212,13 +214,13 @@ impl LocalMigration {
             migration,
             source: self.record.image.clone(),
             target: reserved.location.clone(),
-            target_disk: self.task.host.disk_of(&reserved.location.place).await?,
+            target_disk: self.departures.serving.disk_of(&reserved.location.place).await?,
             keep_source: self.order.keep_source,
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
-            impact: self.task.host.impact(&self.order),
+            impact: self.departures.runner.impact(&self.order),
             strategy: choice(&self.order),
             downtime_max: held_max(&self.order, Moves::Volumes),
-            moves: self.task.host.prepare_hooks_here(migration),
+            moves: self.departures.migration_hooks.prepare_hooks_here(migration),
             resumed: None,
         };
         lane.migrate(order, target).await.map_err(|refused| match refused {
@@ -234,7 +236,7 @@ impl LocalMigration {
     }
 }
 
-impl Host {
+impl Departures {
     /// Makes durable that a volume moves to another store, under a new migration number.
     async fn record_local(
         &self,
@@ -242,8 +244,8 @@ impl Host {
         target: &Reserved,
         order: &MigrateVolume,
     ) -> Result<MigrationId, CommitFault> {
-        let starting = self.starting_migration.lock().await;
-        let migration = self.next_identity(Some(record.volume));
+        let starting = self.runner.starting_migration.lock().await;
+        let migration = self.runner.next_identity(Some(record.volume));
         let moving = MigratingVolume {
             volume: record.volume,
             source: record.image.clone(),

@@ -7,10 +7,9 @@ use std::time::Duration;
 
 use api::{MigrateVolume, Migration, MigrationHistory, Named, SetMigration};
 use lane::{LaneHandle, Refused, Rest};
-use migration::MigrationId;
 use migration::journal::{ImageFormat, Side, VolumeRecord};
-use migration::orders;
 use migration::session::Event;
+use migration::{MigrationId, orders};
 use tokio::time::Instant;
 
 use crate::error::RequestError;
@@ -20,9 +19,8 @@ use crate::host::migrations::strategies::{check_strategy, check_strategy_here};
 use crate::host::vms::move_vm::not_to_a_store;
 use crate::host::volumes::chain;
 use crate::host::volumes::reserve::Wanted;
-use crate::host::{Host, blocking};
+use crate::host::{Departures, MigrationOrders, SessionRunner, blocking};
 use crate::images;
-use crate::migrations::history::Facts;
 use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
 use crate::migrations::view::image_format;
@@ -54,16 +52,52 @@ impl Change {
         }
     }
 
-    async fn give(self, host: &Host, lane: &LaneHandle, migration: MigrationId) -> Result<(), Refused> {
+    async fn give(
+        self,
+        runner: &SessionRunner,
+        lane: &LaneHandle,
+        migration: MigrationId,
+    ) -> Result<(), Refused> {
         match self {
-            Self::Impact(percent) => lane.set_impact(migration, host.impact_of(percent)).await,
+            Self::Impact(percent) => lane.set_impact(migration, runner.impact_of(percent)).await,
             Self::Rest(rest) => lane.rest(migration, rest).await,
             Self::Bandwidth(rate) => lane.set_bandwidth(migration, rate).await,
         }
     }
 }
 
-impl Host {
+impl Departures {
+    /// Returns the image that a move to another store of this host needs. Fails if its chain cannot be kept.
+    pub(in crate::host) async fn wanted_here(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        order: &MigrateVolume,
+    ) -> Result<Wanted, RequestError> {
+        let chain = match order.keep_chain {
+            false => None,
+            true => {
+                let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
+                let kept = move || {
+                    let finder = host.finders.of(&record.name);
+                    chain::kept(&record, &order, host.stores.get(&order.to)?, &finder)
+                };
+                Some(blocking(kept).await?)
+            }
+        };
+        let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
+        Ok(Wanted {
+            store: order.to.clone(),
+            volume: record.name.clone(),
+            format: order.format.map(image_format).or(kept_format),
+            otherwise: record.image.format,
+            allocation: order.allocation,
+            size_bytes: record.size_bytes,
+            chain,
+        })
+    }
+}
+
+impl MigrationOrders {
     /// Begins to move a volume or a VM at once. After an error the volume stays in its store, and nothing of the target is left.
     pub(in crate::host) async fn begin_migration(
         self: Arc<Self>,
@@ -77,11 +111,11 @@ impl Host {
         if self.means_vm(&name, &order)? {
             return self.migrate_vm(name, order).await;
         }
-        if let Some(adopted) = self.adoptions()?.get(&name)
+        if let Some(adopted) = self.vms.adoptions()?.get(&name)
             && order.named != Named::Volume
-            && self.elsewhere(&order.to)?.is_some()
+            && self.claims.elsewhere(&order.to)?.is_some()
         {
-            self.refuse_domain(&adopted)?;
+            self.vm_orders.refuse_domain(&adopted)?;
             return self.migrate_adopted(adopted, order).await;
         }
         self.check_is_volume(&name, &order)?;
@@ -89,16 +123,19 @@ impl Host {
         if !order.together_with.is_empty() {
             return self.migrate_together(name, order).await;
         }
-        let (_claim, volume) = self.claim_to_move(&name, &order).await?;
-        let record = self.record(volume, &name)?;
-        if let Some(elsewhere) = self.elsewhere(&order.to)? {
+        let (_claim, volume) = self.claims.claim_to_move(&name, &order).await?;
+        let record = self.claims.record(volume, &name)?;
+        if let Some(elsewhere) = self.claims.elsewhere(&order.to)? {
             let lane = self.volumes.lane(&name).await?;
-            return self.migrate_away(vec![Departing { record, lane }], elsewhere, order, None).await;
+            return self
+                .departures
+                .migrate_away(vec![Departing { record, lane }], elsewhere, order, None)
+                .await;
         }
         check_strategy_here(&order)?;
         self.check_move_here(&record, &order)?;
         let lane = self.volumes.lane(&name).await?;
-        self.begin_local(record, lane, order).await
+        self.departures.begin_local(record, lane, order).await
     }
 
     /// Refuses a name that no volume has, for orders that do not move a VM to another host. Errors:
@@ -108,7 +145,7 @@ impl Host {
         name: &str,
         order: &MigrateVolume,
     ) -> Result<(), RequestError> {
-        match self.record_named(name) {
+        match self.claims.record_named(name) {
             Err(RequestError::VolumeNotFound(_)) => {}
             Err(RequestError::VolumeElsewhere { volume, host, migration })
                 if self.volumes.service(name).is_none() =>
@@ -118,7 +155,7 @@ impl Host {
             // Claiming the volume gives the better error for everything else.
             _ => return Ok(()),
         }
-        Err(match self.adoptions()?.get(name) {
+        Err(match self.vms.adoptions()?.get(name) {
             None => RequestError::NothingToMove(name.to_owned()),
             Some(adopted) => {
                 let disks = adopted.disks.iter().map(|disk| disk.volume.clone());
@@ -145,14 +182,6 @@ impl Host {
         self.stores.get(&order.to).map(drop)
     }
 
-    /// Records that the target begins with an old image, and how much the volumes hold, for the report.
-    pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
-        let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
-        if let (Ok(held), Some(begun)) = (held, self.begun_unix_ms(migration)) {
-            self.metadata_folder.note(migration, begun, |metadata| metadata.held_bytes = Some(held)).await;
-        }
-    }
-
     /// Returns a migration with its recorded history. Errors: [`RequestError::MigrationNotFound`].
     pub(crate) async fn migration_history(
         self: Arc<Self>,
@@ -166,24 +195,7 @@ impl Host {
         .await
     }
 
-    pub(in crate::host) fn begin_history(
-        &self,
-        migration: MigrationId,
-        size_bytes: u64,
-        order: &MigrateVolume,
-    ) {
-        let started = self.journal.read(|state| Some(state.migrations.get(&migration)?.started_unix_ms));
-        let facts = Facts {
-            started_unix_ms: started.unwrap_or_default(),
-            size_bytes,
-            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-            mirror_wait_max: self.limits().mirror_wait_max,
-            strategy: order.strategy,
-        };
-        self.histories.begin(migration, facts);
-    }
-
-    /// Pauses or resumes a migration. Errors: those of [`Host::order_running`].
+    /// Pauses or resumes a migration. Errors: those of [`Self::order_running`].
     pub(crate) async fn rest_migration(
         self: Arc<Self>,
         id: String,
@@ -192,7 +204,7 @@ impl Host {
         self.order_running(&id, Change::Rest(rest)).await
     }
 
-    /// Changes the bandwidth limit of a migration, or its impact. Errors: [`RequestError::Invalid`], and those of [`Host::order_running`].
+    /// Changes the bandwidth limit of a migration, or its impact. Errors: [`RequestError::Invalid`], and those of [`Self::order_running`].
     pub(crate) async fn set_migration(
         self: Arc<Self>,
         id: String,
@@ -213,15 +225,6 @@ impl Host {
         })
     }
 
-    /// Returns what guests may lose to a migration; `None`: it does not give way to them.
-    pub(in crate::host) fn impact(&self, order: &MigrateVolume) -> Option<pacer::Impact> {
-        self.impact_of(order.impact_percent)
-    }
-
-    fn impact_of(&self, percent: Option<u8>) -> Option<pacer::Impact> {
-        pacer::Impact::percent(percent.unwrap_or(self.limits().impact_percent))
-    }
-
     /// Changes how a migration runs, also one that is just beginning. Errors: [`RequestError::MigrationNotFound`],
     /// [`RequestError::NotMigrating`]; [`RequestError::Invalid`]: it is incoming, so its source alone can do that.
     async fn order_running(&self, id: &str, change: Change) -> Result<Migration, RequestError> {
@@ -231,7 +234,7 @@ impl Host {
             let lane = self.volumes.lane(&name).await?;
             // N.B. Recorded before the lane changes: a change that was answered also holds after a restart.
             let before = self.order_durably(migration, |metadata| change.swap(metadata)).await?;
-            let Err(refused) = change.give(self, &lane, migration).await else {
+            let Err(refused) = change.give(&self.runner, &lane, migration).await else {
                 tracing::info!(%migration, ?change, "a migration is changed");
                 return self.migrations.get(&self.journal, migration);
             };
@@ -255,7 +258,7 @@ impl Host {
         migration: MigrationId,
         change: impl FnOnce(&mut Metadata) -> T + Send,
     ) -> Result<T, RequestError> {
-        let begun = self.begun_unix_ms(migration).ok_or(RequestError::NotMigrating(migration))?;
+        let begun = self.journal.begun_unix_ms(migration).ok_or(RequestError::NotMigrating(migration))?;
         self.metadata_folder
             .order(migration, begun, change)
             .await
@@ -326,36 +329,7 @@ impl Host {
             Named::Any => {}
         }
         let is_volume = self.volumes.service(name).is_some();
-        Ok(self.vms.get(name).is_ok() && (!is_volume || self.elsewhere(&order.to)?.is_some()))
-    }
-
-    /// Returns the image that a move to another store of this host needs. Fails if its chain cannot be kept.
-    pub(in crate::host) async fn wanted_here(
-        self: &Arc<Self>,
-        record: &VolumeRecord,
-        order: &MigrateVolume,
-    ) -> Result<Wanted, RequestError> {
-        let chain = match order.keep_chain {
-            false => None,
-            true => {
-                let (host, record, order) = (Arc::clone(self), record.clone(), order.clone());
-                let kept = move || {
-                    let finder = host.finder_of(&record.name);
-                    chain::kept(&record, &order, host.stores.get(&order.to)?, &finder)
-                };
-                Some(blocking(kept).await?)
-            }
-        };
-        let kept_format = chain.is_some().then_some(ImageFormat::Qcow2);
-        Ok(Wanted {
-            store: order.to.clone(),
-            volume: record.name.clone(),
-            format: order.format.map(image_format).or(kept_format),
-            otherwise: record.image.format,
-            allocation: order.allocation,
-            size_bytes: record.size_bytes,
-            chain,
-        })
+        Ok(self.vms.get(name).is_ok() && (!is_volume || self.claims.elsewhere(&order.to)?.is_some()))
     }
 }
 

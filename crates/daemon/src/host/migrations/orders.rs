@@ -17,18 +17,146 @@ use migration::journal::{
 use migration::queue::{Need, Turn, Withdrawal};
 use migration::{MigrationId, VolumeId};
 
+use crate::config::Config;
 use crate::error::RequestError;
-use crate::host::Host;
-use crate::journal::now_unix_ms;
-use crate::migrations::metadata::Metadata;
-use crate::migrations::queue::{Admission, WAITING_MAX, Wish};
-use crate::migrations::registry::parse_id;
+use crate::host::migrations::session::Sessions;
+use crate::host::{
+    Departures, Operations, Parts, Serving, SessionRunner, Stopping, VmOrders, VolumeClaims, VolumeViews,
+};
+use crate::hosts::Hosts;
+use crate::journal::{Journal, now_unix_ms};
+use crate::migrations::ends::Ends;
+use crate::migrations::history::Histories;
+use crate::migrations::metadata::{Metadata, MetadataFolder};
+use crate::migrations::queue::{Admission, Queue, WAITING_MAX, Wish};
+use crate::migrations::registry::{Migrations, parse_id};
 use crate::migrations::view::queued;
+use crate::stores::Stores;
+use crate::vms::Vms;
+use crate::volumes::chronicles::Chronicles;
+use crate::volumes::registry::Volumes;
 
 /// How long a migration waits to be tried again if its volume is busy when its turn comes.
 const BUSY_PAUSE: Duration = Duration::from_secs(1);
 
-impl Host {
+impl VolumeClaims {
+    /// Refuses to remove a volume for which a migration waits, with [`RequestError::AlreadyMigrating`].
+    pub(in crate::host) fn require_unordered(
+        &self,
+        volume: VolumeId,
+        name: &str,
+    ) -> Result<(), RequestError> {
+        match self.queue.of(volume) {
+            None => Ok(()),
+            Some(migration) => Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration }),
+        }
+    }
+}
+
+/// Queues, plans, begins, changes and ends migrations by order.
+pub(crate) struct MigrationOrders {
+    pub(crate) config: Arc<Config>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
+    pub(crate) histories: Arc<Histories>,
+    pub(crate) ends: Arc<Ends>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) vms: Arc<Vms>,
+    pub(crate) operations: Operations,
+    pub(crate) stopping: Stopping,
+    pub(crate) claims: Arc<VolumeClaims>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) views: Arc<VolumeViews>,
+    pub(crate) vm_orders: Arc<VmOrders>,
+    pub(crate) runner: Arc<SessionRunner>,
+    pub(crate) departures: Arc<Departures>,
+}
+
+impl MigrationOrders {
+    pub(crate) fn new(
+        parts: &Parts,
+        claims: &Arc<VolumeClaims>,
+        serving: &Arc<Serving>,
+        views: &Arc<VolumeViews>,
+        vm_orders: &Arc<VmOrders>,
+        runner: &Arc<SessionRunner>,
+        departures: &Arc<Departures>,
+    ) -> Arc<Self> {
+        let Parts {
+            config,
+            journal,
+            chronicles,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            metadata_folder,
+            histories,
+            ends,
+            sessions,
+            hosts,
+            vms,
+            operations,
+            stopping,
+            ..
+        } = parts.clone();
+        let orders = Arc::new(Self {
+            config,
+            journal,
+            chronicles,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            metadata_folder,
+            histories,
+            ends,
+            sessions,
+            hosts,
+            vms,
+            operations,
+            stopping,
+            claims: Arc::clone(claims),
+            serving: Arc::clone(serving),
+            views: Arc::clone(views),
+            vm_orders: Arc::clone(vm_orders),
+            runner: Arc::clone(runner),
+            departures: Arc::clone(departures),
+        });
+        let retrying = Arc::downgrade(&orders);
+        departures.repeat_with(move |migration| match retrying.upgrade() {
+            Some(orders) => orders.begin_anew_if_interrupted(migration),
+            None => Box::pin(std::future::ready(())),
+        });
+        orders
+    }
+
+    /// Returns the running migrations and the remembered ones, oldest first.
+    pub(crate) fn list(&self) -> Vec<Migration> {
+        self.migrations.list(&self.journal)
+    }
+
+    /// Describes one migration. Errors: [`RequestError::MigrationNotFound`].
+    pub(crate) fn describe(&self, migration: MigrationId) -> Result<Migration, RequestError> {
+        self.migrations.get(&self.journal, migration)
+    }
+
+    /// Describes one migration as soon as it differs from its revision `after`, or after `wait`.
+    pub(crate) async fn watch(
+        &self,
+        migration: MigrationId,
+        after: u64,
+        wait: Duration,
+    ) -> Result<Migration, RequestError> {
+        self.migrations.watch(&self.journal, migration, after, wait).await
+    }
+
     /// Begins to move a volume or a VM, or queues the order. After an error nothing of the target is left.
     pub(crate) async fn migrate(
         self: Arc<Self>,
@@ -38,7 +166,7 @@ impl Host {
         self.order_migration(name, order, None).await
     }
 
-    /// Does the same as [`Host::migrate`]; `retry_of` is the migration that is repeated.
+    /// Does the same as [`Self::migrate`]; `retry_of` is the migration that is repeated.
     pub(in crate::host) async fn order_migration(
         self: Arc<Self>,
         name: String,
@@ -53,14 +181,14 @@ impl Host {
             ..Metadata::default()
         };
         for volume in std::iter::once(&name).chain(&order.together_with).chain(&self.volumes_of_vm(&name)) {
-            self.settled(volume).await;
+            self.claims.settled(volume).await;
         }
         // Beginning the migration gives the better error.
         let Ok(wish) = self.wish(&metadata, &order) else { return self.begin_migration(name, order).await };
         let metadata =
             Metadata { volumes: wish.volumes.iter().map(VolumeId::to_string).collect(), ..metadata };
         // No migration gets a number while this is held.
-        let starting = self.starting_migration.lock().await;
+        let starting = self.runner.starting_migration.lock().await;
         match self.queue.ask(&wish, || self.migrations.under_way(&self.journal)) {
             Turn::Now(admission) => {
                 drop(starting);
@@ -69,7 +197,7 @@ impl Host {
             Turn::Waits(migration) => Err(RequestError::AlreadyMigrating { volume: name, migration }),
             Turn::Later(_) => {
                 self.check_patience(&wish)?;
-                let id = MigrationId(self.next_number());
+                let id = MigrationId(self.runner.next_number());
                 self.metadata_folder.put(id, metadata).await.map_err(|error| {
                     RequestError::storage("write the order into", &self.config.data_dir, &error)
                 })?;
@@ -83,12 +211,6 @@ impl Host {
                 self.migrations.get(&self.journal, id)
             }
         }
-    }
-
-    /// Returns the number for a migration of this volume. The caller holds `starting_migration`.
-    pub(in crate::host) fn next_identity(&self, volume: Option<VolumeId>) -> MigrationId {
-        let waited = volume.and_then(|volume| self.queue.of(volume));
-        waited.unwrap_or_else(|| MigrationId(self.next_number()))
     }
 
     /// Queues what waited when the daemon ended, and begins migrations in their turn, until the daemon stops.
@@ -119,7 +241,7 @@ impl Host {
                 tokio::select! {
                     // The queue lives as long as its host.
                     _ = turns.changed() => {}
-                    () = host.stopping() => return,
+                    () = host.stopping.begins() => return,
                 }
             }
         });
@@ -151,18 +273,6 @@ impl Host {
         if self.queue.has(migration) { Err(RequestError::MigrationWaits(migration)) } else { Ok(()) }
     }
 
-    /// Refuses to remove a volume for which a migration waits, with [`RequestError::AlreadyMigrating`].
-    pub(in crate::host) fn require_unordered(
-        &self,
-        volume: VolumeId,
-        name: &str,
-    ) -> Result<(), RequestError> {
-        match self.queue.of(volume) {
-            None => Ok(()),
-            Some(migration) => Err(RequestError::AlreadyMigrating { volume: name.to_owned(), migration }),
-        }
-    }
-
     async fn begin_admitted(
         self: Arc<Self>,
         wish: Wish,
@@ -183,7 +293,7 @@ impl Host {
 
     /// Keeps the order, for `migration retry`.
     async fn file(&self, id: MigrationId, ordered: Metadata) {
-        let Some(begun) = self.begun_unix_ms(id) else { return };
+        let Some(begun) = self.journal.begun_unix_ms(id) else { return };
         let retry_of = ordered.retry_of.map(MigrationId);
         let note = |metadata: &mut Metadata| {
             let Metadata { name, volumes, mut order, ordered_unix_ms, retry_of, .. } = ordered;
@@ -199,15 +309,9 @@ impl Host {
         self.note_retry(retry_of, id).await;
     }
 
-    /// Keeps the order of a migration that has just begun, for a restart.
-    pub(in crate::host) async fn note_order(&self, id: MigrationId, order: &MigrateVolume) {
-        let Some(begun) = self.begun_unix_ms(id) else { return };
-        self.metadata_folder.note(id, begun, |metadata| metadata.order = Some(order.clone())).await;
-    }
-
     /// Records in the repeated migration the number of the new one.
     async fn note_retry(&self, retry_of: Option<MigrationId>, id: MigrationId) {
-        if let Some((old, begun)) = retry_of.and_then(|old| Some((old, self.begun_unix_ms(old)?))) {
+        if let Some((old, begun)) = retry_of.and_then(|old| Some((old, self.journal.begun_unix_ms(old)?))) {
             self.metadata_folder.note(old, begun, |metadata| metadata.retried_as = Some(id.0)).await;
         }
     }
@@ -215,8 +319,8 @@ impl Host {
     async fn begin_in_turn(self: Arc<Self>, id: MigrationId, wish: Wish, admission: Admission) {
         let host = Arc::clone(&self);
         let (name, order) = (wish.name.clone(), wish.order.clone());
-        let begun = self.operate(host.begin_migration(name.clone(), order)).await;
-        let is_known = self.begun_unix_ms(id).is_some();
+        let begun = self.operations.run(host.begin_migration(name.clone(), order)).await;
+        let is_known = self.journal.begun_unix_ms(id).is_some();
         match begun {
             Ok(_) => tracing::info!(%name, migration = %id, "migration begun in its turn"),
             // The migration stays in the queue, and the next daemon begins it.
@@ -334,9 +438,9 @@ impl Host {
             Err(_) => std::iter::once(&metadata.name).chain(&order.together_with).cloned().collect(),
         };
         let records: Vec<VolumeRecord> =
-            names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
+            names.iter().map(|name| self.claims.record_named(name)).collect::<Result<_, _>>()?;
         let first = records.first().ok_or_else(|| RequestError::VolumeNotFound(metadata.name.clone()))?;
-        let target = match self.elsewhere(&order.to)? {
+        let target = match self.claims.elsewhere(&order.to)? {
             None => order.to.clone(),
             Some(elsewhere) if elsewhere.store.is_empty() => elsewhere.peer.name,
             Some(elsewhere) => format!("{}:{}", elsewhere.peer.name, elsewhere.store),
@@ -355,7 +459,7 @@ impl Host {
             order: order.clone(),
             volumes: moving.iter().map(|moving| moving.volume).collect(),
             need: Need::of(&moving),
-            copied_to: self.copied_to(order)?,
+            copied_to: self.claims.copied_to(order)?,
             shown: Box::new(Migration {
                 retry_of: metadata.retry_of.map(|id| MigrationId(id).to_string()),
                 ..shown
@@ -378,14 +482,6 @@ impl Host {
         }
         check_rate(wish.order.bandwidth_bytes_per_second)?;
         check_impact(wish.order.impact_percent)
-    }
-
-    fn next_number(&self) -> u64 {
-        self.journal.read(|state| state.next_migration).max(self.queue.next_free())
-    }
-
-    pub(in crate::host) fn begun_unix_ms(&self, migration: MigrationId) -> Option<u64> {
-        self.journal.read(|state| state.migrations.get(&migration).map(|known| known.started_unix_ms))
     }
 }
 

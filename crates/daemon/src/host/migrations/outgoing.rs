@@ -10,11 +10,12 @@
 
 mod begin;
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use ::host::Work;
 use api::{MigrateVolume, Migration};
 use futures_channel::mpsc::UnboundedReceiver;
+use futures_util::future::BoxFuture;
 use hypervisor::Hypervisor;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, MigrationState, Outcome, Stage};
@@ -24,18 +25,32 @@ use migration::source::Moves;
 use migration::vm::cold::{Form, Purpose};
 use migration::wire::{Acceptance, OfferedVm};
 use migration::{CommitFault, Failure, MigrationId, VolumeId};
-use tokio::sync::oneshot;
+use tokio::sync::{Semaphore, oneshot};
 
 use self::begin::held;
+use crate::config::Config;
+use crate::custody::Custody;
 use crate::error::RequestError;
+use crate::files::sockets::SocketFolder;
 use crate::hooks::HookSide;
-use crate::host::Host;
 use crate::host::migrations::leave::{Departing, Elsewhere, offer};
 use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::vms::move_vm::{Company, memory_lost};
-use crate::peers::host_id;
-use crate::vms::Standing;
-use crate::vms::moving::{MoveFault, OutgoingVm};
+use crate::host::{
+    Arrivals, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, VmOrders, VolumeClaims,
+};
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::migrations::history::Histories;
+use crate::migrations::metadata::MetadataFolder;
+use crate::migrations::registry::Migrations;
+use crate::peers::{Peers, host_id};
+use crate::stores::Stores;
+use crate::vms::moving::{MoveFault, OutgoingVm, VmMoves};
+use crate::vms::proved::Finders;
+use crate::vms::{Standing, Vms};
+use crate::volumes::chronicles::Chronicles;
+use crate::volumes::registry::Volumes;
 
 /// Whether hooks run before volumes change hands.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,6 +61,7 @@ pub(in crate::host) enum Hooks {
 }
 
 pub(in crate::host) struct OutgoingMigration {
+    departures: Arc<Departures>,
     task: Task,
     /// The order; `None`: a restart resumes the migration from the journal.
     order: Option<Ordered>,
@@ -74,7 +90,111 @@ pub(in crate::host) struct Ordered {
     qemu: Option<Arc<dyn Hypervisor>>,
 }
 
-impl Host {
+/// Repeats a migration from the beginning, if an orderly stop of the daemon interrupted it.
+type Repeat = Box<dyn Fn(MigrationId) -> BoxFuture<'static, ()> + Send + Sync>;
+
+/// Sends volumes to other stores and hosts.
+pub(crate) struct Departures {
+    pub(crate) custody: Custody,
+    pub(crate) moving: Arc<VmMoves>,
+    pub(crate) histories: Arc<Histories>,
+    pub(crate) config: Arc<Config>,
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) vms: Arc<Vms>,
+    pub(crate) finders: Arc<Finders>,
+    pub(crate) looks: Arc<Semaphore>,
+    pub(crate) claims: Arc<VolumeClaims>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) migration_hooks: Arc<MigrationHooks>,
+    pub(crate) vm_orders: Arc<VmOrders>,
+    pub(crate) runner: Arc<SessionRunner>,
+    pub(crate) arrivals: Arc<Arrivals>,
+    /// Repeats a migration between stores that a restart has interrupted.
+    repeat: OnceLock<Repeat>,
+}
+
+impl Departures {
+    pub(crate) fn new(
+        parts: &Parts,
+        claims: &Arc<VolumeClaims>,
+        serving: &Arc<Serving>,
+        migration_hooks: &Arc<MigrationHooks>,
+        vm_orders: &Arc<VmOrders>,
+        runner: &Arc<SessionRunner>,
+        arrivals: &Arc<Arrivals>,
+    ) -> Arc<Self> {
+        let Parts {
+            custody,
+            moving,
+            histories,
+            config,
+            limits,
+            journal,
+            chronicles,
+            stores,
+            volumes,
+            migrations,
+            metadata_folder,
+            sockets,
+            hosts,
+            peers,
+            vms,
+            finders,
+            looks,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            custody,
+            moving,
+            histories,
+            config,
+            limits,
+            journal,
+            chronicles,
+            stores,
+            volumes,
+            migrations,
+            metadata_folder,
+            sockets,
+            hosts,
+            peers,
+            vms,
+            finders,
+            looks,
+            claims: Arc::clone(claims),
+            serving: Arc::clone(serving),
+            migration_hooks: Arc::clone(migration_hooks),
+            vm_orders: Arc::clone(vm_orders),
+            runner: Arc::clone(runner),
+            arrivals: Arc::clone(arrivals),
+            repeat: OnceLock::new(),
+        })
+    }
+
+    /// Names what repeats migrations: their orders are in a room above this one.
+    pub(super) fn repeat_with(
+        &self,
+        repeat: impl Fn(MigrationId) -> BoxFuture<'static, ()> + Send + Sync + 'static,
+    ) {
+        // There is one.
+        let _ = self.repeat.set(Box::new(repeat));
+    }
+
+    pub(super) async fn repeat(&self, migration: MigrationId) {
+        if let Some(repeat) = self.repeat.get() {
+            repeat(migration).await;
+        }
+    }
+
     /// Begins a migration that has passed its checks; returns when its volumes are accepted and being copied. After an error
     /// the volumes stay at this host, and nothing is left at the target.
     pub(in crate::host) async fn begin_outgoing(
@@ -102,7 +222,7 @@ impl Host {
         };
         let (mut work, wishes) = OutgoingMigration::new(self, Some(ordered), vm, form);
         work.answer = Some(answer);
-        tokio::spawn(self.run_session(machine, work, wishes));
+        tokio::spawn(self.runner.run_session(machine, work, wishes));
         answered.await.unwrap_or(Err(RequestError::ShuttingDown))
     }
 
@@ -113,14 +233,14 @@ impl Host {
         recorded: &MigrationState,
     ) {
         let is_copying = recorded.stage == Stage::Copying;
-        let stays = || self.vm_at_home(&recorded.names).filter(|_| is_copying);
-        let vm = self.vm_of_departure(&recorded.names).or_else(stays);
-        let form = vm.as_deref().map(|vm| self.form_of_moving(vm)).unwrap_or_default();
+        let stays = || self.vm_orders.vm_at_home(&recorded.names).filter(|_| is_copying);
+        let vm = self.vm_orders.vm_of_departure(&recorded.names).or_else(stays);
+        let form = vm.as_deref().map(|vm| self.vm_orders.form_of_moving(vm)).unwrap_or_default();
         let machine = MigrationSession::resume(Role::Source, vm.is_some(), PATIENCE).with_form(form);
         let machine = machine.with_orders(recorded);
         let (mut work, wishes) = OutgoingMigration::new(self, None, vm, form);
         let is_tried = work.task.resumes(migration);
-        tokio::spawn(self.run_session(machine, work, wishes));
+        tokio::spawn(self.runner.run_session(machine, work, wishes));
         // A dropped sender means the same.
         let _ = is_tried.await;
     }
@@ -133,12 +253,12 @@ impl Work for OutgoingMigration {
 
     async fn record(&mut self) -> Result<(), CommitFault> {
         let Some(ordered) = &self.order else { return Ok(()) };
-        let host = Arc::clone(&self.task.host);
+        let host = Arc::clone(&self.departures);
         let recorded = host.record_leaving(&ordered.volumes, &ordered.elsewhere, &ordered.order).await;
         let records = ordered.volumes.iter().map(|volume| &volume.record);
         if let Ok(migration) = recorded {
             let bytes = records.clone().map(|record| record.size_bytes).sum();
-            host.begin_history(migration, bytes, &ordered.order);
+            host.runner.begin_history(migration, bytes, &ordered.order);
         }
         self.task.recorded(recorded, records.map(|record| record.volume).collect())
     }
@@ -156,9 +276,9 @@ impl Work for OutgoingMigration {
 
     async fn undo(&mut self, undo: Undo) -> String {
         if let (Undo::Offer, Some(ordered), Some(migration)) = (undo, &self.order, self.task.migration) {
-            self.task.host.peers.give_up_offer(host_id(ordered.session.peer()), migration);
+            self.departures.peers.give_up_offer(host_id(ordered.session.peer()), migration);
             // What the target has reserved is of no use. If this message is lost, the target asks and is answered.
-            self.task.host.peers.tell_target(&ordered.session, migration, ToTarget::Discard);
+            self.departures.peers.tell_target(&ordered.session, migration, ToTarget::Discard);
         }
         String::new()
     }
@@ -204,7 +324,7 @@ impl Work for OutgoingMigration {
     async fn place_volumes(&mut self, outcome: Outcome) {
         if matches!(outcome, Outcome::Moved { .. }) {
             for (name, volume, lane) in self.lanes.iter().cloned() {
-                tokio::spawn(Arc::clone(&self.task.host).see_departure(name, volume, lane));
+                tokio::spawn(Arc::clone(&self.departures).see_departure(name, volume, lane));
             }
         }
     }
@@ -222,7 +342,7 @@ impl Work for OutgoingMigration {
 
     async fn conclude(&mut self, outcome: Outcome) {
         let Some(migration) = self.task.migration else { return };
-        let host = &self.task.host;
+        let host = &self.departures;
         let has_moved = matches!(outcome, Outcome::Moved { .. } | Outcome::TakenBack);
         if let (Some(vm), Some(leaving)) = (&self.task.vm, &self.leaving) {
             tracing::info!(vm = %vm, %migration, ?outcome, "the VM's migration has ended");
@@ -240,14 +360,15 @@ impl Work for OutgoingMigration {
 
 impl OutgoingMigration {
     fn new(
-        host: &Arc<Host>,
+        host: &Arc<Departures>,
         order: Option<Ordered>,
         vm: Option<String>,
         form: Form,
     ) -> (Self, UnboundedReceiver<Event>) {
-        let (task, wishes) = Task::new(host, vm);
+        let (task, wishes) = Task::new(&host.runner, vm);
         let (leaving, lanes, stays) = (None, Vec::new(), String::new());
-        let work = Self { task, order, form, leaving, lanes, stays, answer: None };
+        let departures = Arc::clone(host);
+        let work = Self { departures, task, order, form, leaving, lanes, stays, answer: None };
         (work, wishes)
     }
 
@@ -268,13 +389,13 @@ impl OutgoingMigration {
         let vm = self.task.vm.as_ref().map(|name| OfferedVm { name: name.clone(), form: self.form });
         let records: Vec<_> = ordered.volumes.iter().map(|volume| volume.record.clone()).collect();
         let mut offer = offer(&records, &ordered.elsewhere.store, order, vm);
-        self.task.host.tell_origins(&mut offer);
-        let acceptance = self.task.host.peers.offer(session, migration, offer).await.map_err(|refusal| {
+        self.departures.tell_origins(&mut offer);
+        let acceptance = self.departures.peers.offer(session, migration, offer).await.map_err(|refusal| {
             RequestError::HostRefused { host: ordered.elsewhere.peer.name.clone(), refusal }
         })?;
         let peer = host_id(session.peer());
         if !order.full && acceptance.volumes.iter().any(|accepted| held(accepted, peer).is_some()) {
-            self.task.host.note_held(migration, records).await;
+            self.departures.runner.note_held(migration, records).await;
         }
         ordered.acceptance = Some(acceptance);
         Ok(())
@@ -284,8 +405,8 @@ impl OutgoingMigration {
     async fn let_vm_leave(&mut self) -> Result<(), RequestError> {
         let (Some(ordered), Some(vm)) = (&mut self.order, &self.task.vm) else { return Ok(()) };
         match self.form {
-            Form::Live => ordered.qemu = Some(self.task.host.vms.leaving(vm).await?),
-            Form::Cold => self.task.host.vms.leaving_cold(vm).await?,
+            Form::Live => ordered.qemu = Some(self.departures.vms.leaving(vm).await?),
+            Form::Cold => self.departures.vms.leaving_cold(vm).await?,
         }
         Ok(())
     }
@@ -304,15 +425,15 @@ impl OutgoingMigration {
             reason: reason.to_string(),
         };
         if self.form == Form::Cold {
-            let asked = self.task.host.ask_to_keep(session, migration, vm, Purpose::Copying);
+            let asked = self.departures.vm_orders.ask_to_keep(session, migration, vm, Purpose::Copying);
             return asked.await.map_err(refused);
         }
         let (Some(qemu), Some(company)) = (ordered.qemu.take(), ordered.company.take()) else {
             return Ok(());
         };
-        let hooks = self.task.host.hook_runner(migration, vm, HookSide::Source, host);
+        let hooks = self.departures.migration_hooks.hook_runner(migration, vm, HookSide::Source, host);
         let wishes = company.travels.wishes(&*qemu, session).await;
-        let leaving = self.task.host.leaving(migration, vm, qemu, wishes, session, hooks);
+        let leaving = self.departures.vm_orders.leaving(migration, vm, qemu, wishes, session, hooks);
         leaving.check(company.manifest).await.map_err(refused)?;
         self.vm_leaves(migration, leaving);
         Ok(())
@@ -320,7 +441,7 @@ impl OutgoingMigration {
 
     /// Registers the VM, so that it is paused when the lanes ask for it.
     fn vm_leaves(&mut self, migration: MigrationId, leaving: Arc<OutgoingVm>) {
-        self.task.host.moving.leaves(migration, Arc::clone(&leaving));
+        self.departures.moving.leaves(migration, Arc::clone(&leaving));
         self.leaving = Some(leaving);
     }
 

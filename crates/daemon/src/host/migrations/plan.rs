@@ -35,7 +35,7 @@ use crate::host::vms::adopted::connect_to_move;
 use crate::host::vms::cold::check_cold_order;
 use crate::host::vms::move_vm::{check_order, check_post_copy, downtime_max, no_volumes, not_to_a_store};
 use crate::host::volumes::within::check_moves_whole;
-use crate::host::{Host, blocking};
+use crate::host::{MigrationOrders, blocking};
 use crate::migrations::metadata::Metadata;
 use crate::migrations::queue::place_shown;
 use crate::migrations::view::image_location;
@@ -52,15 +52,15 @@ enum Company {
     Cold,
 }
 
-impl Host {
+impl MigrationOrders {
     /// Returns what a migration would do. Fails only if the named volume or VM does not exist.
     pub(crate) async fn plan_migration(
         self: Arc<Self>,
         name: String,
         order: MigrateVolume,
     ) -> Result<MigrationPlan, RequestError> {
-        let elsewhere = self.elsewhere(&order.to)?;
-        let adopted = self.adoptions()?.get(&name).filter(|_| elsewhere.is_some());
+        let elsewhere = self.claims.elsewhere(&order.to)?;
+        let adopted = self.vms.adoptions()?.get(&name).filter(|_| elsewhere.is_some());
         let means_vm = self.means_vm(&name, &order)?;
         let ours = self.vms.get(&name).ok().filter(|_| adopted.is_none() && means_vm);
         let names = match (&ours, &adopted) {
@@ -72,7 +72,7 @@ impl Host {
             }
         };
         let records: Vec<VolumeRecord> =
-            names.iter().map(|name| self.record_named(name)).collect::<Result<_, _>>()?;
+            names.iter().map(|name| self.claims.record_named(name)).collect::<Result<_, _>>()?;
         let mut plan = sketch(&name, &records);
         check_rate(order.bandwidth_bytes_per_second).unwrap_or_else(|error| plan.refuse(&error));
         check_impact(order.impact_percent).unwrap_or_else(|error| plan.refuse(&error));
@@ -131,7 +131,7 @@ impl Host {
     async fn plan_volumes(self: &Arc<Self>, records: &[VolumeRecord], plan: &mut MigrationPlan) {
         for record in records {
             let (volume, name) = (record.volume, &record.name);
-            self.settled(name).await;
+            self.claims.settled(name).await;
             let at_hand = match (self.migrations.running_of(volume), self.volumes.claim(name)) {
                 (Some(migration), _) => {
                     Err(RequestError::AlreadyMigrating { volume: name.clone(), migration })
@@ -147,7 +147,7 @@ impl Host {
             check_moves_whole(record.clone()).await.unwrap_or_else(|error| plan.refuse(&error));
         }
         self.plan_read_only(records, plan).await;
-        let held = self.held_bytes(records).await;
+        let held = self.departures.held_bytes(records).await;
         for (planned, held) in plan.volumes.iter_mut().zip(held) {
             planned.held_bytes = held;
         }
@@ -215,23 +215,23 @@ impl Host {
         let company = looked.await.map_err(|error| plan.refuse(&error)).ok()?;
         if let Company::Ours(vm) = &company {
             // The other host is asked also if the VM cannot move yet: all obstacles are shown at once.
-            let checked = match self.adoptions() {
-                Ok(known) => self.check_movable(name, vm, known.get(name).as_ref()).await,
+            let checked = match self.vms.adoptions() {
+                Ok(known) => self.vm_orders.check_movable(name, vm, known.get(name).as_ref()).await,
                 Err(error) => Err(error.into()),
             };
             checked.unwrap_or_else(|error| plan.refuse(&error));
-            self.check_tpm(name).unwrap_or_else(|error| plan.refuse(&error));
+            self.vm_orders.check_tpm(name).unwrap_or_else(|error| plan.refuse(&error));
         }
         Some(company)
     }
 
     async fn plan_adopted(self: &Arc<Self>, adopted: &Adopted, plan: &mut MigrationPlan) -> Option<Company> {
         let looked = async {
-            self.refuse_domain(adopted)?;
+            self.vm_orders.refuse_domain(adopted)?;
             connect_to_move(adopted).await
         };
         let vm = looked.await.map_err(|error| plan.refuse(&error)).ok()?;
-        let (derived, obstacles) = self.obstacles_here(adopted, &vm).await;
+        let (derived, obstacles) = self.vm_orders.obstacles_here(adopted, &vm).await;
         obstacles.iter().for_each(|error| plan.refuse(error));
         let derived = derived?;
         plan.warnings.extend(derived.left_behind.iter().map(|what| format!("stays behind: {what}")));
@@ -247,10 +247,10 @@ impl Host {
         for (record, planned) in records.iter().zip(0..) {
             let looked = async {
                 self.check_move_here(record, order)?;
-                let wanted = self.wanted_here(record, order).await?;
+                let wanted = self.departures.wanted_here(record, order).await?;
                 let (host, copied) = (Arc::clone(self), record.clone());
                 blocking(move || {
-                    let (claim, looked) = host.look_at_place(&wanted, || allocated_bytes(&copied))?;
+                    let (claim, looked) = host.serving.look_at_place(&wanted, || allocated_bytes(&copied))?;
                     drop(claim);
                     let space = host.stores.get(&wanted.store)?.space().ok().flatten();
                     Ok((looked.location, space.map(|space| space.free)))
@@ -279,7 +279,7 @@ impl Host {
             Ok(session) => session,
             Err(error) => return plan.refuse(&error.into()),
         };
-        if let Err(error) = self.reach(&session, &elsewhere.peer).await {
+        if let Err(error) = self.departures.reach(&session, &elsewhere.peer).await {
             return plan.refuse(&error);
         }
         let vm = match company {
@@ -287,7 +287,8 @@ impl Host {
             Some(company) => self.plan_company(company, order, plan).await,
         };
         let thorough = Thoroughness::DryRun;
-        let ahead = self.look_ahead(&session, records, &elsewhere, order, vm.as_ref(), thorough).await;
+        let ahead =
+            self.departures.look_ahead(&session, records, &elsewhere, order, vm.as_ref(), thorough).await;
         for refusal in &ahead.refusals {
             plan.refuse(refusal);
         }
@@ -297,7 +298,7 @@ impl Host {
         }
         if let Some(surveyed) = &ahead.surveyed {
             plan.place_there(&elsewhere.peer.name, records, surveyed);
-            self.plan_sharing(&session, records, order, surveyed, plan).await;
+            self.departures.plan_sharing(&session, records, order, surveyed, plan).await;
         }
         plan.add_links(&session);
         self.plan_rate(&elsewhere, plan);
@@ -359,7 +360,7 @@ impl Host {
         for checked in [check_order(order), check_cold_order(&name, order)] {
             checked.unwrap_or_else(|error| plan.refuse(&error));
         }
-        match self.describe_cold(&name, Extent::Needs).await {
+        match self.vm_orders.describe_cold(&name, Extent::Needs).await {
             Ok(manifest) => Some(AheadVm { name, downtime_max: None, manifest }),
             Err(error) => {
                 plan.refuse(&error);
@@ -392,7 +393,7 @@ impl Host {
         let round_trip_us = plan.links.iter().filter_map(|link| link.round_trip_us).max();
         let Some(round_trip_us) = round_trip_us else { return };
         for record in records {
-            let Ok(volume) = self.describe_volume(&record.name).await else { continue };
+            let Ok(volume) = self.views.describe_volume(&record.name).await else { continue };
             let connections = volume.statistics.map_or(0, |statistics| statistics.connections);
             if connections > 0 {
                 let (clients, are) = match connections {

@@ -17,13 +17,13 @@ use migration::wire::{PROBES_MAX, ProbeSeen, Surveyed};
 use transport::Session;
 
 use crate::host::describe::answer;
-use crate::host::{Host, blocking};
+use crate::host::{Departures, blocking};
 use crate::stores::StoreKind;
 
 /// The time that the other host has for its check of stores.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 
-impl Host {
+impl Departures {
     /// Returns which of another host's probes are visible here, in the folder of a store.
     pub(crate) async fn see_probes(&self, store: String, secrets: Vec<[u8; 32]>) -> Vec<ProbeSeen> {
         let count = secrets.len();

@@ -23,13 +23,25 @@ use migration::journal::{MigrationState, Promotion, Record, Side, VolumeRecord};
 use migration::promotion::{self, Promotable, Waits};
 use migration::ticket::Ticket;
 
+use crate::custody::Custody;
 use crate::error::{LackingError, RequestError};
 use crate::host::migrations::promote::exchanged::lost_image;
+use crate::host::restoration::Restoring;
 use crate::host::volumes::create::random_bytes;
-use crate::host::{Host, blocking};
+use crate::host::{
+    Arrivals, Parts, PresentLimits, Resumption, Serving, Stopping, VmOrders, VolumeClaims, VolumeViews,
+    blocking,
+};
+use crate::hosts::Hosts;
 use crate::images::half_made;
+use crate::journal::Journal;
+use crate::migrations::queue::Queue;
+use crate::migrations::registry::Migrations;
+use crate::peers::Peers;
+use crate::stores::Stores;
 use crate::vms::Standing;
-use crate::volumes::registry::{Claim, Service};
+use crate::volumes::chronicles::Chronicles;
+use crate::volumes::registry::{Claim, Service, Volumes};
 
 /// How long a volume may take until it is served: a commit, and a first read.
 const SERVED_MAX: Duration = Duration::from_secs(10);
@@ -37,7 +49,75 @@ const SERVED_MAX: Duration = Duration::from_secs(10);
 const GIVEN_BACK_MAX: Duration = Duration::from_secs(10);
 const GIVEN_BACK_POLL: Duration = Duration::from_millis(50);
 
-impl Host {
+/// Gives volumes to this host by order, or because other hosts confirm that they are its own.
+pub(crate) struct Ownership {
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) custody: Custody,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) restoring: Arc<Restoring>,
+    pub(crate) stopping: Stopping,
+    pub(crate) claims: Arc<VolumeClaims>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) views: Arc<VolumeViews>,
+    pub(crate) vm_orders: Arc<VmOrders>,
+    pub(crate) arrivals: Arc<Arrivals>,
+    pub(crate) resumption: Arc<Resumption>,
+}
+
+impl Ownership {
+    pub(crate) fn new(
+        parts: &Parts,
+        claims: &Arc<VolumeClaims>,
+        serving: &Arc<Serving>,
+        views: &Arc<VolumeViews>,
+        vm_orders: &Arc<VmOrders>,
+        arrivals: &Arc<Arrivals>,
+        resumption: &Arc<Resumption>,
+    ) -> Arc<Self> {
+        let Parts {
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            hosts,
+            peers,
+            restoring,
+            stopping,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            hosts,
+            peers,
+            restoring,
+            stopping,
+            claims: Arc::clone(claims),
+            serving: Arc::clone(serving),
+            views: Arc::clone(views),
+            vm_orders: Arc::clone(vm_orders),
+            arrivals: Arc::clone(arrivals),
+            resumption: Arc::clone(resumption),
+        })
+    }
+
     /// Promotes this host's copy of a volume. Errors: [`RequestError::NotPrepared`], [`RequestError::NotPromotable`],
     /// [`RequestError::NoTicket`], [`RequestError::Ticket`]: nothing has changed.
     pub(crate) async fn promote_volume(
@@ -55,7 +135,7 @@ impl Host {
         if let Some(departed) = departed {
             self.take_departed(&name, departed, &order).await?;
             self.volumes.lane(&name).await?;
-            return self.describe_volume(&name).await;
+            return self.views.describe_volume(&name).await;
         }
         if order.exchanged {
             self.take_exchanged_copy(&name).await?;
@@ -85,7 +165,7 @@ impl Host {
             None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
         }
         self.volumes.lane(&name).await?;
-        self.describe_volume(&name).await
+        self.views.describe_volume(&name).await
     }
 
     /// Gives up the missing blocks of a volume that is served here, because the host that has them is lost.
@@ -123,13 +203,13 @@ impl Host {
         lane.give_up_missing().await.map_err(unavailable)?;
         // A migration that waits for the volume is refused now.
         self.queue.turn();
-        self.describe_volume(&name).await
+        self.views.describe_volume(&name).await
     }
 
     fn find_promotable(&self, name: &str) -> Result<(Promotable, MigrationState), RequestError> {
         self.journal.read(|state| {
             if state.questioned_named(name).is_some() {
-                return Err(self.unconfirmed(name).into());
+                return Err(self.restoring.unconfirmed(name).into());
             }
             let waiting = promotion::waiting_named(state, name);
             if let Some((waiting, recorded)) = waiting {
@@ -175,7 +255,7 @@ impl Host {
         promotion: Promotion,
     ) -> Result<(), RequestError> {
         let Side::Incoming { volumes, .. } = &recorded.side else { return Ok(()) };
-        let vm = self.vm_of_arrival(&recorded.names);
+        let vm = self.vm_orders.vm_of_arrival(&recorded.names);
         let mut taken = Vec::new();
         for record in volumes {
             taken.push((self.take_from_arrival(&record.name).await?, record));
@@ -185,10 +265,10 @@ impl Host {
         for (claim, record) in taken {
             claim.created(record.volume);
             drop(claim);
-            self.serve_in_background(&record.name);
+            self.serving.serve_in_background(&record.name);
         }
         if let Some(vm) = vm {
-            self.settle(&vm, Standing::Arriving, true).await;
+            self.vm_orders.settle(&vm, Standing::Arriving, true).await;
         }
         Ok(())
     }
@@ -202,7 +282,7 @@ impl Host {
     ) -> Result<(), RequestError> {
         for record in volumes {
             // The image is locked for the check only; serving it opens it again.
-            let opened = self.open_for_resuming(record).await;
+            let opened = self.serving.open_for_resuming(record).await;
             drop(opened.map_err(|error| lost_image(record, error))?);
         }
         // The lanes that could change this are gone, and their commits are in the journal.
@@ -229,7 +309,7 @@ impl Host {
             if let Some(attempt) = self.volumes.attempt(name) {
                 attempt.store(true, Ordering::SeqCst);
             }
-            lane.stop(self.limits().stop_wait_max).await;
+            lane.stop(self.limits.now().stop_wait_max).await;
         }
         let taken = async {
             loop {

@@ -5,20 +5,19 @@ use std::sync::Arc;
 
 use api::Migration;
 use lane::Rest;
-use migration::MigrationId;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
-use migration::orders;
 use migration::stay::copy;
+use migration::{MigrationId, orders};
 
 use crate::error::{RequestError, RetryObstacle};
-use crate::host::Host;
+use crate::host::MigrationOrders;
 use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
 use crate::volumes::chronicles::look;
 
-impl Host {
+impl MigrationOrders {
     /// Repeats a migration that moved nothing, under a new number. Errors: [`RequestError::MigrationNotFound`];
-    /// [`RequestError::CannotRetry`]: it is running, has succeeded, or its volume has left; those of [`Host::migrate`].
+    /// [`RequestError::CannotRetry`]: it is running, has succeeded, or its volume has left; those of [`Self::migrate`].
     pub(crate) async fn retry_migration(self: Arc<Self>, id: String) -> Result<Migration, RequestError> {
         let migration = parse_id(&id)?;
         let refused = |reason: RetryObstacle| RequestError::CannotRetry { migration, reason };
@@ -87,7 +86,7 @@ impl Host {
     }
 
     async fn begin_anew(self: Arc<Self>, id: MigrationId) {
-        let Some(begun) = self.begun_unix_ms(id) else { return };
+        let Some(begun) = self.journal.begun_unix_ms(id) else { return };
         let Some(metadata) = self.metadata_folder.of(id, begun).filter(|metadata| metadata.goes_on) else {
             return;
         };

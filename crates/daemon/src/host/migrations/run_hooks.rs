@@ -9,12 +9,35 @@ use migration::journal::{Outcome, Stage};
 use migration::source::Moves;
 use transport::Session;
 
-use crate::hooks::{HookContext, HookRunner, HookSide};
-use crate::host::Host;
-use crate::migrations::volume_hooks::{answer, ask};
-use crate::peers::host_id;
+use crate::config::Config;
+use crate::hooks::{HookContext, HookRunner, HookSide, Hooks};
+use crate::host::Parts;
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::migrations::metadata::MetadataFolder;
+use crate::migrations::registry::Migrations;
+use crate::migrations::volume_hooks::{VolumeHooks, answer, ask};
+use crate::peers::{Peers, host_id};
 
-impl Host {
+/// Prepares and runs the hooks of migrations.
+pub(crate) struct MigrationHooks {
+    pub(crate) config: Arc<Config>,
+    pub(crate) journal: Journal,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) volume_hooks: Arc<VolumeHooks>,
+    pub(crate) hooks: Arc<Hooks>,
+}
+
+impl MigrationHooks {
+    pub(crate) fn new(parts: &Parts) -> Arc<Self> {
+        let Parts { config, journal, migrations, metadata_folder, hosts, peers, volume_hooks, hooks, .. } =
+            parts.clone();
+        Arc::new(Self { config, journal, migrations, metadata_folder, hosts, peers, volume_hooks, hooks })
+    }
+
     pub(in crate::host) fn has_hooks(&self) -> bool {
         self.config.hooks.before.is_some() || self.config.hooks.after.is_some()
     }
@@ -102,7 +125,7 @@ impl Host {
         self.hooks.warn_of(move |migration, warning| {
             let Some(host) = host.upgrade() else { return };
             tokio::spawn(async move {
-                if let Some(begun) = host.begun_unix_ms(migration) {
+                if let Some(begun) = host.journal.begun_unix_ms(migration) {
                     host.metadata_folder.note(migration, begun, |metadata| metadata.warn(warning)).await;
                 }
             });

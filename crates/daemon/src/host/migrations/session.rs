@@ -11,22 +11,30 @@ use std::future::pending;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use ::host::{Clock, Journal, Surroundings, Work};
-use api::Migration;
+use ::host::{Clock, Surroundings, Work};
+use api::{MigrateVolume, Migration};
+use chronicle::StayId;
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::future::select_all;
 use lane::LaneHandle;
-use migration::journal::{FailureCode, Outcome, Record, Stage};
+use migration::journal::{FailureCode, Outcome, Record, Stage, VolumeRecord};
 use migration::session::{Answer, Event, MigrationSession, Patience, VmPlace};
-use migration::{CommitFault, Failure, MigrationId, VolumeId};
+use migration::{CommitFault, Failure, MigrationId, StayKey, VolumeId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::error::RequestError;
 use crate::hooks::HookRunner;
-use crate::host::Host;
-use crate::migrations::registry::Settling;
+use crate::host::migrations::migrate::allocated_bytes;
+use crate::host::{Parts, PresentLimits, Stopping, VmOrders, blocking};
+use crate::journal::Journal;
+use crate::migrations::history::{Facts, Histories};
+use crate::migrations::metadata::MetadataFolder;
+use crate::migrations::queue::Queue;
+use crate::migrations::registry::{Migrations, Settling};
 use crate::vms::Standing;
+use crate::vms::moving::VmMoves;
+use crate::volumes::chronicles::Chronicles;
 
 pub(in crate::host) const PATIENCE: Patience = Patience {
     // The target makes an image in this time, possibly a thick one.
@@ -41,7 +49,7 @@ pub(crate) struct Sessions(Mutex<BTreeMap<MigrationId, UnboundedSender<Event>>>)
 
 /// The state that all kinds of sessions share.
 pub(in crate::host) struct Task {
-    pub(in crate::host) host: Arc<Host>,
+    pub(in crate::host) runner: Arc<SessionRunner>,
     /// The migration's number at this host, once it has one.
     pub(in crate::host) migration: Option<MigrationId>,
     pub(in crate::host) vm: Option<String>,
@@ -73,10 +81,13 @@ impl Sessions {
 
 impl Task {
     /// Returns a task without a number, and the receiver of its session's events.
-    pub(in crate::host) fn new(host: &Arc<Host>, vm: Option<String>) -> (Self, UnboundedReceiver<Event>) {
+    pub(in crate::host) fn new(
+        runner: &Arc<SessionRunner>,
+        vm: Option<String>,
+    ) -> (Self, UnboundedReceiver<Event>) {
         let (wishes, heard) = unbounded();
         let task = Self {
-            host: Arc::clone(host),
+            runner: Arc::clone(runner),
             migration: None,
             vm,
             error: None,
@@ -106,7 +117,7 @@ impl Task {
         match recorded {
             Ok(migration) => {
                 self.publish(migration);
-                self.host.migrations.track(migration, volumes);
+                self.runner.migrations.track(migration, volumes);
                 Ok(())
             }
             Err(fault) => {
@@ -149,24 +160,24 @@ impl Task {
 
     fn obstructed(&self, obstacle: Option<String>) {
         if let Some(migration) = self.migration {
-            self.host.migrations.obstruct(migration, obstacle);
+            self.runner.migrations.obstruct(migration, obstacle);
         }
     }
 
     /// With a VM, delays the report of the end until the VM's place is recorded.
     pub(in crate::host) fn hold_back_the_end(&mut self) {
         if let (Some(migration), Some(_), None) = (self.migration, &self.vm, &self.settling) {
-            self.settling = Some(self.host.migrations.settle(migration));
+            self.settling = Some(self.runner.migrations.settle(migration));
         }
     }
 
     /// Records where the VM is, after its move has ended; until then the VM has `standing`.
     pub(in crate::host) async fn note(&mut self, standing: Standing, place: VmPlace) -> Result<(), String> {
         let (Some(migration), Some(vm)) = (self.migration, &self.vm) else { return Ok(()) };
-        if let Some(hooks) = self.host.moving.forget(migration, place).await {
+        if let Some(hooks) = self.runner.moving.forget(migration, place).await {
             self.hooks_after = Some(hooks);
         }
-        let noted = self.host.note_vm(vm, standing, place).await;
+        let noted = self.runner.vm_orders.note_vm(vm, standing, place).await;
         if noted.is_err() {
             // Recording it may take long, and the VM's place is known.
             drop(self.settling.take());
@@ -177,7 +188,7 @@ impl Task {
     /// Ends the migration: reports the outcome and runs the hooks that follow it.
     pub(in crate::host) fn conclude(&mut self, outcome: &Outcome) {
         if let Some(migration) = self.migration {
-            self.host.migrations.conclude(migration, outcome);
+            self.runner.migrations.conclude(migration, outcome);
         }
         drop(self.settling.take());
         if let Some(hooks) = self.hooks_after.take() {
@@ -190,7 +201,7 @@ impl Task {
     pub(in crate::host) fn answer(&mut self, answer: Answer) -> Result<Migration, RequestError> {
         match (answer, self.error.take(), self.migration) {
             (Answer::Refused, Some(error), _) => Err(error),
-            (_, _, Some(migration)) => self.host.migrations.get(&self.host.journal, migration),
+            (_, _, Some(migration)) => self.runner.migrations.get(&self.runner.journal, migration),
             (_, _, None) => Err(RequestError::Internal("it has no number, and no reason".to_owned())),
         }
     }
@@ -204,7 +215,7 @@ impl Task {
         let ended = lanes.iter().map(|lane| Box::pin(lane.ended()));
         tokio::select! {
             biased;
-            Some(outcome) = self.host.migrations.outcome(migration) => Some(outcome),
+            Some(outcome) = self.runner.migrations.outcome(migration) => Some(outcome),
             _ = select_all(ended) => None,
         }
     }
@@ -212,19 +223,19 @@ impl Task {
     /// Makes the migration visible to others.
     fn publish(&mut self, migration: MigrationId) {
         self.migration = Some(migration);
-        self.host.sessions.lock().insert(migration, self.wishes.clone());
+        self.runner.sessions.lock().insert(migration, self.wishes.clone());
     }
 }
 
 impl Drop for Task {
     fn drop(&mut self) {
         if let Some(migration) = self.migration {
-            self.host.sessions.lock().remove(&migration);
+            self.runner.sessions.lock().remove(&migration);
         }
     }
 }
 
-impl Journal for Host {
+impl ::host::Journal for SessionRunner {
     fn stage(&self, migration: MigrationId) -> Option<Stage> {
         self.journal.read(|state| state.migrations.get(&migration).map(|known| known.stage.clone()))
     }
@@ -250,7 +261,55 @@ impl Clock for SessionClock {
     }
 }
 
-impl Host {
+/// Numbers, records and runs the sessions of migrations.
+pub(crate) struct SessionRunner {
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) metadata_folder: Arc<MetadataFolder>,
+    pub(crate) histories: Arc<Histories>,
+    pub(crate) sessions: Arc<Sessions>,
+    pub(crate) moving: Arc<VmMoves>,
+    pub(crate) stopping: Stopping,
+    pub(crate) vm_orders: Arc<VmOrders>,
+    /// Held from the choice of a migration's identity until it is in the journal.
+    pub(crate) starting_migration: tokio::sync::Mutex<()>,
+}
+
+impl SessionRunner {
+    pub(crate) fn new(parts: &Parts, vm_orders: &Arc<VmOrders>) -> Arc<Self> {
+        let vm_orders = Arc::clone(vm_orders);
+        let Parts {
+            sessions,
+            moving,
+            limits,
+            journal,
+            chronicles,
+            migrations,
+            queue,
+            metadata_folder,
+            histories,
+            stopping,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            sessions,
+            moving,
+            vm_orders,
+            limits,
+            journal,
+            chronicles,
+            migrations,
+            queue,
+            metadata_folder,
+            histories,
+            stopping,
+            starting_migration: tokio::sync::Mutex::new(()),
+        })
+    }
+
     /// Runs a session in a task of its own, to its end or until the daemon stops.
     pub(in crate::host) fn run_session<W>(
         self: &Arc<Self>,
@@ -263,7 +322,66 @@ impl Host {
     {
         let (journal, clock) = (Arc::clone(self), SessionClock(Instant::now()));
         let host = Arc::clone(self);
-        let stopping = async move { host.stopping().await };
+        let stopping = async move { host.stopping.begins().await };
         ::host::run(Surroundings { journal, clock, stopping }, session, work, wishes)
+    }
+
+    pub(in crate::host) fn begin_history(
+        &self,
+        migration: MigrationId,
+        size_bytes: u64,
+        order: &MigrateVolume,
+    ) {
+        let started = self.journal.read(|state| Some(state.migrations.get(&migration)?.started_unix_ms));
+        let facts = Facts {
+            started_unix_ms: started.unwrap_or_default(),
+            size_bytes,
+            bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+            mirror_wait_max: self.limits.now().mirror_wait_max,
+            strategy: order.strategy,
+        };
+        self.histories.begin(migration, facts);
+    }
+
+    /// Returns what guests may lose to a migration; `None`: it does not give way to them.
+    pub(in crate::host) fn impact(&self, order: &MigrateVolume) -> Option<pacer::Impact> {
+        self.impact_of(order.impact_percent)
+    }
+
+    pub(in crate::host) fn impact_of(&self, percent: Option<u8>) -> Option<pacer::Impact> {
+        pacer::Impact::percent(percent.unwrap_or(self.limits.now().impact_percent))
+    }
+
+    /// Returns the number for a migration of this volume. The caller holds `starting_migration`.
+    pub(in crate::host) fn next_identity(&self, volume: Option<VolumeId>) -> MigrationId {
+        let waited = volume.and_then(|volume| self.queue.of(volume));
+        waited.unwrap_or_else(|| MigrationId(self.next_number()))
+    }
+
+    /// Keeps the order of a migration that has just begun, for a restart.
+    pub(in crate::host) async fn note_order(&self, id: MigrationId, order: &MigrateVolume) {
+        let Some(begun) = self.journal.begun_unix_ms(id) else { return };
+        self.metadata_folder.note(id, begun, |metadata| metadata.order = Some(order.clone())).await;
+    }
+
+    pub(in crate::host) fn next_number(&self) -> u64 {
+        self.journal.read(|state| state.next_migration).max(self.queue.next_free())
+    }
+
+    /// Records that the volume may be in this image in the new residency. A lane that already runs does not check that itself.
+    pub(in crate::host) async fn note_image(&self, stay: StayId, record: &VolumeRecord) {
+        let (chronicles, image) = (self.chronicles.clone(), record.image.clone());
+        let key = StayKey { volume: record.volume, stay };
+        if let Err(error) = tokio::task::spawn_blocking(move || chronicles.note_image(key, &image)).await {
+            tracing::warn!(volume = %record.name, %error, "cannot record the state of its image");
+        }
+    }
+
+    /// Records that the target begins with an old image, and how much the volumes hold, for the report.
+    pub(in crate::host) async fn note_held(&self, migration: MigrationId, records: Vec<VolumeRecord>) {
+        let held = blocking(move || records.iter().map(allocated_bytes).sum::<Result<u64, _>>()).await;
+        if let (Ok(held), Some(begun)) = (held, self.journal.begun_unix_ms(migration)) {
+            self.metadata_folder.note(migration, begun, |metadata| metadata.held_bytes = Some(held)).await;
+        }
     }
 }

@@ -7,6 +7,7 @@
 //! The source reports its end as soon as this host owns the volume. This host may still have records to write, which is no
 //! reason to refuse a command. A command is refused only if that takes too long.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{MigrateVolume, RemoveVolume};
@@ -16,15 +17,39 @@ use migration::restoration::{ANSWER_MAX, Knowledge};
 use migration::{HostId, MigrationId, VolumeId};
 
 use crate::error::{LackingError, RequestError};
-use crate::host::Host;
-use crate::peers::host_id;
-use crate::volumes::registry::{Claim, Service};
+use crate::host::Parts;
+use crate::host::restoration::Restoring;
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::migrations::queue::Queue;
+use crate::migrations::registry::Migrations;
+use crate::peers::{Peers, host_id};
+use crate::stores::Stores;
+use crate::volumes::registry::{Claim, Service, Volumes};
 
 /// How long a command waits at most: two commits, and the start of a volume's VM.
 const SETTLED_MAX: Duration = Duration::from_secs(10);
 const SETTLED_POLL: Duration = Duration::from_millis(20);
 
-impl Host {
+/// Finds volumes by name, and claims them for one operation at a time.
+pub(crate) struct VolumeClaims {
+    pub(crate) journal: Journal,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) queue: Arc<Queue>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) restoring: Arc<Restoring>,
+}
+
+impl VolumeClaims {
+    pub(crate) fn new(parts: &Parts) -> Arc<Self> {
+        let Parts { journal, stores, volumes, migrations, queue, hosts, peers, restoring, .. } =
+            parts.clone();
+        Arc::new(Self { journal, stores, volumes, migrations, queue, hosts, peers, restoring })
+    }
+
     /// Claims a volume for a new migration. The volume may lack blocks only if it goes to the host that has them. Errors:
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
     /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Invalid`], [`LackingError`].

@@ -20,7 +20,7 @@ use migration::{MigrationId, VolumeId};
 
 use crate::error::RequestError;
 use crate::host::describe::answer;
-use crate::host::{Host, blocking};
+use crate::host::{Arrivals, blocking};
 use crate::migrations::metadata::SharedNote;
 use crate::stores::{StoreKind, image_name};
 
@@ -30,7 +30,7 @@ pub(in crate::host) struct Found {
     pub(in crate::host) image: SharedImage,
 }
 
-impl Host {
+impl Arrivals {
     /// Makes a target that may be leased to the source's host, if that host wants it and the image allows it. Also returns what
     /// that host must look for.
     pub(in crate::host) async fn offer_lease(
@@ -73,7 +73,7 @@ impl Host {
         recorded: &MigrationState,
     ) -> Result<ArrivingStore, RequestError> {
         if self.journal.read(|state| state.is_reservoir(record.image.place.name())) {
-            return Ok(ArrivingStore::Own(self.open_for_resuming(record).await?));
+            return Ok(ArrivingStore::Own(self.serving.open_for_resuming(record).await?));
         }
         let (path, size_bytes) = (record.image.place.file().map(PathBuf::from), record.size_bytes);
         let shared = blocking(move || {
@@ -82,13 +82,13 @@ impl Host {
             Ok(SharedImage::find(&path).ok().flatten().filter(|_| is_there))
         });
         let Some(shared) = shared.await? else {
-            return Ok(ArrivingStore::Own(self.open_for_resuming(record).await?));
+            return Ok(ArrivingStore::Own(self.serving.open_for_resuming(record).await?));
         };
         let (image, promise) = match recorded.stage {
             // The source has it open, or will ask for it.
             Stage::Copying => (None, Promise::None),
             // N.B. a lease is taken over only if the image is locked here.
-            _ => match self.open_for_resuming(record).await? {
+            _ => match self.serving.open_for_resuming(record).await? {
                 Opened::File(image) => (Some(image), Promise::Given),
                 other => return Ok(ArrivingStore::Own(other)),
             },
@@ -131,7 +131,7 @@ impl Host {
             Some(SharedNote { volume: found.volume.to_string(), path, is_used: None })
         };
         let notes: Vec<_> = found.iter().filter_map(note).collect();
-        if let (false, Some(begun)) = (notes.is_empty(), self.begun_unix_ms(migration)) {
+        if let (false, Some(begun)) = (notes.is_empty(), self.journal.begun_unix_ms(migration)) {
             self.metadata_folder.note(migration, begun, |metadata| metadata.shared = notes).await;
         }
     }
@@ -142,7 +142,7 @@ impl Host {
         migration: MigrationId,
         volume: VolumeId,
     ) -> Option<SharedImage> {
-        let metadata = self.metadata_folder.of(migration, self.begun_unix_ms(migration)?)?;
+        let metadata = self.metadata_folder.of(migration, self.journal.begun_unix_ms(migration)?)?;
         let volume = volume.to_string();
         let noted = metadata.shared.into_iter().find(|noted| noted.volume == volume)?;
         if noted.is_used == Some(false) {

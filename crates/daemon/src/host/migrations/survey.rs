@@ -18,7 +18,7 @@ use migration::{HostId, VolumeId};
 use crate::error::{RequestError, with_causes};
 use crate::host::migrations::leave::refusal;
 use crate::host::volumes::reserve::Wanted;
-use crate::host::{Host, blocking};
+use crate::host::{Arrivals, blocking};
 use crate::images::replicas::{self, is_replica};
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
@@ -26,7 +26,7 @@ use crate::peers::veil::unveiled;
 use crate::vms::moving::Terms;
 use crate::vms::{Differences, Scope};
 
-impl Host {
+impl Arrivals {
     /// Runs every check that an offer would need here.
     pub(crate) async fn survey(self: &Arc<Self>, peer: HostId, survey: Survey) -> Surveyed {
         let Survey { mut offer, held_bytes, vm } = survey;
@@ -40,7 +40,7 @@ impl Host {
             refusals: Vec::new(),
             warnings: Vec::new(),
             places: Vec::new(),
-            has_hooks: self.has_hooks(),
+            has_hooks: self.migration_hooks.has_hooks(),
         };
         if !(1..=VOLUMES_MAX).contains(&offer.volumes.len()) {
             let detail =
@@ -49,7 +49,7 @@ impl Host {
             return found;
         }
         if (offer.vm.is_some() || !vm.is_empty())
-            && let Err(error) = self.check_may_bring_vms(peer)
+            && let Err(error) = self.vm_orders.check_may_bring_vms(peer)
         {
             // N.B. The answer says nothing else: a peer that may not bring VMs must not learn what this host has.
             found.refusals.push(refusal(&error));
@@ -64,7 +64,7 @@ impl Host {
         }
         let takes_back = self.takes_back(peer, &offer);
         if let (Some(vm), Ok(None)) = (&offer.vm, &takes_back)
-            && let Err(error) = self.check_vm_name(&vm.name)
+            && let Err(error) = self.vm_orders.check_vm_name(&vm.name)
         {
             found.refusals.push(refusal(&error));
         }
@@ -152,7 +152,7 @@ impl Host {
         let wanted = self.wanted(offer, offered)?;
         let (host, volume) = (Arc::clone(self), offered.volume);
         blocking(move || {
-            let (claim, looked) = host.look_at_place(&wanted, || Ok(0))?;
+            let (claim, looked) = host.serving.look_at_place(&wanted, || Ok(0))?;
             drop(claim);
             let store = host.stores.get(&wanted.store)?;
             let space = store.space().ok().flatten();

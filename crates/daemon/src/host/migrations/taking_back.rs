@@ -21,7 +21,7 @@ use migration::{HostId, MigrationId, StayKey, VolumeId};
 use tokio::time::timeout;
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{Arrivals, blocking};
 use crate::vms::{Standing, VmError};
 
 /// How long this waits until a departure's driver can be set aside.
@@ -30,7 +30,7 @@ const SET_ASIDE_POLL: Duration = Duration::from_millis(50);
 
 /// A departure whose driver was set aside. Dropping this makes its session check the journal for what to do.
 pub(in crate::host) struct SetAside {
-    host: Arc<Host>,
+    host: Arc<Arrivals>,
     left_by: MigrationId,
 }
 
@@ -40,7 +40,7 @@ impl Drop for SetAside {
     }
 }
 
-impl Host {
+impl Arrivals {
     /// Returns the migration by which the offered volumes left, if they return to the images that they left; `None`: they come
     /// like any others. Errors: [`RequestError::Invalid`]: the offer names another place for them.
     pub(in crate::host) fn takes_back(
@@ -146,7 +146,7 @@ impl Host {
         vm: &str,
     ) -> Result<(), RequestError> {
         let names = self.journal.read(|state| state.migrations.get(&left_by).map(|left| left.names.clone()));
-        let leaves = names.and_then(|names| self.vm_of_departure(&names));
+        let leaves = names.and_then(|names| self.vm_orders.vm_of_departure(&names));
         if leaves.as_deref() == Some(vm) {
             if timeout(SET_ASIDE_MAX, self.moving.memory_has_gone(left_by)).await.is_err() {
                 let (vm, why) = (vm.to_owned(), "has memory here that follows it");
@@ -157,9 +157,9 @@ impl Host {
                 // It may take long, and nothing waits for it.
                 tokio::spawn(async move { hooks.after(&moved()).await });
             }
-            self.note_vm(vm, Standing::Leaving, VmPlace::Elsewhere).await?;
+            self.vm_orders.note_vm(vm, Standing::Leaving, VmPlace::Elsewhere).await?;
         }
-        self.check_vm_name(vm)
+        self.vm_orders.check_vm_name(vm)
     }
 
     /// Has a departure check whether it can be resumed or has ended.

@@ -7,11 +7,11 @@ use api::{MigrateVolume, Migration};
 use migration::journal::VolumeRecord;
 
 use crate::error::RequestError;
-use crate::host::Host;
+use crate::host::MigrationOrders;
 use crate::host::migrations::leave::Departing;
 use crate::peers::channel::VOLUMES_MAX;
 
-impl Host {
+impl MigrationOrders {
     /// Begins to move several volumes to another host: `name`, and those that the order names. After an error all of them stay
     /// at this host, and nothing is left at the target.
     pub(in crate::host) async fn migrate_together(
@@ -20,15 +20,15 @@ impl Host {
         order: MigrateVolume,
     ) -> Result<Migration, RequestError> {
         let names = self.names_together(&name, &order)?;
-        let Some(elsewhere) = self.elsewhere(&order.to)? else { return Err(only_to_a_host(&order)) };
+        let Some(elsewhere) = self.claims.elsewhere(&order.to)? else { return Err(only_to_a_host(&order)) };
         let (mut claims, mut departing) = (Vec::new(), Vec::new());
         for name in names {
-            let (claim, volume) = self.claim_to_move(&name, &order).await?;
+            let (claim, volume) = self.claims.claim_to_move(&name, &order).await?;
             claims.push(claim);
-            let record: VolumeRecord = self.record(volume, &name)?;
+            let record: VolumeRecord = self.claims.record(volume, &name)?;
             departing.push(Departing { record, lane: self.volumes.lane(&name).await? });
         }
-        self.migrate_away(departing, elsewhere, order, None).await
+        self.departures.migrate_away(departing, elsewhere, order, None).await
     }
 
     /// Returns the volumes of an order, the first one first. Fails with [`RequestError::Invalid`] if one is named twice or is a

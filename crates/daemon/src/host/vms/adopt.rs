@@ -23,9 +23,10 @@ use migration::vm::hold::Reason;
 use tokio::time::Instant;
 
 use crate::error::RequestError;
+use crate::host::VmOrders;
+use crate::host::blocking;
 use crate::host::vms::adopted;
 use crate::host::vms::exchange::{Exchanged, IsNew, QemuEnded, name_of};
-use crate::host::{Host, blocking};
 use crate::journal::now_unix_ms;
 use crate::names;
 use crate::vms::proved::ProvedFile;
@@ -34,7 +35,7 @@ use crate::vms::{Adopted, AdoptedDisk, Life, NotedReason, Paths, Ran, Reached, V
 /// How long an operation may take before its answer says that it continues in the background.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
-impl Host {
+impl VmOrders {
     /// Adopts disks of a running VM. After an error the VM has its old disks and runs, or the text says
     /// what keeps it from running.
     pub(crate) async fn adopt_vm(
@@ -51,7 +52,7 @@ impl Host {
             Named::Domain(domain) => return self.adopt_domain(name, domain, order).await,
         };
         let turn = self.vms.turn(&name)?;
-        let adoptions = self.adoptions()?;
+        let adoptions = self.vms.adoptions()?;
         if adoptions.get(&name).is_some() || self.vms.get(&name).is_ok() {
             return Err(VmError::Exists(name).into());
         }
@@ -93,7 +94,7 @@ impl Host {
             is_bound: false,
         };
         // N.B. From here until the disks are served, the proved files are the served files.
-        let held = self.proofs.hold(adopted.disks.iter().map(|disk| disk.volume.clone()).zip(held));
+        let held = self.finders.proofs.hold(adopted.disks.iter().map(|disk| disk.volume.clone()).zip(held));
         if let Some(disk) = adopted.disks.iter().find(|disk| self.volumes.service(&disk.volume).is_some()) {
             return Err(RequestError::VolumeExists(disk.volume.clone()));
         }
@@ -132,14 +133,14 @@ impl Host {
         };
         let mut shown = self.describe_vm(&name).await?;
         let is_ours = self.vms.get(&name).is_ok();
-        if !is_ours && self.adoptions()?.get(&name).is_some_and(|adopted| adopted.is_bound) {
+        if !is_ours && self.vms.adoptions()?.get(&name).is_some_and(|adopted| adopted.is_bound) {
             // The disks stay the volumes that they were before.
             self.forget_adopted(&name).await?;
             shown.images.clear();
             shown.message = Some("its disks stay volumes".to_owned());
             return Ok(shown);
         }
-        let adopted = match self.adoptions()?.get(&name) {
+        let adopted = match self.vms.adoptions()?.get(&name) {
             Some(adopted) => self.where_it_is_now(adopted)?,
             None => self.describe_own(&name).await?,
         };
@@ -180,7 +181,7 @@ impl Host {
             return self.resume_domain(name).await;
         }
         let turn = self.vms.turn(&name)?;
-        let adopted = self.adoptions()?.get(&name);
+        let adopted = self.vms.adoptions()?.get(&name);
         if self.vms.get(&name).is_ok() {
             // The migration decides whether a moving VM runs.
             drop(self.vms.operate(&name)?);
@@ -239,9 +240,9 @@ impl Host {
             };
         }
         let turn = self.vms.turn(name)?;
-        let adopted = self.adoptions()?.get(name);
+        let adopted = self.vms.adoptions()?.get(name);
         for kept in adopted.iter().flat_map(|adopted| &adopted.disks) {
-            self.until_decided(&kept.volume).await;
+            self.volume_orders.until_decided(&kept.volume).await;
         }
         match (adopted, reason) {
             (Some(adopted), NotedReason::Adopt) => self.finish_adoption(&adopted, IsNew::No, turn).await,
@@ -352,7 +353,7 @@ impl Host {
 
     /// Resumes a VM that Sterna has paused.
     pub(in crate::host) async fn let_it_run(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
-        let adopted = self.adoptions()?.get(name);
+        let adopted = self.vms.adoptions()?.get(name);
         match self.vms.holds.let_run(name, self.hypervisor_of(name, adopted.as_ref())).await {
             Ran::Runs => Ok(()),
             Ran::Ended => Err(VmError::NotRunning(name.to_owned()).into()),
@@ -410,7 +411,7 @@ impl Host {
         let mut adopted = adopted;
         for kept in &mut adopted.disks {
             // A disk without a volume has been released, or has no image.
-            let Ok(record) = self.record_named(&kept.volume) else { continue };
+            let Ok(record) = self.claims.record_named(&kept.volume) else { continue };
             let place = &record.image.place;
             let Some(file) = place.file() else {
                 let detail =
@@ -433,7 +434,7 @@ impl Host {
         let qemu = self.vms.qemu(name)?;
         let mut disks = Vec::new();
         for (index, volume) in known.volumes.iter().enumerate() {
-            let address = self.export_named(volume);
+            let address = self.exports.export_named(volume);
             let disk = qemu.disk_over(&address).await.map_err(VmError::of(name))?;
             let Some(disk) = disk else {
                 let why = format!("QEMU has no disk that is over the volume {volume}");
@@ -473,7 +474,7 @@ impl Host {
     }
 
     pub(in crate::host) async fn describe_adopted(&self) -> Vec<Vm> {
-        let mut adopted = self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
+        let mut adopted = self.vms.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default();
         // A VM that leaves is listed among the managed VMs.
         adopted.retain(|vm| self.vms.get(&vm.name).is_err());
         futures_util::future::join_all(
@@ -483,7 +484,7 @@ impl Host {
     }
 
     pub(in crate::host) async fn describe_adopted_one(&self, name: &str) -> Option<Vm> {
-        let adopted = self.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
+        let adopted = self.vms.adoptions().ok()?.get(name).filter(|_| self.vms.get(name).is_err())?;
         Some(self.describe_held(&adopted, adopted::ANSWER_TIMEOUT).await)
     }
 
@@ -503,15 +504,15 @@ impl Host {
         adopted: Adopted,
     ) -> Result<(), RequestError> {
         let host = Arc::clone(self);
-        blocking(move || Ok(host.adoptions()?.put(&adopted).map_err(VmError::from)?)).await
+        blocking(move || Ok(host.vms.adoptions()?.put(&adopted).map_err(VmError::from)?)).await
     }
 
     /// Forgets an adopted VM. Its user does not get the sockets of later volumes that have the names of its disks.
     pub(in crate::host) async fn forget_adopted(self: &Arc<Self>, name: &str) -> Result<(), RequestError> {
         let (host, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
-            let adopted = host.adoptions()?.get(&name).filter(|adopted| !adopted.is_bound);
-            host.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?;
+            let adopted = host.vms.adoptions()?.get(&name).filter(|adopted| !adopted.is_bound);
+            host.vms.adoptions()?.remove(&name).map(drop).map_err(VmError::from)?;
             let disks = adopted.iter().flat_map(|adopted| &adopted.disks);
             // A VM that Sterna has started, and whose release has failed, keeps the sockets of its disks.
             let left = disks.filter(|kept| host.vms.user_of(&kept.volume).is_none());

@@ -15,9 +15,9 @@ use hypervisor::qemu::Qemu;
 use hypervisor::qemu::command_line::derived::Running;
 
 use crate::error::RequestError;
-use crate::host::Host;
 use crate::host::vms::manage::shown;
 use crate::host::vms::move_vm::check_memory;
+use crate::host::{MigrationOrders, VmOrders};
 use crate::vms::{Adopted, Derived, VmError, derive, launched, monitors};
 
 /// How long a description waits for a VM's answers.
@@ -25,7 +25,7 @@ pub(in crate::host) const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 /// The same right after an adoption, whose answer is to say what can be done with the VM.
 pub(in crate::host) const SETTLED_TIMEOUT: Duration = Duration::from_secs(15);
 
-impl Host {
+impl MigrationOrders {
     /// Begins to move an adopted VM to another host, with its disks. After an error the VM runs here, adopted as before, and
     /// nothing is left at the target.
     pub(in crate::host) async fn migrate_adopted(
@@ -74,7 +74,7 @@ enum Checks {
     Thorough,
 }
 
-impl Host {
+impl VmOrders {
     /// Describes an adopted VM briefly, and releases its monitor for others.
     pub(in crate::host) async fn describe_briefly(&self, adopted: &Adopted) -> Vm {
         self.describe_within(adopted, ANSWER_TIMEOUT, Checks::Brief).await

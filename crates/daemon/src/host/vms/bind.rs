@@ -10,13 +10,13 @@ use hypervisor::qemu::{LocalDisk, Qemu};
 use lane::ClientProcess;
 
 use crate::error::{RequestError, with_causes};
-use crate::host::Host;
+use crate::host::VmOrders;
 use crate::host::vms::exchange::name_of;
 use crate::journal::now_unix_ms;
 use crate::vms::{Adopted, AdoptedDisk, VmError};
 use crate::volumes::registry::Service;
 
-impl Host {
+impl VmOrders {
     /// Returns the disks of a VM that use volumes of this daemon, with the volumes; `None`: there are none, or the order named
     /// others. Fails if the VM has other disks as well, or if another VM has one of the volumes.
     pub(in crate::host) async fn volumes_under(
@@ -31,7 +31,8 @@ impl Host {
             if !matches!(service, Service::Serving(_)) {
                 continue;
             }
-            let disk = qemu.disk_over(&self.export_named(&volume)).await.map_err(VmError::of(name))?;
+            let disk =
+                qemu.disk_over(&self.exports.export_named(&volume)).await.map_err(VmError::of(name))?;
             bound.extend(disk.map(|disk| (volume, disk)));
         }
         let is_wanted =
@@ -72,7 +73,9 @@ impl Host {
             let user = self.vms.user_of(volume);
             let user = match user {
                 Some(user) => Some(user),
-                None => self.adoptions()?.find(|adopted| adopted.uses(volume)).map(|adopted| adopted.name),
+                None => {
+                    self.vms.adoptions()?.find(|adopted| adopted.uses(volume)).map(|adopted| adopted.name)
+                }
             };
             if let Some(vm) = user {
                 return Err(RequestError::VolumeOfVm { volume: volume.clone(), vm });
@@ -95,7 +98,7 @@ impl Host {
             "its monitor says that a disk is the volume \"{volume}\", and the process that listens at the monitor has no connection to that \
              volume's socket, {}: QEMU itself must make the monitor's socket (-qmp unix:PATH,server=on,wait=off), run where the daemon \
              sees its process, and be connected; one that has lost its connection connects again when its guest uses the disk",
-            self.export_named(volume).socket.display()
+            self.exports.export_named(volume).socket.display()
         );
         Err(VmError::Disk { vm: name.to_owned(), why }.into())
     }
@@ -110,7 +113,7 @@ impl Host {
         let mut bound = Vec::new();
         for (index, (volume, disk)) in disks.into_iter().enumerate() {
             let number = disk.number().unwrap_or_else(|| u32::try_from(index).unwrap_or(u32::MAX));
-            let record = self.record_named(&volume)?;
+            let record = self.claims.record_named(&volume)?;
             let mut kept = AdoptedDisk::of(&disk, volume, number);
             kept.file = PathBuf::from(record.image.place.name());
             kept.format = name_of(record.image.format).to_owned();

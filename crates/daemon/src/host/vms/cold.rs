@@ -25,7 +25,7 @@ use transport::Session;
 use crate::config::HOOK_TIMEOUT_S;
 use crate::error::RequestError;
 use crate::hooks::{HookRunner, HookSide};
-use crate::host::Host;
+use crate::host::VmOrders;
 use crate::migrations::volume_hooks::VolumeHooksFault;
 use crate::peers::host_id;
 use crate::vms::moving::{ColdArrival, ColdKeeper, MoveFault, Patience, Terms, Turn, ask};
@@ -38,7 +38,7 @@ const KEEP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long it may take with its hook. It may be restarting meanwhile.
 const HANDOVER_TIMEOUT: Duration = Duration::from_secs(60 + *HOOK_TIMEOUT_S.end());
 
-impl Host {
+impl VmOrders {
     /// Returns the description of a stopped VM for a target host.
     pub(in crate::host) async fn describe_cold(
         self: &Arc<Self>,
@@ -83,14 +83,14 @@ impl Host {
         session: &Session,
     ) {
         let other = self.hosts.name_of(host_id(session.peer()));
-        let hooks = self.hook_runner(migration, name, HookSide::Source, &other);
+        let hooks = self.migration_hooks.hook_runner(migration, name, HookSide::Source, &other);
         let (host, session, name) = (Arc::clone(self), session.clone(), name.to_owned());
         let question = async move {
             let asked = host.ask_to_keep(&session, migration, &name, Purpose::Handover);
             asked.await.map_err(VolumeHooksFault::from)
         };
         self.volume_hooks.leaves(migration, hooks, Some(question.boxed()));
-        self.run_hooks_after(migration);
+        self.migration_hooks.run_hooks_after(migration);
     }
 
     /// Answers the source of a stopped VM that comes with the volumes of this migration, which has another number there.
@@ -102,7 +102,8 @@ impl Host {
         volumes: Vec<String>,
     ) {
         let peer: HostId = host_id(session.peer());
-        let hooks = self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer));
+        let hooks =
+            self.migration_hooks.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer));
         let turn = Arc::new(Mutex::new(Turn::Open));
         let keeper = Arc::new(ColdReception {
             host: Arc::clone(self),
@@ -118,7 +119,7 @@ impl Host {
 }
 
 struct ColdReception {
-    host: Arc<Host>,
+    host: Arc<VmOrders>,
     name: String,
     volumes: Vec<String>,
     hooks: Arc<HookRunner>,

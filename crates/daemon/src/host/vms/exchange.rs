@@ -14,7 +14,7 @@ use migration::vm::exchange::{Exchange, Goal, Over, SeenDisk, Step};
 
 use crate::error::RequestError;
 use crate::fail_point::{self, Step as FailPoint};
-use crate::host::Host;
+use crate::host::{Exports, VmOrders};
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched};
 
 pub(in crate::host) struct Exchanged {
@@ -35,7 +35,17 @@ struct Look {
     uses: Vec<ExportUse>,
 }
 
-impl Host {
+impl Exports {
+    pub(in crate::host) fn export_named(&self, volume: &str) -> ExportAddress {
+        ExportAddress {
+            socket: self.sockets.volume_socket(volume),
+            export: volume.to_owned(),
+            reconnect_s: RECONNECT_SECONDS,
+        }
+    }
+}
+
+impl VmOrders {
     /// Brings the disks of a VM to one side; the VM may be paused meanwhile. Has no time limit: after a failure it tries the
     /// other side, and then this one again. Fails only with [`QemuEnded`].
     pub(in crate::host) async fn exchange_disks(
@@ -107,7 +117,7 @@ impl Host {
             }
             Step::LeadToExport(index) => {
                 if let Some((kept, node)) = of(index) {
-                    let export = self.export_named(&kept.volume);
+                    let export = self.exports.export_named(&kept.volume);
                     qemu.lead_over_export(&kept.disk(node), &export, kept.number).await.map_err(failed)?;
                 }
             }
@@ -151,7 +161,8 @@ impl Host {
         for kept in &adopted.disks {
             let device = devices.iter().find(|device| device.device.as_deref() == Some(&kept.device));
             let node = device.and_then(|device| device.node.clone());
-            let used = qemu.export_use(&self.export_named(&kept.volume).socket).await.map_err(failed)?;
+            let used =
+                qemu.export_use(&self.exports.export_named(&kept.volume).socket).await.map_err(failed)?;
             let over = over_of(kept, node.as_ref(), &used, &process);
             disks.push(SeenDisk { over, is_served: self.serves(kept) });
             nodes.push(node);
@@ -178,8 +189,9 @@ impl Host {
                 return Err(VmError::Disk { vm: adopted.name.clone(), why }.into());
             }
             if seen.is_served {
-                let (claim, volume) = self.claim_to_remove(&kept.volume, RemoveVolume::default()).await?;
-                self.require_unordered(volume, &kept.volume)?;
+                let (claim, volume) =
+                    self.claims.claim_to_remove(&kept.volume, RemoveVolume::default()).await?;
+                self.claims.require_unordered(volume, &kept.volume)?;
                 drop(claim);
             }
         }
@@ -198,16 +210,8 @@ impl Host {
 
     /// Returns whether the volume of an adopted disk exists. Another volume may have its name.
     fn serves(&self, kept: &AdoptedDisk) -> bool {
-        let record = self.record_named(&kept.volume);
+        let record = self.claims.record_named(&kept.volume);
         record.is_ok_and(|record| record.image.place.file().map(Path::new) == Some(&kept.file))
-    }
-
-    pub(in crate::host) fn export_named(&self, volume: &str) -> ExportAddress {
-        ExportAddress {
-            socket: self.sockets.volume_socket(volume),
-            export: volume.to_owned(),
-            reconnect_s: RECONNECT_SECONDS,
-        }
     }
 
     /// Serves the image of a disk as its volume, at a socket of its QEMU's user.
@@ -224,7 +228,7 @@ impl Host {
             fenced: false,
         };
         let order = NewVolume { name: kept.volume.clone(), source, export: api::ExportSettings::default() };
-        Arc::clone(self).create_volume(order).await.map(drop)
+        Arc::clone(&self.volume_orders).create_volume(order).await.map(drop)
     }
 
     /// Releases the images of a VM whose QEMU has ended.
@@ -242,7 +246,7 @@ impl Host {
     async fn remove_given_back(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
         // N.B. Without force: a connected client uses the volume, whatever its QEMU says, and also if QEMU seems to have ended.
         let how = RemoveVolume { force: false, keep_image: true, delete_image: false };
-        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await?;
+        Arc::clone(&self.volume_orders).remove_unused_volume(kept.volume.clone(), how).await?;
         // A later volume of this name does not belong to that user.
         self.sockets.grants().take(&kept.volume);
         Ok(())

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use crate::error::RequestError;
-use crate::host::Host;
+use crate::host::VolumeOrders;
 use crate::vms::{Standing, VmError, monitors};
 
-impl Host {
+impl VolumeOrders {
     /// Gives the disk of a VM the size that its volume has. If that fails, the guest keeps the former size, and the log says why.
     pub(in crate::host) async fn show_growth(self: &Arc<Self>, volume: &str, size_bytes: u64) {
-        let adopted = || Some(self.adoptions().ok()?.find(|adopted| adopted.uses(volume))?.name);
+        let adopted = || Some(self.vms.adoptions().ok()?.find(|adopted| adopted.uses(volume))?.name);
         let Some(vm) = self.vms.user_of(volume).or_else(adopted) else { return };
         match self.grow_disk(&vm, volume, size_bytes).await {
             Ok(()) => tracing::info!(%vm, volume, size_bytes, "the guest was told the new size of its disk"),
@@ -32,7 +32,7 @@ impl Host {
         let failed = |error| RequestError::from(VmError::of(vm)(error));
         let refuse = |why: &str| RequestError::from(VmError::Disk { vm: vm.to_owned(), why: why.to_owned() });
         let _turn = self.vms.turn(vm)?;
-        let adopted = self.adoptions()?.get(vm);
+        let adopted = self.vms.adoptions()?.get(vm);
         if adopted.as_ref().is_some_and(|adopted| adopted.libvirt.is_some()) {
             return Err(refuse("libvirt changes the sizes of its disks: virsh blockresize"));
         }
@@ -44,7 +44,7 @@ impl Host {
             (Err(_), Some(adopted)) => Arc::new(monitors::connect_to(adopted).await.map_err(failed)?),
             (Err(error), None) => return Err(error.into()),
         };
-        let export = self.export_named(volume);
+        let export = self.exports.export_named(volume);
         let disk = qemu.disk_over(&export).await.map_err(failed)?;
         let disk = disk.ok_or_else(|| refuse("QEMU has no disk that is over the volume"))?;
         let kept = adopted.iter().flat_map(|adopted| &adopted.disks).find(|kept| kept.volume == volume);

@@ -23,13 +23,12 @@ use hypervisor::libvirt::{
     Definition, Disk, DiskSource, Domain, DomainState, Libvirt, LibvirtError, Presence, disks, parse_uuid,
     qemu_user, show_uuid,
 };
-
 use migration::vm::copied::{Domain as Seen, Over, Volume, obstacle_to_release};
 
 use self::sides::Left;
 use crate::error::RequestError;
 use crate::files::folder_entries::with_suffix;
-use crate::host::{Host, blocking};
+use crate::host::{VmOrders, blocking};
 use crate::journal::now_unix_ms;
 use crate::stores::{StoreKind, image_name};
 use crate::vms::{Adopted, AdoptedDisk, FileIdentity, LibvirtDomain, VmError, Wanted};
@@ -39,7 +38,7 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 /// The suffix of a disk's file where the volume's own image has the file's name.
 const RELEASED: &str = ".released";
 
-impl Host {
+impl VmOrders {
     /// Has the disks of a domain copied to new volumes. After an error the domain has its old disks.
     pub(in crate::host) async fn adopt_domain(
         self: Arc<Self>,
@@ -48,7 +47,7 @@ impl Host {
         order: AdoptVm,
     ) -> Result<Vm, RequestError> {
         let turn = self.vms.turn(&name)?;
-        if self.adoptions()?.get(&name).is_some() || self.vms.get(&name).is_ok() {
+        if self.vms.adoptions()?.get(&name).is_some() || self.vms.get(&name).is_ok() {
             return Err(VmError::Exists(name).into());
         }
         let socket = order.libvirt_socket.as_deref().map(Path::new);
@@ -57,7 +56,7 @@ impl Host {
         let domain = libvirt.domain(&wanted).await.map_err(failed)?;
         let uuid = show_uuid(&domain.uuid);
         let is_same = |vm: &Adopted| vm.libvirt.as_ref().is_some_and(|domain| domain.uuid == uuid);
-        if let Some(vm) = self.adoptions()?.find(is_same) {
+        if let Some(vm) = self.vms.adoptions()?.find(is_same) {
             return Err(VmError::Adopted(vm.name).into());
         }
         match libvirt.presence(&domain).await.map_err(failed)? {
@@ -144,7 +143,7 @@ impl Host {
                 Ok(AdoptedDisk { found, ..kept })
             }
             DiskSource::Nbd(source) => {
-                let record = self.record_named(&source.export).ok();
+                let record = self.claims.record_named(&source.export).ok();
                 let record = record.filter(|_| self.sockets.volume_socket(&source.export) == source.socket);
                 let Some(record) = record else {
                     return Err(refuse(
@@ -210,7 +209,7 @@ impl Host {
         // N.B. Before anything is changed, so that a daemon that is killed from here on leaves a record of the order.
         self.remember_adopted(adopted).await?;
         let left = self.change_sides_within(&name, turn).await?;
-        if self.adoptions()?.get(&name).is_some() {
+        if self.vms.adoptions()?.get(&name).is_some() {
             return self.describe_vm(&name).await;
         }
         if left.is_gone {
@@ -245,13 +244,14 @@ impl Host {
             match seen.volume {
                 Volume::Here => {
                     // Obstacles to removing the volume are reported now, not when the disk has left it.
-                    let (claim, volume) = self.claim_to_remove(&kept.volume, RemoveVolume::default()).await?;
-                    self.require_unordered(volume, &kept.volume)?;
+                    let (claim, volume) =
+                        self.claims.claim_to_remove(&kept.volume, RemoveVolume::default()).await?;
+                    self.claims.require_unordered(volume, &kept.volume)?;
                     drop(claim);
                 }
                 // A volume at another host must return first.
                 _ if look.domain.is_some() && seen.over == Over::Export => {
-                    self.record_named(&kept.volume)?;
+                    self.claims.record_named(&kept.volume)?;
                 }
                 _ => {}
             }
@@ -264,7 +264,7 @@ impl Host {
 
     /// Checks that no file has the path for the copy of a disk. The volume may have been moved to that very path.
     fn find_place_for_copy(&self, name: &str, kept: &mut AdoptedDisk) -> Result<(), RequestError> {
-        let record = self.record_named(&kept.volume)?;
+        let record = self.claims.record_named(&kept.volume)?;
         if record.image.place.file().map(Path::new) == Some(&kept.file) {
             kept.file = with_suffix(&kept.file, RELEASED);
         }
@@ -319,7 +319,7 @@ impl Host {
 
     /// Resumes the operations of an earlier daemon.
     pub(crate) fn settle_domains(self: &Arc<Self>) {
-        for adopted in self.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default() {
+        for adopted in self.vms.adoptions().map(crate::vms::Adoptions::list).unwrap_or_default() {
             if adopted.libvirt.as_ref().is_none_or(|domain| domain.is_settled) {
                 continue;
             }
@@ -328,7 +328,7 @@ impl Host {
                 let name = adopted.name;
                 tracing::info!(vm = %name, "the exchange of a domain's disks was interrupted");
                 for kept in &adopted.disks {
-                    host.until_decided(&kept.volume).await;
+                    host.volume_orders.until_decided(&kept.volume).await;
                 }
                 let done = match host.vms.turn(&name) {
                     Ok(turn) => host.change_sides(&name, turn).await,
@@ -342,11 +342,11 @@ impl Host {
     }
 
     pub(in crate::host) fn is_domain(&self, name: &str) -> Result<bool, RequestError> {
-        Ok(self.adoptions()?.get(name).is_some_and(|adopted| adopted.libvirt.is_some()))
+        Ok(self.vms.adoptions()?.get(name).is_some_and(|adopted| adopted.libvirt.is_some()))
     }
 
     fn adoption(&self, name: &str) -> Result<Adopted, RequestError> {
-        Ok(self.adoptions()?.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?)
+        Ok(self.vms.adoptions()?.get(name).ok_or_else(|| VmError::NotFound(name.to_owned()))?)
     }
 
     async fn change_sides_within(

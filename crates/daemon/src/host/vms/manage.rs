@@ -9,20 +9,97 @@ use hypervisor::{MigrationStatus, RunState};
 use migration::journal::{Forwarding, MigrationState};
 use migration::vm::cold::{Disk, may_start_with};
 
+use crate::config::Config;
+use crate::custody::Custody;
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::files::sockets::SocketFolder;
+use crate::host::{Exports, MigrationHooks, Parts, Stopping, VolumeClaims, VolumeOrders, blocking};
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::migrations::volume_hooks::VolumeHooks;
 use crate::names;
-use crate::vms::{Definition, Ending, Known, Life, Standing, VmError};
+use crate::peers::Peers;
+use crate::stores::Stores;
+use crate::vms::moving::VmMoves;
+use crate::vms::proved::Finders;
+use crate::vms::{Definition, Ending, Known, Life, Standing, VmError, Vms};
+use crate::volumes::registry::Volumes;
+
 /// The longest shutdown timeout of a request: its client waits meanwhile.
 pub(crate) const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
 /// How long a description waits for QEMU.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 
-impl Host {
+/// Carries out the orders about VMs, and keeps what migrations need to know of them.
+pub(crate) struct VmOrders {
+    pub(crate) config: Arc<Config>,
+    pub(crate) journal: Journal,
+    pub(crate) custody: Custody,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) volume_hooks: Arc<VolumeHooks>,
+    pub(crate) moving: Arc<VmMoves>,
+    pub(crate) vms: Arc<Vms>,
+    pub(crate) finders: Arc<Finders>,
+    pub(crate) stopping: Stopping,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) claims: Arc<VolumeClaims>,
+    pub(crate) volume_orders: Arc<VolumeOrders>,
+    pub(crate) migration_hooks: Arc<MigrationHooks>,
+}
+
+impl VmOrders {
+    pub(crate) fn new(
+        parts: &Parts,
+        exports: &Arc<Exports>,
+        claims: &Arc<VolumeClaims>,
+        volume_orders: &Arc<VolumeOrders>,
+        migration_hooks: &Arc<MigrationHooks>,
+    ) -> Arc<Self> {
+        let Parts {
+            config,
+            journal,
+            custody,
+            stores,
+            volumes,
+            sockets,
+            hosts,
+            peers,
+            volume_hooks,
+            moving,
+            vms,
+            finders,
+            stopping,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            config,
+            journal,
+            custody,
+            stores,
+            volumes,
+            sockets,
+            hosts,
+            peers,
+            volume_hooks,
+            moving,
+            vms,
+            finders,
+            stopping,
+            exports: Arc::clone(exports),
+            claims: Arc::clone(claims),
+            volume_orders: Arc::clone(volume_orders),
+            migration_hooks: Arc::clone(migration_hooks),
+        })
+    }
+
     /// Adds a VM. After an error there is no such VM.
     pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
         let NewVm { name, definition } = order;
-        if self.adoptions()?.get(&name).is_some() {
+        if self.vms.adoptions()?.get(&name).is_some() {
             return Err(VmError::Exists(name).into());
         }
         names::check(&name).map_err(|reason| {
@@ -94,7 +171,7 @@ impl Host {
     }
 
     fn refuse_adopted(&self, name: &str) -> Result<(), RequestError> {
-        match self.adoptions()?.get(name) {
+        match self.vms.adoptions()?.get(name) {
             Some(_) => Err(VmError::Adopted(name.to_owned()).into()),
             None => Ok(()),
         }

@@ -26,9 +26,9 @@ use transport::Session;
 
 use crate::error::RequestError;
 use crate::hooks::{HookRunner, HookSide};
-use crate::host::Host;
 use crate::host::migrations::leave::Departing;
 use crate::host::vms::cold::check_cold_order;
+use crate::host::{MigrationOrders, VmOrders};
 use crate::vms::moving::channel::VmChannel;
 use crate::vms::moving::{
     IncomingVm, Keeper, MoveFault, OutgoingVm, PostCopyRecovery, PostCopyRequest, Terms, VmMessage, Wishes,
@@ -99,39 +99,7 @@ pub(in crate::host) enum Expected {
     Again(Option<Arc<dyn Hypervisor>>),
 }
 
-impl Host {
-    /// Begins to move a VM to another host, with all its volumes. After an error it runs here, and nothing is left at the target.
-    pub(in crate::host) async fn migrate_vm(
-        self: &Arc<Self>,
-        name: String,
-        order: MigrateVolume,
-    ) -> Result<Migration, RequestError> {
-        let known = self.vms.get(&name)?;
-        let Some(elsewhere) = self.elsewhere(&order.to)? else {
-            return Err(not_to_a_store(&known.volumes, &order));
-        };
-        check_order(&order)?;
-        let company = match self.vms.form(&name)? {
-            Form::Live => self.live_company(name, &known.volumes, &order).await?,
-            Form::Cold => {
-                check_cold_order(&name, &order)?;
-                let manifest = self.describe_cold(&name, Extent::Needs).await?;
-                Company { name, manifest, travels: Travels::Cold }
-            }
-        };
-        let (mut claims, mut departing) = (Vec::new(), Vec::new());
-        for volume in &known.volumes {
-            let (claim, id) = self.claim_to_move(volume, &order).await?;
-            claims.push(claim);
-            let record = self.record(id, volume)?;
-            departing.push(Departing { record, lane: self.volumes.lane(volume).await? });
-        }
-        if departing.is_empty() {
-            return Err(no_volumes(&company.name));
-        }
-        self.migrate_away(departing, elsewhere, order, Some(company)).await
-    }
-
+impl VmOrders {
     /// Checks whether a running VM can move by this order, and returns what moves.
     async fn live_company(
         self: &Arc<Self>,
@@ -140,7 +108,7 @@ impl Host {
         order: &MigrateVolume,
     ) -> Result<Company, RequestError> {
         let qemu = self.vms.qemu(&name)?;
-        self.check_movable(&name, &qemu, self.adoptions()?.get(&name).as_ref()).await?;
+        self.check_movable(&name, &qemu, self.vms.adoptions()?.get(&name).as_ref()).await?;
         self.check_tpm(&name)?;
         if order.memory == Memory::PostCopy {
             check_post_copy(&name, &*qemu).await?;
@@ -189,7 +157,7 @@ impl Host {
 
     pub(in crate::host) fn check_vm_name(&self, name: &str) -> Result<(), RequestError> {
         crate::names::check(name).map_err(|reason| RequestError::Name { name: name.to_owned(), reason })?;
-        if self.adoptions()?.get(name).is_some() {
+        if self.vms.adoptions()?.get(name).is_some() {
             return Err(VmError::Exists(name.to_owned()).into());
         }
         match self.vms.get(name) {
@@ -210,7 +178,8 @@ impl Host {
     ) {
         let peer = crate::peers::host_id(session.peer());
         let channel = VmChannel::new(self.peers.vm_streams(session, peer, remote));
-        let hooks = self.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer));
+        let hooks =
+            self.migration_hooks.hook_runner(migration, name, HookSide::Target, &self.hosts.name_of(peer));
         if let Expected::Again(Some(qemu)) = expected {
             let coming = IncomingVm::found(channel, qemu, hooks);
             let may_run_ahead = self.vms.lifeline(name).is_some();
@@ -302,8 +271,42 @@ impl Host {
     }
 }
 
+impl MigrationOrders {
+    /// Begins to move a VM to another host, with all its volumes. After an error it runs here, and nothing is left at the target.
+    pub(in crate::host) async fn migrate_vm(
+        self: &Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let known = self.vms.get(&name)?;
+        let Some(elsewhere) = self.claims.elsewhere(&order.to)? else {
+            return Err(not_to_a_store(&known.volumes, &order));
+        };
+        check_order(&order)?;
+        let company = match self.vms.form(&name)? {
+            Form::Live => self.vm_orders.live_company(name, &known.volumes, &order).await?,
+            Form::Cold => {
+                check_cold_order(&name, &order)?;
+                let manifest = self.vm_orders.describe_cold(&name, Extent::Needs).await?;
+                Company { name, manifest, travels: Travels::Cold }
+            }
+        };
+        let (mut claims, mut departing) = (Vec::new(), Vec::new());
+        for volume in &known.volumes {
+            let (claim, id) = self.claims.claim_to_move(volume, &order).await?;
+            claims.push(claim);
+            let record = self.claims.record(id, volume)?;
+            departing.push(Departing { record, lane: self.volumes.lane(volume).await? });
+        }
+        if departing.is_empty() {
+            return Err(no_volumes(&company.name));
+        }
+        self.departures.migrate_away(departing, elsewhere, order, Some(company)).await
+    }
+}
+
 struct Reception {
-    host: Arc<Host>,
+    host: Arc<VmOrders>,
     name: String,
     volumes: Vec<String>,
 }
@@ -435,7 +438,7 @@ pub(in crate::host) fn downtime_max(order: &MigrateVolume) -> Duration {
     order.max_downtime_ms.map_or(DOWNTIME_DEFAULT, Duration::from_millis)
 }
 
-impl Host {
+impl VmOrders {
     /// Checks whether a VM can be moved in its present state; [`RequestError::VmUnmovable`] lists all obstacles.
     pub(in crate::host) async fn check_movable(
         &self,

@@ -12,12 +12,12 @@ use std::sync::Arc;
 use migration::journal::Side;
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{VmOrders, blocking};
 use crate::images;
 use crate::vms::Differences;
 use crate::vms::moving::{MoveFault, Terms};
 
-impl Host {
+impl VmOrders {
     /// Returns the VM description for a target host, for a VM with these volumes.
     pub(in crate::host) async fn manifest_of(
         self: &Arc<Self>,
@@ -35,7 +35,7 @@ impl Host {
     ) -> Result<Vec<(String, u64)>, RequestError> {
         let mut places = Vec::new();
         for volume in volumes {
-            let record = self.record_named(volume)?;
+            let record = self.claims.record_named(volume)?;
             places.push((volume.clone(), record.image.place, record.size_bytes));
         }
         blocking(move || {

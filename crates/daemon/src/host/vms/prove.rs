@@ -18,10 +18,10 @@ use hypervisor::qemu::{Launched, LocalDisk, Qemu, Use};
 use rustix::fs::FileType;
 
 use crate::error::{RequestError, with_causes};
-use crate::host::{Host, blocking};
+use crate::host::{VmOrders, blocking};
 use crate::vms::{Adopted, AdoptedDisk, VmError, launched, proof};
 
-impl Host {
+impl VmOrders {
     /// Holds the files of a disk that its QEMU has open, the top first. If QEMU writes, it must have the top open for writing,
     /// and the others for reading. Errors: [`VmError::Disk`]. **N.B.** the answer is the same for a missing file and for one that
     /// this QEMU does not have open, so that an operator does not learn which files exist.
@@ -104,7 +104,7 @@ impl Host {
     }
 
     async fn image_of(&self, kept: &AdoptedDisk) -> Result<Arc<Held>, RequestError> {
-        let (finder, file) = (self.finder_of(&kept.volume), kept.file.clone());
+        let (finder, file) = (self.finders.of(&kept.volume), kept.file.clone());
         blocking(move || {
             let found = finder.find(&file, None);
             found.map(Arc::new).map_err(|error| RequestError::storage("find", &file, &error))
@@ -176,7 +176,7 @@ impl Host {
         let bound = self.sockets.bind_volume(&kept.volume, &self.config.volume_sockets);
         self.sockets.grants().take(&kept.volume);
         let listener = bound.map_err(|error| unavailable(&error))?;
-        let export = self.export_named(&kept.volume);
+        let export = self.exports.export_named(&kept.volume);
         let proved = tokio::select! {
             proved = qemu.prove_export(disk, &export, kept.number) => proved,
             error = proof::serve(listener, disk.size_bytes) => return Err(unavailable(&error)),

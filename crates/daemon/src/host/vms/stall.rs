@@ -11,7 +11,7 @@ use lane::LaneHandle;
 use migration::vm::hold::Reason;
 use migration::vm::stall::{Guest, Late, Note, Seen, Step, steps};
 
-use crate::host::Host;
+use crate::host::VmOrders;
 use crate::vms::{Alive, Known, Life, NotedReason, Standing, VmError, launched};
 use crate::volumes::registry::Service;
 
@@ -36,7 +36,7 @@ struct Lacking {
     lane: LaneHandle,
 }
 
-impl Host {
+impl VmOrders {
     /// Begins to check VMs whose disks lack blocks, until the daemon stops.
     pub(crate) fn begin_to_see_to_stalls(self: &Arc<Self>) {
         let host = Arc::clone(self);
@@ -53,7 +53,7 @@ impl Host {
                 }
                 tokio::select! {
                     () = tokio::time::sleep(LOOK_INTERVAL) => {}
-                    () = host.stopping() => return,
+                    () = host.stopping.begins() => return,
                 }
             }
         });
@@ -150,7 +150,8 @@ impl Host {
     async fn stops_at_errors(&self, vm: &Known, qemu: &Qemu) -> Result<bool, VmError> {
         let command = launched(&vm.name, qemu).await?.command;
         for volume in &vm.volumes {
-            let disk = qemu.disk_over(&self.export_named(volume)).await.map_err(VmError::of(&vm.name))?;
+            let disk =
+                qemu.disk_over(&self.exports.export_named(volume)).await.map_err(VmError::of(&vm.name))?;
             let Some(disk) = disk else { return Ok(false) };
             if !qemu.stops_at_errors(&disk, &command).await.map_err(VmError::of(&vm.name))? {
                 return Ok(false);

@@ -13,13 +13,13 @@ use migration::journal::Way;
 use migration::session::VmPlace;
 use migration::vm::hold::Reason;
 
-use crate::host::Host;
+use crate::host::VmOrders;
 use crate::host::migrations::forwarding::at_start;
 use crate::vms::{Standing, VmError};
 
 const SETTLE_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Host {
+impl VmOrders {
     /// Settles after a start the VMs whose migration has ended or failed: they are where their volumes are.
     pub(crate) async fn settle_vms(self: &Arc<Self>) {
         for (name, standing) in self.vms.unsettled() {
@@ -62,7 +62,7 @@ impl Host {
                 tokio::select! {
                     () = tokio::time::sleep(SETTLE_INTERVAL) => {}
                     // The next start checks this itself.
-                    () = host.stopping() => return,
+                    () = host.stopping.begins() => return,
                 }
                 let is_settled = match host.vms.get(&name) {
                     // N.B. Another task may have settled it, and it may be moving again since.
@@ -77,7 +77,7 @@ impl Host {
         });
     }
 
-    /// Does the same as [`Host::settle`], without a retry.
+    /// Does the same as [`Self::settle`], without a retry.
     pub(in crate::host) async fn note_vm(
         &self,
         name: &str,

@@ -15,25 +15,104 @@ use migration::journal::{
     ExportAccess, ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord,
 };
 use migration::{CommitFault, VolumeId};
+use tokio::sync::{Mutex, Semaphore};
 
-use crate::custody::is_same;
+use crate::config::Config;
+use crate::custody::{Custody, is_same};
 use crate::error::{RequestError, with_causes};
 use crate::fail_point::{self, Step};
 use crate::files::descriptors;
+use crate::files::sockets::SocketFolder;
+use crate::host::restoration::Restoring;
 use crate::host::volumes::export::export_settings;
 use crate::host::volumes::given::{self, GivenImage};
 use crate::host::volumes::import::ImportedImage;
 use crate::host::volumes::within::check_written_whole;
-use crate::host::{Host, blocking};
-use crate::images::copying;
+use crate::host::{Exports, Parts, PresentLimits, Serving, Stopping, VolumeClaims, VolumeViews, blocking};
+use crate::hosts::Hosts;
 use crate::images::opening::{self, at_once};
-use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES, half_made};
+use crate::images::{self, SECTOR_BYTES, SIZE_STEP_BYTES, copying, half_made};
+use crate::journal::Journal;
 use crate::migrations::view::image_format;
 use crate::names;
-use crate::stores::{StoreClaim, new_path, path_text};
-use crate::volumes::registry::{Claim, Creation, Service};
+use crate::stores::{StoreClaim, Stores, new_path, path_text};
+use crate::vms::Vms;
+use crate::vms::proved::Finders;
+use crate::volumes::chronicles::Chronicles;
+use crate::volumes::registry::{Claim, Creation, Service, Volumes};
 
-impl Host {
+/// Carries out the orders about volumes and their images.
+pub(crate) struct VolumeOrders {
+    pub(crate) config: Arc<Config>,
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) custody: Custody,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) restoring: Arc<Restoring>,
+    pub(crate) vms: Arc<Vms>,
+    pub(crate) finders: Arc<Finders>,
+    pub(crate) looks: Arc<Semaphore>,
+    pub(crate) stopping: Stopping,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) claims: Arc<VolumeClaims>,
+    pub(crate) serving: Arc<Serving>,
+    pub(crate) views: Arc<VolumeViews>,
+    /// Held while an image becomes a volume, from its check until it is in the journal.
+    pub(crate) adding_image: Mutex<()>,
+}
+
+impl VolumeOrders {
+    pub(crate) fn new(
+        parts: &Parts,
+        exports: &Arc<Exports>,
+        claims: &Arc<VolumeClaims>,
+        serving: &Arc<Serving>,
+        views: &Arc<VolumeViews>,
+    ) -> Arc<Self> {
+        let Parts {
+            config,
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            sockets,
+            hosts,
+            restoring,
+            vms,
+            finders,
+            looks,
+            stopping,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            config,
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            sockets,
+            hosts,
+            restoring,
+            vms,
+            finders,
+            looks,
+            stopping,
+            exports: Arc::clone(exports),
+            claims: Arc::clone(claims),
+            serving: Arc::clone(serving),
+            views: Arc::clone(views),
+            adding_image: Mutex::new(()),
+        })
+    }
+
     /// Creates a volume and serves it. After an error there is no such volume, except after [`RequestError::VolumeUnavailable`].
     pub(crate) async fn create_volume(
         self: Arc<Self>,
@@ -64,10 +143,10 @@ impl Host {
             }
         }
         tracing::info!(volume = %name, "volume made");
-        self.serve_in_background(&name);
+        self.serving.serve_in_background(&name);
         self.first_service(&name).await?;
         drop(claim);
-        self.describe_volume(&name).await
+        self.views.describe_volume(&name).await
     }
 
     /// Makes an image under an unfinished name, records the volume, then renames the image.
@@ -209,7 +288,7 @@ impl Host {
         .await?;
         // N.B. Held from the check until the record: of two orders for one image, one gets it.
         let _adding = self.adding_image.lock().await;
-        let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finder_of(name));
+        let (host, opened, finder) = (Arc::clone(self), image.clone(), self.finders.of(name));
         let (size_bytes, known) = blocking(move || {
             host.check_free(&opened.place, fences)?;
             // A mark lies beside the image, or beside a link that leads to it.

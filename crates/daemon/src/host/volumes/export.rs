@@ -3,16 +3,29 @@
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, UdpSocket};
 use std::os::fd::{AsFd as _, OwnedFd};
+use std::sync::Arc;
 
 use lane::{Credentials, Encryption, Listeners};
 use migration::journal::{ExportAccess, ExportSettings, VolumeRecord};
 
-use crate::config::{NbdConfig, SocketAccess, SocketMode, TlsPolicy};
+use crate::config::{Config, NbdConfig, SocketAccess, SocketMode, TlsPolicy};
 use crate::error::{RequestError, with_causes};
-use crate::files::sockets;
-use crate::host::Host;
+use crate::files::sockets::{self, SocketFolder};
+use crate::host::Parts;
 
-impl Host {
+/// The addresses of volumes: their sockets and ports, and the TLS of these.
+pub(crate) struct Exports {
+    pub(crate) config: Arc<Config>,
+    pub(crate) encryption: Encryption,
+    pub(crate) sockets: Arc<SocketFolder>,
+}
+
+impl Exports {
+    pub(crate) fn new(parts: &Parts) -> Arc<Self> {
+        let Parts { config, encryption, sockets, .. } = parts.clone();
+        Arc::new(Self { config, encryption, sockets })
+    }
+
     pub(in crate::host) fn tcp_uri(&self, record: &VolumeRecord) -> Option<String> {
         let scheme = match self.encryption {
             Encryption::Off => "nbd",
@@ -84,7 +97,7 @@ impl Host {
     }
 }
 
-impl Host {
+impl Exports {
     /// Reads the certificates of volumes' ports again, for connections that begin later. May block.
     pub(in crate::host) fn read_certificates(&self) {
         let (Encryption::Offered(credentials) | Encryption::Required(credentials), Some(tls)) =

@@ -19,7 +19,7 @@ use super::create::{check_size, record};
 use super::given;
 use crate::error::{RequestError, StoreFileError, StoreFileObstacle};
 use crate::host::volumes::within::check_written_whole;
-use crate::host::{Host, blocking};
+use crate::host::{VolumeOrders, blocking};
 use crate::images::opening::{self, at_once};
 use crate::stores::{StoreKind, path_text};
 use crate::volumes::registry::Claim;
@@ -40,7 +40,7 @@ struct Renamed {
     before: std::path::PathBuf,
 }
 
-impl Host {
+impl VolumeOrders {
     /// Makes the image in a store the volume `name`. After an error the file is as it was.
     pub(super) async fn import_image(
         self: &Arc<Self>,

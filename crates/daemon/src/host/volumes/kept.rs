@@ -16,13 +16,13 @@ use migration::journal::{ImageLocation, Record, State};
 use crate::custody::Custody;
 use crate::error::RequestError;
 use crate::host::describe::answer;
-use crate::host::{Host, blocking};
+use crate::host::{VolumeOrders, blocking};
 use crate::images::inventory::{self, Kept};
 use crate::images::replicas;
 use crate::migrations::view::image_location;
 use crate::volumes::registry::Claim;
 
-impl Host {
+impl VolumeOrders {
     /// Describes the kept images, by volume and age. Leaves out stores that do not answer.
     pub(crate) async fn describe_replicas(self: &Arc<Self>) -> Vec<Replica> {
         let found = self.find_kept().await;

@@ -11,7 +11,7 @@ use migration::custody::Owner;
 use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{VolumeOrders, blocking};
 use crate::images::half_made;
 use crate::stores::removed_path;
 use crate::vms::VmError;
@@ -21,7 +21,7 @@ use crate::volumes::registry::{Claim, Service, Users};
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 const FAREWELL_POLL: Duration = Duration::from_millis(20);
 
-impl Host {
+impl VolumeOrders {
     /// Stops serving a volume and forgets it. After an error the volume is served as before.
     pub(crate) async fn remove_volume(
         self: Arc<Self>,
@@ -31,7 +31,9 @@ impl Host {
         if let Some(vm) = self.vms.user_of(&name) {
             return Err(RequestError::VolumeOfVm { volume: name, vm });
         }
-        if let Some(vm) = self.adoptions()?.find(|adopted| adopted.uses(&name)).map(|adopted| adopted.name) {
+        if let Some(vm) =
+            self.vms.adoptions()?.find(|adopted| adopted.uses(&name)).map(|adopted| adopted.name)
+        {
             return Err(VmError::Adopted(vm).into());
         }
         self.remove_unused_volume(name, how).await
@@ -43,16 +45,16 @@ impl Host {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
-        let (claim, volume) = self.claim_to_remove(&name, how).await?;
-        self.require_unordered(volume, &name)?;
+        let (claim, volume) = self.claims.claim_to_remove(&name, how).await?;
+        self.claims.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.questioned(volume).is_some()) {
-            return self.forget_restored(claim, volume, name).await;
+            return self.restoring.forget(claim, volume, name).await;
         }
         if self.journal.read(|state| state.moved.contains_key(&volume)) {
             return self.remove_forwarding(claim, volume, name).await;
         }
-        let record = self.record(volume, &name)?;
+        let record = self.claims.record(volume, &name)?;
         let fate = ImageFate::of(
             &record.image,
             self.journal.read(|state| state.origin_of(volume)),
@@ -64,11 +66,11 @@ impl Host {
             blocking(move || Ok(custody.check_removal(volume, &image)?)).await?;
         }
         if let Some(Service::Serving(lane)) = claim.removing() {
-            lane.stop(self.limits().stop_wait_max).await;
+            lane.stop(self.limits.now().stop_wait_max).await;
         }
         if let Err(error) = self.forget(&record, fate).await {
             claim.not_removed();
-            self.serve_in_background(&name);
+            self.serving.serve_in_background(&name);
             return Err(error);
         }
         let socket = self.sockets.volume_socket(&name);
@@ -98,9 +100,9 @@ impl Host {
         name: String,
     ) -> Result<RemovedVolume, RequestError> {
         let host = self.journal.read(|state| state.moved.get(&volume).map(|moved| moved.host_name.clone()));
-        self.forget_moved(volume).await?;
+        self.serving.forget_moved(volume).await?;
         if let Some(Service::Serving(lane)) = claim.removing() {
-            lane.stop(self.limits().stop_wait_max).await;
+            lane.stop(self.limits.now().stop_wait_max).await;
         }
         let socket = self.sockets.volume_socket(&name);
         if let Err(error) = self.sockets.forget_volume(&name) {

@@ -9,7 +9,7 @@ use migration::custody::{Owner, Step};
 use migration::journal::{ImageFormat, ImageLocation, Place};
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{Serving, blocking};
 use crate::images::opening::Allocation;
 use crate::stores::StoreClaim;
 
@@ -50,7 +50,7 @@ pub(in crate::host) struct Looked {
     pub allocation: Allocation,
 }
 
-impl Host {
+impl Serving {
     /// Checks the target and reserves it: makes an empty file, or claims the device or export. `thin_bytes` returns how many
     /// bytes a thin image will need. After an error nothing is left.
     pub(in crate::host) async fn reserve(

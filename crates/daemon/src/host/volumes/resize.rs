@@ -13,59 +13,11 @@ use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Place, Record, Side, VolumeRecord};
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{Serving, VolumeOrders, blocking};
 use crate::images::SIZE_STEP_BYTES;
 use crate::images::growing::{self, Grown};
 
-impl Host {
-    /// Grows a volume, and the target store of its migration. After an error it has its old size.
-    pub(crate) async fn resize_volume(
-        self: Arc<Self>,
-        name: String,
-        order: api::ResizeVolume,
-    ) -> Result<api::Volume, RequestError> {
-        let size = order.size_bytes;
-        self.settled(&name).await;
-        let (_claim, volume) = self.volumes.claim(&name)?;
-        self.check_whole(volume, &name)?;
-        let record = self.record(volume, &name)?;
-        check_new_size(&record, size)?;
-        if size != record.size_bytes {
-            if !order.beyond_store {
-                self.check_fits_store(&record, size).await?;
-            }
-            let lane = self.volumes.lane(&name).await?;
-            lane.grow(size).await.map_err(|refused| self.why_not_grown(&record, size, refused))?;
-            tracing::info!(volume = %name, from = record.size_bytes, to = size, "volume resized");
-            self.show_growth(&name, size).await;
-        }
-        self.describe_volume(&name).await
-    }
-
-    /// Refuses a size that no amount of room in the store's file system could hold: a volume never shrinks.
-    async fn check_fits_store(
-        self: &Arc<Self>,
-        record: &VolumeRecord,
-        size: u64,
-    ) -> Result<(), RequestError> {
-        // A device, or an export, says itself how large a volume can be.
-        if record.image.place.file().is_none() {
-            return Ok(());
-        }
-        let (host, store) = (Arc::clone(self), record.image.store.clone());
-        // A volume that is served in place has no store. A store that does not answer is no reason to refuse.
-        let looked = blocking(move || Ok(host.stores.get(&store)?.space().ok().flatten())).await;
-        match looked.ok().flatten() {
-            Some(space) if size > space.total => Err(RequestError::BeyondStore {
-                volume: record.name.clone(),
-                asked: size,
-                store: record.image.store.clone(),
-                total: space.total,
-            }),
-            _ => Ok(()),
-        }
-    }
-
+impl Serving {
     /// Brings the image of a volume to the size in the journal, after an interrupted growth. A volume that cannot grow keeps
     /// its old size, so that its guest does not wait for space. Fails if the image cannot be used now.
     pub(in crate::host) async fn finish_resize(
@@ -93,6 +45,56 @@ impl Host {
             }
         };
         Ok(self.journal.commit(vec![Record::Resized { volume, size_bytes }]).await?)
+    }
+}
+
+impl VolumeOrders {
+    /// Grows a volume, and the target store of its migration. After an error it has its old size.
+    pub(crate) async fn resize_volume(
+        self: Arc<Self>,
+        name: String,
+        order: api::ResizeVolume,
+    ) -> Result<api::Volume, RequestError> {
+        let size = order.size_bytes;
+        self.claims.settled(&name).await;
+        let (_claim, volume) = self.volumes.claim(&name)?;
+        self.claims.check_whole(volume, &name)?;
+        let record = self.claims.record(volume, &name)?;
+        check_new_size(&record, size)?;
+        if size != record.size_bytes {
+            if !order.beyond_store {
+                self.check_fits_store(&record, size).await?;
+            }
+            let lane = self.volumes.lane(&name).await?;
+            lane.grow(size).await.map_err(|refused| self.why_not_grown(&record, size, refused))?;
+            tracing::info!(volume = %name, from = record.size_bytes, to = size, "volume resized");
+            self.show_growth(&name, size).await;
+        }
+        self.views.describe_volume(&name).await
+    }
+
+    /// Refuses a size that no amount of room in the store's file system could hold: a volume never shrinks.
+    async fn check_fits_store(
+        self: &Arc<Self>,
+        record: &VolumeRecord,
+        size: u64,
+    ) -> Result<(), RequestError> {
+        // A device, or an export, says itself how large a volume can be.
+        if record.image.place.file().is_none() {
+            return Ok(());
+        }
+        let (host, store) = (Arc::clone(self), record.image.store.clone());
+        // A volume that is served in place has no store. A store that does not answer is no reason to refuse.
+        let looked = blocking(move || Ok(host.stores.get(&store)?.space().ok().flatten())).await;
+        match looked.ok().flatten() {
+            Some(space) if size > space.total => Err(RequestError::BeyondStore {
+                volume: record.name.clone(),
+                asked: size,
+                store: record.image.store.clone(),
+                total: space.total,
+            }),
+            _ => Ok(()),
+        }
     }
 
     fn why_not_grown(&self, record: &VolumeRecord, needed: u64, refused: Refused) -> RequestError {

@@ -10,7 +10,7 @@ use migration::journal::State;
 use migration::retention::{KeptImage, Necessity, RetentionLimits, surplus};
 
 use crate::host::describe::answer;
-use crate::host::{Host, blocking};
+use crate::host::{VolumeOrders, blocking};
 use crate::images::inventory::{self, Kept};
 use crate::images::{half_made, replicas};
 use crate::stores::StoreKind;
@@ -18,7 +18,7 @@ use crate::stores::StoreKind;
 /// How often the journal is checked for changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 
-impl Host {
+impl VolumeOrders {
     /// Begins to keep the kept images within their limits, until the daemon stops.
     pub(crate) fn begin_retention(self: &Arc<Self>) {
         let host = Arc::clone(self);
@@ -38,7 +38,7 @@ impl Host {
                 }
                 tokio::select! {
                     () = tokio::time::sleep(LOOK_INTERVAL) => {}
-                    () = host.stopping() => return,
+                    () = host.stopping.begins() => return,
                 }
             }
         });
@@ -73,11 +73,11 @@ impl Host {
             let mut bytes_per_store_max = BTreeMap::new();
             for store in host.stores.iter() {
                 if let Ok(Some(space)) = store.space() {
-                    let percent = u64::from(host.limits().kept.percent_of_store);
+                    let percent = u64::from(host.limits.now().kept.percent_of_store);
                     bytes_per_store_max.insert(store.name().to_owned(), space.total / 100 * percent);
                 }
             }
-            let images_per_volume_max = host.limits().kept.images_per_volume as usize;
+            let images_per_volume_max = host.limits.now().kept.images_per_volume as usize;
             let limits = RetentionLimits { images_per_volume_max, bytes_per_store_max };
             let images: Vec<KeptImage> = found
                 .iter()

@@ -14,15 +14,29 @@ use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Op
 use migration::journal::{ExportAccess, MigrationState, Moved, Place, Stage, VolumeRecord};
 use migration::{StayKey, VolumeId};
 
-use crate::config::EngineSetting;
+use crate::config::{Config, EngineSetting};
+use crate::custody::Custody;
 use crate::error::{RequestError, with_causes};
+use crate::files::sockets::SocketFolder;
+use crate::host::restoration::Restoring;
 use crate::host::volumes::create::random_number;
-use crate::host::{Host, blocking};
+use crate::host::{Exports, Parts, PresentLimits, VolumeClaims, blocking};
+use crate::hosts::Hosts;
 use crate::images::opening;
+use crate::journal::Journal;
+use crate::migrations::history::Histories;
 use crate::migrations::recovery;
+use crate::migrations::registry::Migrations;
+use crate::migrations::volume_hooks::VolumeHooks;
+use crate::peers::Peers;
 use crate::peers::channel::{Kind, Subject};
+use crate::stores::Stores;
+use crate::take_over::{Clients, PassedClient};
+use crate::vms::moving::VmMoves;
+use crate::vms::proved::Finders;
+use crate::volumes::chronicles::Chronicles;
 use crate::volumes::lane_control::LaneControl;
-use crate::volumes::registry::Service;
+use crate::volumes::registry::{Service, Volumes};
 
 /// The time between two attempts to serve a volume: its disk may be mounted meanwhile.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
@@ -48,14 +62,100 @@ impl Ends {
     }
 }
 
-impl Host {
+impl VolumeClaims {
+    pub(in crate::host) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
+        let found = self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
+            (Some(volume), _) => Ok(volume.record.clone()),
+            (None, Some(moved)) => Err(elsewhere(moved)),
+            (None, None) => Err(RequestError::VolumeNotFound(name.to_owned())),
+        });
+        found.map_err(|error| self.restoring.or_unconfirmed(name, error))
+    }
+
+    pub(in crate::host) fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
+        let found = self.journal.read(|state| match state.volume_named(name) {
+            Some((_, volume)) => Ok(volume.record.clone()),
+            None => {
+                let moved = state.moved.values().find(|moved| moved.volume.record.name == name);
+                Err(moved.map_or_else(|| RequestError::VolumeNotFound(name.to_owned()), elsewhere))
+            }
+        });
+        found.map_err(|error| self.restoring.or_unconfirmed(name, error))
+    }
+}
+
+/// Gives volumes their lanes, for as long as they are served.
+pub(crate) struct Serving {
+    pub(crate) config: Arc<Config>,
+    pub(crate) limits: Arc<PresentLimits>,
+    pub(crate) journal: Journal,
+    pub(crate) chronicles: Chronicles,
+    pub(crate) custody: Custody,
+    pub(crate) stores: Arc<Stores>,
+    pub(crate) volumes: Arc<Volumes>,
+    pub(crate) migrations: Arc<Migrations>,
+    pub(crate) histories: Arc<Histories>,
+    pub(crate) sockets: Arc<SocketFolder>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) peers: Arc<Peers>,
+    pub(crate) volume_hooks: Arc<VolumeHooks>,
+    pub(crate) restoring: Arc<Restoring>,
+    pub(crate) moving: Arc<VmMoves>,
+    pub(crate) finders: Arc<Finders>,
+    pub(crate) exports: Arc<Exports>,
+    pub(crate) claims: Arc<VolumeClaims>,
+}
+
+impl Serving {
+    pub(crate) fn new(parts: &Parts, exports: &Arc<Exports>, claims: &Arc<VolumeClaims>) -> Arc<Self> {
+        let Parts {
+            config,
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            migrations,
+            histories,
+            sockets,
+            hosts,
+            peers,
+            volume_hooks,
+            restoring,
+            moving,
+            finders,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            config,
+            limits,
+            journal,
+            chronicles,
+            custody,
+            stores,
+            volumes,
+            migrations,
+            histories,
+            sockets,
+            hosts,
+            peers,
+            volume_hooks,
+            restoring,
+            moving,
+            finders,
+            exports: Arc::clone(exports),
+            claims: Arc::clone(claims),
+        })
+    }
+
     /// Begins to serve every volume of the journal; resolves when it is known which ones must wait.
     pub(crate) async fn serve_all(self: &Arc<Self>) {
         let volumes = self.journal.read(|state| {
             let records = state.volumes.iter().map(|(id, volume)| (volume.record.name.clone(), *id));
             records.collect::<Vec<_>>()
         });
-        self.hold_restored();
+        self.restoring.hold();
         for (name, volume) in volumes {
             self.volumes.add(&name, volume);
             self.serve_in_background(&name);
@@ -95,21 +195,21 @@ impl Host {
                         host.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                         if attempt.load(Ordering::SeqCst) {
                             // The volume was removed while its lane started. Only this task has the lane.
-                            lane.stop(host.limits().stop_wait_max).await;
+                            lane.stop(host.limits.now().stop_wait_max).await;
                             return;
                         }
                         tokio::select! {
                             () = lane.ended() => {}
                             () = host.former_host_returns(&name) => {
                                 tracing::info!(volume = %name, "the host that has its missing blocks is known again");
-                                lane.stop(host.limits().stop_wait_max).await;
+                                lane.stop(host.limits.now().stop_wait_max).await;
                                 continue;
                             }
                         }
                         if attempt.load(Ordering::SeqCst) {
                             return;
                         }
-                        if host.record_named(&name).is_err() {
+                        if host.claims.record_named(&name).is_err() {
                             // It has moved to another host, and its last clients were lost with the thread.
                             tracing::error!(volume = %name, "the thread that forwarded its clients has ended because of a \
                                 defect");
@@ -142,7 +242,7 @@ impl Host {
         tracing::error!(volume = %name, "the volume's thread has ended because of a defect; restarting it");
         let reason = "its thread has ended because of a defect, and is being restarted".to_owned();
         self.volumes.set(name, attempt, Service::Failed(reason));
-        let Ok(record) = self.record_named(name) else { return };
+        let Ok(record) = self.claims.record_named(name) else { return };
         let ended = match recovery::run_of(&self.journal, &self.custody, record.volume).await {
             Ok(ended) => ended,
             Err(error) => {
@@ -168,19 +268,20 @@ impl Host {
         listener: &mut Option<OwnedFd>,
     ) -> Result<LaneHandle, RequestError> {
         if listener.is_none() {
-            let bound =
-                self.sockets.bind_volume(name, &self.socket_access(&self.record_named(name)?.export)?);
+            let bound = self
+                .sockets
+                .bind_volume(name, &self.exports.socket_access(&self.claims.record_named(name)?.export)?);
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
         }
         self.finish_resize(name, attempt).await?;
-        let record = self.record_named(name)?;
+        let record = self.claims.record_named(name)?;
         let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
         let store = blocking(move || host.wait_for_image(&opened, None, &given_up)).await?;
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
         // N.B. The port first: if it cannot be had, guests keep waiting at the unix socket, which is not passed on yet.
-        let tcp = self.listen_on_port(&record)?;
+        let tcp = self.exports.listen_on_port(&record)?;
         let Some(unix) = listener.take() else {
             return Err(RequestError::Internal("a volume has no socket".to_owned()));
         };
@@ -284,8 +385,8 @@ impl Host {
             stay,
             ended_copies: self.ended_copies(kept.as_ref()),
             kept: kept.map(Box::new),
-            mirror_wait_max: self.limits().mirror_wait_max,
-            pacing: self.limits().mover.pacing(),
+            mirror_wait_max: self.limits.now().mirror_wait_max,
+            pacing: self.limits.now().mover.pacing(),
             disk: self.disk_of(&record.image.place).await?,
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
@@ -359,26 +460,6 @@ impl Host {
         })
     }
 
-    pub(in crate::host) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
-        let found = self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
-            (Some(volume), _) => Ok(volume.record.clone()),
-            (None, Some(moved)) => Err(elsewhere(moved)),
-            (None, None) => Err(RequestError::VolumeNotFound(name.to_owned())),
-        });
-        found.map_err(|error| self.or_unconfirmed(name, error))
-    }
-
-    pub(in crate::host) fn record_named(&self, name: &str) -> Result<VolumeRecord, RequestError> {
-        let found = self.journal.read(|state| match state.volume_named(name) {
-            Some((_, volume)) => Ok(volume.record.clone()),
-            None => {
-                let moved = state.moved.values().find(|moved| moved.volume.record.name == name);
-                Err(moved.map_or_else(|| RequestError::VolumeNotFound(name.to_owned()), elsewhere))
-            }
-        });
-        found.map_err(|error| self.or_unconfirmed(name, error))
-    }
-
     /// Opens an image as soon as no other program has it locked, and reports which one has. Blocks.
     pub(in crate::host) fn wait_for_image(
         &self,
@@ -388,7 +469,7 @@ impl Host {
     ) -> Result<Opened, RequestError> {
         let (name, place) = (&record.name, &record.image.place);
         let mut said = None;
-        let finder = self.finder_of(name);
+        let finder = self.finders.of(name);
         let opened = opening::open(&self.custody, record, grows_to, &finder, |holder| {
             if attempt.load(Ordering::SeqCst) {
                 return Patience::GiveUp;
@@ -415,6 +496,51 @@ impl Host {
             }
             changed.await;
         }
+    }
+
+    /// Flushes guests' writes while the guests run, so that the final flush is short.
+    pub(in crate::host) async fn settle_lanes(&self, deadline: Duration) {
+        let settling = self.lanes().map(|(name, _, lane)| async move {
+            if tokio::time::timeout(deadline, lane.settle()).await.is_err() {
+                tracing::warn!(volume = %name, "the volume's store is slow: its clients will wait for it");
+            }
+        });
+        futures_util::future::join_all(settling).await;
+    }
+
+    pub(in crate::host) async fn stop_lanes(
+        &self,
+        deadline: Duration,
+        clients: Clients,
+    ) -> Vec<PassedClient> {
+        let stops = self.lanes().map(|(name, volume, lane)| async move {
+            let ended = async {
+                match (clients, volume) {
+                    (Clients::PassedOn, Some(volume)) => {
+                        let passed = lane.pass(deadline).await.into_iter();
+                        passed.map(|connection| PassedClient { volume, connection }).collect()
+                    }
+                    _ => {
+                        lane.stop(deadline).await;
+                        Vec::new()
+                    }
+                }
+            };
+            // A hanging store may keep the lane from answering; the lane abandons its requests before that.
+            let ended = tokio::time::timeout(deadline * 2, ended).await;
+            ended.unwrap_or_else(|_| {
+                tracing::warn!(volume = %name, "the volume's requests do not end; they are abandoned");
+                Vec::new()
+            })
+        });
+        futures_util::future::join_all(stops).await.into_iter().flatten().collect()
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = (String, Option<VolumeId>, LaneHandle)> + use<> {
+        self.volumes.list().into_iter().filter_map(|(name, volume, service)| match service {
+            Service::Serving(lane) | Service::Arriving(lane, _) => Some((name, volume, lane)),
+            _ => None,
+        })
     }
 }
 

@@ -8,9 +8,9 @@ use migration::VolumeId;
 use migration::journal::{ImageFormat, ImageLocation, VolumeRecord};
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{VolumeClaims, blocking};
 
-impl Host {
+impl VolumeClaims {
     /// Checks that a move loses nothing in a volume's image; [`RequestError::Invalid`]: it has snapshots.
     pub(in crate::host) async fn check_moves_whole(&self, volume: VolumeId) -> Result<(), RequestError> {
         let record = self.journal.read(|state| state.volumes.get(&volume).map(|known| known.record.clone()));
@@ -21,7 +21,7 @@ impl Host {
     }
 }
 
-/// Does the same as [`Host::check_moves_whole`], for a known record.
+/// Does the same as [`VolumeClaims::check_moves_whole`], for a known record.
 pub(in crate::host) async fn check_moves_whole(record: VolumeRecord) -> Result<(), RequestError> {
     let name = record.name.clone();
     let within = blocking(move || within(&record.image)).await?;

@@ -21,7 +21,7 @@ use super::{LocalMigration, cause};
 use crate::error::RequestError;
 use crate::host::migrations::session::{PATIENCE, Task};
 use crate::host::migrations::strategies::{choice_again, held_max};
-use crate::host::{Host, blocking};
+use crate::host::{Departures, blocking};
 use crate::images::opening;
 use crate::journal::now_unix_ms;
 use crate::migrations::metadata::Metadata;
@@ -41,7 +41,7 @@ impl From<RequestError> for Obstacle {
     }
 }
 
-impl Host {
+impl Departures {
     /// Resumes a migration between stores that a restart interrupted; returns after the first attempt.
     pub(in crate::host) async fn resume_local(
         self: &Arc<Self>,
@@ -49,7 +49,7 @@ impl Host {
         recorded: &MigrationState,
     ) {
         let (Some(moving), Some(name)) = (recorded.volumes.first(), recorded.names.first()) else { return };
-        let record = match self.record(moving.volume, name) {
+        let record = match self.claims.record(moving.volume, name) {
             Ok(record) => record,
             Err(error) => {
                 let reason = error.message();
@@ -58,22 +58,24 @@ impl Host {
             }
         };
         self.migrations.track_again(migration, std::iter::once(moving.volume));
-        let (mut task, wishes) = Task::new(self, None);
+        let (mut task, wishes) = Task::new(&self.runner, None);
         let is_tried = task.resumes(migration);
         let metadata = self.metadata_folder.of(migration, recorded.started_unix_ms).unwrap_or_default();
         let order = metadata.order.unwrap_or_else(|| api::MigrateVolume::to(moving.target.store.clone()));
         let resumed = Some(moving.target.clone());
         let (lane, reserved, target, answer) = (None, None, None, None);
-        let work = LocalMigration { task, record, lane, order, resumed, reserved, target, answer };
+        let departures = Arc::clone(self);
+        let work =
+            LocalMigration { departures, task, record, lane, order, resumed, reserved, target, answer };
         let session = MigrationSession::resume(Role::Local, false, PATIENCE).with_orders(recorded);
-        tokio::spawn(self.run_session(session, work, wishes));
+        tokio::spawn(self.runner.run_session(session, work, wishes));
         // A dropped sender means the same.
         let _ = is_tried.await;
     }
 
     /// Records how the image of a copy looks before it is written again.
     pub(super) async fn note_copy_in_use(&self, migration: MigrationId, target: &ImageLocation) {
-        let Some(begun) = self.begun_unix_ms(migration) else { return };
+        let Some(begun) = self.journal.begun_unix_ms(migration) else { return };
         let target = target.clone();
         let found = tokio::task::spawn_blocking(move || look(&target)).await.ok().flatten();
         let run = self.chronicles.run();
@@ -106,7 +108,7 @@ impl LocalMigration {
     }
 
     async fn try_to_begin_again(&mut self) -> Result<(), Obstacle> {
-        let host = Arc::clone(&self.task.host);
+        let host = Arc::clone(&self.departures);
         let (Some(migration), Some(image)) = (self.task.migration, self.resumed.clone()) else {
             return Err(RequestError::Internal("a migration has no target".to_owned()).into());
         };
@@ -119,7 +121,7 @@ impl LocalMigration {
         let name = self.record.name.clone();
         let lane = host.volumes.lane(&name).await?;
         // The volume may have grown since the order.
-        self.record = host.record(self.record.volume, &name)?;
+        self.record = host.claims.record(self.record.volume, &name)?;
         let unavailable = |refused: Refused| {
             let (volume, reason) = (name.clone(), refused.to_string());
             Obstacle::Unavailable(RequestError::VolumeUnavailable { volume, reason })
@@ -138,7 +140,7 @@ impl LocalMigration {
         copy::believe(found).map_err(|distrust| Obstacle::Unbelieved(distrust.to_string()))?;
         // If the daemon is killed, the volume may be in either image.
         let moved = VolumeRecord { image: image.clone(), ..self.record.clone() };
-        host.note_image(host.stay_of(self.record.volume), &moved).await;
+        host.runner.note_image(host.serving.stay_of(self.record.volume), &moved).await;
         host.note_copy_in_use(migration, &image).await;
         let (allocation, size) = (self.order.allocation, self.record.size_bytes);
         let opened = image.clone();
@@ -146,7 +148,7 @@ impl LocalMigration {
         let open = move || opening::open_target_again(&custody, &opened, size, allocation);
         let mut target = blocking(open).await?;
         target.store = host.stores.impair(&image, target.store);
-        let target_disk = host.disk_of(&image.place).await?;
+        let target_disk = host.serving.disk_of(&image.place).await?;
         self.order = metadata.order.clone().unwrap_or_else(|| self.order.clone());
         let begun = recorded.started_unix_ms;
         let order = self.order_again(migration, &image, recorded, &metadata, &target_disk);
@@ -157,7 +159,7 @@ impl LocalMigration {
             refused => unavailable(refused),
         })?;
         tracing::info!(volume = %name, %migration, target = %self.order.to, "an interrupted migration continues");
-        host.begin_history(migration, self.record.size_bytes, &self.order);
+        host.runner.begin_history(migration, self.record.size_bytes, &self.order);
         host.metadata_folder.note(migration, begun, |noted| noted.goes_on = false).await;
         self.lane = Some(lane);
         Ok(())
@@ -179,10 +181,10 @@ impl LocalMigration {
             target_disk: Arc::clone(target_disk),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
-            impact: self.task.host.impact(&self.order),
+            impact: self.departures.runner.impact(&self.order),
             strategy: choice_again(&self.order, &recorded),
             downtime_max: held_max(&self.order, Moves::Volumes),
-            moves: self.task.host.prepare_hooks_here(migration),
+            moves: self.departures.migration_hooks.prepare_hooks_here(migration),
             resumed: Some(Box::new(ResumedMigration {
                 recorded,
                 spent: Duration::from_millis(spent),

@@ -23,7 +23,7 @@ use crate::host::migrations::leave::{Departing, round_trip, switch_over_max};
 use crate::host::migrations::shared::Found;
 use crate::host::migrations::strategies::{choice, choice_again, held_max};
 use crate::host::vms::move_vm::resumed_wishes;
-use crate::host::{Host, blocking};
+use crate::host::{Departures, blocking};
 use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
@@ -49,10 +49,12 @@ impl OutgoingMigration {
         let moves = self.moves();
         let Some(ordered) = &mut self.order else { return Ok(()) };
         let Some(acceptance) = &ordered.acceptance else { return Ok(()) };
-        let (host, session, order) = (&self.task.host, &ordered.session, &ordered.order);
+        let (host, session, order) = (&self.departures, &ordered.session, &ordered.order);
         match &self.task.vm {
-            Some(vm) if self.form == Form::Cold => host.prepare_cold_away(migration, vm, session),
-            None if moves == Moves::VolumesAfterHooks => host.prepare_hooks_away(migration, session),
+            Some(vm) if self.form == Form::Cold => host.vm_orders.prepare_cold_away(migration, vm, session),
+            None if moves == Moves::VolumesAfterHooks => {
+                host.migration_hooks.prepare_hooks_away(migration, session)
+            }
             _ => {}
         }
         let accepted =
@@ -60,9 +62,9 @@ impl OutgoingMigration {
         let mut found = Vec::new();
         for Departing { record, .. } in &ordered.volumes {
             let beside = accepted(record.volume).and_then(|accepted| accepted.beside.as_ref());
-            found.extend(host.find_shared(record.volume, &record.name, beside).await);
+            found.extend(host.arrivals.find_shared(record.volume, &record.name, beside).await);
         }
-        host.note_shared(migration, &found).await;
+        host.arrivals.note_shared(migration, &found).await;
         let peer = host_id(session.peer());
         let departures = ordered.volumes.iter().map(|Departing { record, lane }| {
             let accepted = accepted(record.volume);
@@ -72,7 +74,7 @@ impl OutgoingMigration {
                 source: record.image.clone(),
                 keep_source: order.keep_source,
                 bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
-                impact: host.impact(order),
+                impact: host.runner.impact(order),
                 strategy: choice(order),
                 downtime_max: held_max(order, moves),
                 content: accepted.map_or(TargetContent::Unknown, content),
@@ -97,7 +99,7 @@ impl OutgoingMigration {
         let other = &ordered.elsewhere.peer.name;
         tracing::info!(volumes = names.join(", "), %migration, host = %other, "migration begun");
         let warnings = std::mem::take(&mut ordered.warnings);
-        if let Some(begun) = host.begun_unix_ms(migration).filter(|_| !warnings.is_empty()) {
+        if let Some(begun) = host.journal.begun_unix_ms(migration).filter(|_| !warnings.is_empty()) {
             let warn =
                 |metadata: &mut Metadata| warnings.into_iter().for_each(|warning| metadata.warn(warning));
             host.metadata_folder.note(migration, begun, warn).await;
@@ -116,7 +118,7 @@ impl OutgoingMigration {
     }
 
     async fn try_to_begin_again(&mut self, migration: MigrationId) -> Result<(), RequestError> {
-        let host = Arc::clone(&self.task.host);
+        let host = Arc::clone(&self.departures);
         let recorded = host.journal.read(|state| state.migrations.get(&migration).cloned());
         let Some(recorded) = recorded else { return Ok(()) };
         let Side::Outgoing { peer, .. } = &recorded.side else { return Ok(()) };
@@ -151,15 +153,15 @@ impl OutgoingMigration {
         session: &Session,
         stage: &Stage,
     ) -> Result<(), RequestError> {
-        let host = Arc::clone(&self.task.host);
+        let host = Arc::clone(&self.departures);
         let Some(vm) = self.task.vm.clone() else {
-            host.prepare_hooks_away(migration, session);
+            host.migration_hooks.prepare_hooks_away(migration, session);
             return Ok(());
         };
-        if !host.vm_is_leaving(&vm) {
+        if !host.vm_orders.vm_is_leaving(&vm) {
             // N.B. The daemon was killed between the records of the migration and of its VM. The volumes do
             // not leave without the VM.
-            host.prepare_hooks_away(migration, session);
+            host.migration_hooks.prepare_hooks_away(migration, session);
             self.stays = format!(
                 "this host's daemon was restarted before {vm} began to leave; it continues here; to order the move again: sterna \
                  migration retry {migration}"
@@ -167,7 +169,7 @@ impl OutgoingMigration {
             return Ok(());
         }
         if self.form == Form::Cold {
-            host.prepare_cold_away(migration, &vm, session);
+            host.vm_orders.prepare_cold_away(migration, &vm, session);
             return Ok(());
         }
         host.vms.until_found(&vm).await;
@@ -189,8 +191,8 @@ impl OutgoingMigration {
             Err(error) => return Err(error.into()),
         };
         let other = host.hosts.name_of(host_id(session.peer()));
-        let hooks = host.hook_runner(migration, &vm, HookSide::Source, &other);
-        let leaving = host.leaving(migration, &vm, qemu, resumed_wishes(), session, hooks);
+        let hooks = host.migration_hooks.hook_runner(migration, &vm, HookSide::Source, &other);
+        let leaving = host.vm_orders.leaving(migration, &vm, qemu, resumed_wishes(), session, hooks);
         leaving.resume_post_copy();
         self.vm_leaves(migration, leaving);
         self.stays = format!(
@@ -216,7 +218,7 @@ async fn end_if_refused(
     let _ = lane.fail(migration, FailureCode::VmStayed, detail).await;
 }
 
-impl Host {
+impl Departures {
     /// Sends to the target that the QEMU of this host has ended. A VM that runs there without all of its memory gets no more of
     /// it. The target knows whether anything is missing, and ends the VM then.
     async fn tell_lost(&self, migration: MigrationId, vm: &str, session: &Session) {
@@ -225,7 +227,7 @@ impl Host {
         VmChannel::without_main(streams).send(&VmMessage::lost(reason));
         tracing::warn!(vm = %vm, %migration, "the QEMU of a VM that has moved has ended here; the target learns that no more \
             memory follows");
-        let Some(begun) = self.begun_unix_ms(migration) else { return };
+        let Some(begun) = self.journal.begun_unix_ms(migration) else { return };
         let ahead = |metadata: &Metadata| {
             metadata.order.as_ref().is_some_and(|order| order.memory == api::Memory::PostCopy)
         };
@@ -273,14 +275,14 @@ impl Host {
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
-            impact: self.impact(&ordered),
+            impact: self.runner.impact(&ordered),
             strategy: choice_again(&ordered, recorded),
             downtime_max: held_max(&ordered, moves),
             // If its content is not recorded, the target may hold anything.
             content: TargetContent::Unknown,
             known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
             zeroes: zeroes(ordered.allocation),
-            shared: self.find_shared_again(migration, volume).await,
+            shared: self.arrivals.find_shared_again(migration, volume).await,
             switch_over_max: switch_over_max(session, moves, &ordered),
             round_trip: round_trip(session),
             moves,
@@ -308,23 +310,25 @@ impl Host {
         let moved = moved.ok_or_else(missing)?;
         let record = moved.volume.record.clone();
         self.check_left(&moved).await?;
-        let store = match self.open_for_resuming(&record).await {
-            Ok(opened) => self.with_what_is_missing(&record, opened).await?,
+        let store = match self.serving.open_for_resuming(&record).await {
+            Ok(opened) => self.serving.with_what_is_missing(&record, opened).await?,
             // The image was deleted or renamed, so the handover is final and only the end was not recorded.
-            Err(error) if error.code() == api::ErrorCode::ImageNotFound => self.store_elsewhere(&moved)?,
+            Err(error) if error.code() == api::ErrorCode::ImageNotFound => {
+                self.serving.store_elsewhere(&moved)?
+            }
             Err(error) => return Err(error),
         };
-        let lane = self.start_waiting(&record, moved.volume.stay, store).await?;
+        let lane = self.arrivals.start_waiting(&record, moved.volume.stay, store).await?;
         // N.B. An order may have taken it back meanwhile.
         let left_still = self.journal.read(|state| state.moved.contains_key(&volume));
         if !left_still || self.volumes.claim(&record.name).is_err_and(|error| is_busy(&error)) {
-            lane.stop(self.limits().stop_wait_max).await;
+            lane.stop(self.limits.now().stop_wait_max).await;
             return Err(RequestError::VolumeBusy(record.name));
         }
         self.volumes.add(&record.name, volume);
         if let Some(attempt) = self.volumes.attempt(&record.name) {
             self.volumes.set(&record.name, &attempt, Service::Serving(lane.clone()));
-            self.keep_serving(record.name, attempt, Some(lane.clone()));
+            self.serving.keep_serving(record.name, attempt, Some(lane.clone()));
         }
         Ok(lane)
     }

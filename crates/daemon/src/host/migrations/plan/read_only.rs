@@ -14,7 +14,7 @@ use migration::journal::VolumeRecord;
 
 use super::Draw as _;
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{MigrationOrders, blocking};
 use crate::stores::is_read_only;
 
 /// What a migration away from an image must expect of its file system.
@@ -27,7 +27,7 @@ enum Source {
     Failing(io::Error),
 }
 
-impl Host {
+impl MigrationOrders {
     /// Adds to the plan what fails because a source takes no writes.
     pub(super) async fn plan_read_only(&self, records: &[VolumeRecord], plan: &mut MigrationPlan) {
         for record in records {

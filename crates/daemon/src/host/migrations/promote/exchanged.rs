@@ -15,7 +15,7 @@ use migration::named_image::{self, NamedImage, Role};
 use migration::{MigrationId, StayKey, VolumeId};
 
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{Ownership, blocking};
 use crate::volumes::registry::Service;
 
 /// How long it may take until what waits for the image has found it: it is tried again every few seconds.
@@ -23,12 +23,12 @@ const TAKEN_MAX: Duration = Duration::from_secs(15);
 /// How often it is looked meanwhile.
 const TAKEN_POLL: Duration = Duration::from_millis(50);
 
-impl Host {
+impl Ownership {
     /// Lets what waits for the image of a volume continue with what has the image's name.
     pub(super) async fn take_exchanged(self: Arc<Self>, name: String) -> Result<api::Volume, RequestError> {
         let Some(NamedImage { volume, image, role }) = self.named_image(&name)? else {
             // It is at another host, or unknown.
-            self.record_named(&name)?;
+            self.claims.record_named(&name)?;
             return Err(RequestError::VolumeNotFound(name));
         };
         match role {
@@ -50,7 +50,7 @@ impl Host {
                 self.await_no_obstacle(migration).await;
             }
         }
-        self.describe_volume(&name).await
+        self.views.describe_volume(&name).await
     }
 
     /// Accepts what has the name of the image of a complete copy that waits for its source. Returns whether it was another one.

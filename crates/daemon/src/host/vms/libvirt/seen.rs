@@ -15,7 +15,7 @@ use migration::vm::copied::{CopyMade, Domain as Seen, Job, Over, SeenDisk, Volum
 
 use super::found;
 use crate::error::RequestError;
-use crate::host::{Host, blocking};
+use crate::host::{VmOrders, blocking};
 use crate::vms::{Adopted, AdoptedDisk, CopyNote, FileIdentity, VmError};
 
 /// How many images of a chain are followed.
@@ -57,7 +57,7 @@ enum Which {
     Next,
 }
 
-impl Host {
+impl VmOrders {
     /// Observes a domain and its adopted disks. After an error nothing is known.
     pub(super) async fn look_at_domain(&self, adopted: &Adopted) -> Result<Look, RequestError> {
         let failed = |source| VmError::Libvirt { vm: adopted.name.clone(), source };
@@ -147,7 +147,7 @@ impl Host {
 
     /// Returns the state of a disk's volume, or an error if it is not known.
     fn volume_of(&self, kept: &AdoptedDisk) -> Result<Volume, RequestError> {
-        match self.record_named(&kept.volume) {
+        match self.claims.record_named(&kept.volume) {
             Ok(_) => Ok(Volume::Here),
             Err(RequestError::VolumeElsewhere { .. }) => Ok(Volume::Remote),
             Err(RequestError::VolumeNotFound(_)) if kept.given_back.is_some() => Ok(Volume::GivenBack),
@@ -192,7 +192,7 @@ impl Host {
 
     /// Returns whether libvirt names the very image from which the volume is served.
     fn is_image_of(&self, kept: &AdoptedDisk, source: &DiskSource) -> bool {
-        let Ok(record) = self.record_named(&kept.volume) else { return false };
+        let Ok(record) = self.claims.record_named(&kept.volume) else { return false };
         let image = record.image.place.file().map(Path::new);
         let is_same = |file: &Path| image.is_some_and(|image| is_one_file(file, image));
         matches!(source, DiskSource::File(file) if is_same(file))

@@ -18,7 +18,7 @@ use super::seen::Look;
 use crate::error::RequestError;
 use crate::fail_point::{self, Step as FailPoint};
 use crate::host::vms::exchange::name_of;
-use crate::host::{Host, blocking};
+use crate::host::{VmOrders, blocking};
 use crate::vms::{Adopted, AdoptedDisk, CopyNote, GivenImage, Turn, VmError, Wanted};
 
 /// How often the progress of copies is checked.
@@ -35,7 +35,7 @@ pub(super) struct Left {
     pub(super) places: Vec<String>,
 }
 
-impl Host {
+impl VmOrders {
     /// Brings the disks of a domain to the requested side, without a time limit, or back. The requested side may change
     /// meanwhile. Returns the images that the domain had and has left; the error says why the disks are where they were before.
     pub(super) async fn change_sides(
@@ -46,7 +46,7 @@ impl Host {
         let mut under_way: Option<(Wanted, Copied)> = None;
         let mut failure = None;
         loop {
-            let Some(adopted) = self.adoptions()?.get(name) else { return Ok(Left::default()) };
+            let Some(adopted) = self.vms.adoptions()?.get(name) else { return Ok(Left::default()) };
             let wanted = adopted.libvirt.as_ref().map(|domain| domain.wanted);
             let Some(wanted) = wanted else { return Ok(Left::default()) };
             let (asked, copied) = under_way.get_or_insert_with(|| (wanted, Copied::towards(goal_of(wanted))));
@@ -183,7 +183,7 @@ impl Host {
             format: None,
         };
         let order = NewVolume { name: kept.volume.clone(), source, export: api::ExportSettings::default() };
-        Arc::clone(self).create_volume(order).await?;
+        Arc::clone(&self.volume_orders).create_volume(order).await?;
         let Some(user) = domain.and_then(|domain| domain.user) else { return Ok(()) };
         let granted = self.sockets.grant(&kept.volume, user);
         granted.map_err(|error| RequestError::VolumeUnavailable {
@@ -217,7 +217,7 @@ impl Host {
         }
         // N.B. Without force: a connected client uses the volume, whatever is known of the domain.
         let how = RemoveVolume { force: false, keep_image: image == Image::Keep, delete_image: false };
-        Arc::clone(self).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
+        Arc::clone(&self.volume_orders).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
     }
 
     /// Refuses a disk if its QEMU has something between it and the volume, whatever libvirt says.
@@ -302,7 +302,7 @@ impl Host {
         change: impl FnOnce(&mut AdoptedDisk),
     ) -> Result<(), RequestError> {
         // Its order may have changed since it was read.
-        let adopted = self.adoptions()?.get(&adopted.name);
+        let adopted = self.vms.adoptions()?.get(&adopted.name);
         let Some(mut adopted) = adopted else { return Ok(()) };
         let Some(kept) = adopted.disks.get_mut(index) else { return Ok(()) };
         change(kept);
@@ -312,7 +312,7 @@ impl Host {
     /// Records the path of a volume's image that is about to become the disk itself, before the volume is removed.
     async fn remember_image(self: &Arc<Self>, adopted: &Adopted, index: usize) -> Result<(), RequestError> {
         let Some(kept) = adopted.disks.get(index) else { return Ok(()) };
-        let record = self.record_named(&kept.volume)?;
+        let record = self.claims.record_named(&kept.volume)?;
         let place = &record.image.place;
         let Some(file) = place.file() else {
             let detail = "a domain that is shut off gets its disks back as files of this host; move the volume to a folder here first";
