@@ -1,7 +1,7 @@
 // Migrations: running ones as cards with live plots, ended ones as a table with their reports.
 
 import { byId, el, keyed, set, table, text, within } from "./dom.js";
-import { buttonsOf } from "./orders.js";
+import { buttonsOf, isArrival } from "./orders.js";
 import { plots } from "./plot.js";
 import * as units from "./units.js";
 
@@ -130,7 +130,7 @@ export function show(overview, now) {
 const rank = (migration) => migration.state === "queued" ? 1 : 0;
 
 // The host that counts the copied bytes, if it is another host.
-const countedAt = (migration) => migration.source.image === "" ? migration.source.store : null;
+const countedAt = (migration) => isArrival(migration) ? migration.source.store : null;
 const place = (location) => location.store ?? "in place";
 
 function makeCard(first, isOpen) {
@@ -296,7 +296,7 @@ function showHistory(items, all, now) {
         set(pill, "title", migration.message);
         text(why, migration.state === "moved" ? "" : migration.message ?? "");
         const repeated = migration.retried_as ? `repeated as ${migration.retried_as}` : `sterna migration retry ${migration.id}`;
-        text(next, migration.state === "moved" ? "" : repeated);
+        text(next, migration.state === "moved" || isArrival(migration) ? "" : repeated);
       } },
       { name: "Ended", falling: true, value: ({ migration }) => migration.ended_unix_ms ?? 0, class: "wide",
         cell: (cell, { migration }) => text(cell, migration.ended_unix_ms ? units.moment(migration.ended_unix_ms, now) : "–") },

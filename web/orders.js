@@ -150,6 +150,9 @@ export function buttonsOf(first) {
   };
 }
 
+// Returns whether a migration was ordered at another host, whose image has no path here.
+export const isArrival = (migration) => migration.source.image === "";
+
 // Returns the orders that a migration can take in its state.
 function possible(migration) {
   const cancel = COMMITTED.has(migration.phase) ? [] : ["cancel"];
@@ -157,7 +160,8 @@ function possible(migration) {
     case "queued": return ["cancel"];
     case "running": return ["pause", ...cancel];
     case "paused": return ["resume", ...cancel];
-    case "failed": case "cancelled": case "handed-back": return migration.retried_as ? [] : ["retry"];
+    // The host that ordered a migration repeats it.
+    case "failed": case "cancelled": case "handed-back": return migration.retried_as || isArrival(migration) ? [] : ["retry"];
     default: return [];
   }
 }

@@ -154,9 +154,9 @@ fn as_text(overview: &Overview) -> String {
         text += &format!("{}{named}: {}\n", problem.part.name(), clean(&problem.message));
     }
     for part in [
+        sheet::vms(overview),
         sheet::migrations(&sheet::under_way(overview)),
         sheet::volumes(&volumes),
-        sheet::vms(&overview.vms.iter().collect::<Vec<_>>()),
         sheet::stores(&overview.stores.iter().collect::<Vec<_>>()),
         sheet::hosts(&overview.peers.iter().collect::<Vec<_>>()),
     ] {

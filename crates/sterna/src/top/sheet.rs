@@ -133,13 +133,13 @@ pub(crate) fn volumes(volumes: &[&VolumeAtWork]) -> Sheet {
     }
 }
 
-pub(crate) fn vms(vms: &[&Vm]) -> Sheet {
-    let rows = vms.iter().map(|vm| {
+pub(crate) fn vms(overview: &Overview) -> Sheet {
+    let rows = overview.vms.iter().map(|vm| {
         let (word, tone) = vm_state(vm.state);
         vec![
             name(&vm.name),
             Cell { text: word.to_owned(), tone },
-            plain(vm.volumes.join(", ")),
+            plain(vm_disks(vm, &overview.volumes)),
             plain(vm.hypervisor.clone().unwrap_or_else(dash)),
             plain(vm.process.map_or_else(dash, |process| process.to_string())),
             quiet(vm.message.clone().unwrap_or_default()),
@@ -149,7 +149,7 @@ pub(crate) fn vms(vms: &[&Vm]) -> Sheet {
         columns: columns(&[
             ("VM", Side::Left, 0),
             ("STATE", Side::Left, 0),
-            ("VOLUMES", Side::Left, 1),
+            ("DISKS", Side::Left, 1),
             ("HYPERVISOR", Side::Left, 3),
             ("PROCESS", Side::Right, 2),
             ("", Side::Left, 4),
@@ -157,6 +157,22 @@ pub(crate) fn vms(vms: &[&Vm]) -> Sheet {
         rows: rows.collect(),
         when_empty: "no VMs; add one with: sterna vm add, or take one over with: sterna vm adopt",
     }
+}
+
+/// Returns the volumes of a VM with their places and, if one is not served or moves, that.
+fn vm_disks(vm: &Vm, volumes: &[VolumeAtWork]) -> String {
+    let disk = |name: &String| match volumes.iter().find(|volume| volume.name == *name) {
+        None => format!("{name} (not at this host)"),
+        Some(volume) => {
+            let place = volume_place(volume);
+            match volume.state {
+                _ if volume.migration.is_some() => format!("{name} ({place}, moving)"),
+                VolumeState::Serving | VolumeState::Forwarding => format!("{name} ({place})"),
+                _ => format!("{name} ({place}, {})", volume_state(volume).text),
+            }
+        }
+    };
+    vm.volumes.iter().map(disk).collect::<Vec<_>>().join(", ")
 }
 
 pub(crate) fn stores(stores: &[&Store]) -> Sheet {

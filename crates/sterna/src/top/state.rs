@@ -188,7 +188,7 @@ impl Top {
     pub(crate) fn sheet(&self, overview: &Overview) -> Sheet {
         let mut shown = match self.view {
             View::Volumes => sheet::volumes(&self.volumes_in_order(overview)),
-            View::Vms => sheet::vms(&overview.vms.iter().collect::<Vec<_>>()),
+            View::Vms => sheet::vms(overview),
             View::Stores => sheet::stores(&overview.stores.iter().collect::<Vec<_>>()),
             View::Hosts => sheet::hosts(&overview.peers.iter().collect::<Vec<_>>()),
             View::History => sheet::migrations(&sheet::ended(overview)),

@@ -133,6 +133,31 @@ fn every_view_fits_a_small_screen_a_large_one_and_one_that_is_too_small() {
 }
 
 #[test]
+fn vms_are_shown_with_their_state_and_the_places_of_their_disks() {
+    let mut top = Top::new();
+    let mut moving = volume("web1-0", 840.0);
+    moving["migration"] = "m6".into();
+    let mut seen = host(1, &[moving, volume("web1-1", 0.0)], &[]);
+    let vm = |name: &str, state: &str, volumes: &[&str]| {
+        let vm =
+            json!({ "name": name, "state": state, "volumes": volumes, "monitor": "/m", "added_unix_ms": 1 });
+        serde_json::from_value(vm).unwrap()
+    };
+    seen.vms = vec![vm("web1", "io_error", &["web1-0"]), vm("web2", "paused", &["web1-1", "gone"])];
+    top.see(seen);
+    press(&mut top, "2");
+    let screen = drawn_at(&mut top, 120, 24);
+    for (vm, state, disks) in [
+        ("web1", "I/O error", "web1-0 (fast, moving)"),
+        // The rest is cut off.
+        ("web2", "paused", "web1-1 (fast), gone (not at"),
+    ] {
+        let row = screen.lines().find(|line| line.starts_with(vm)).unwrap_or_default();
+        assert!(row.contains(state) && row.contains(disks), "{screen}");
+    }
+}
+
+#[test]
 fn volumes_are_sorted_and_filtered_by_keys() {
     let mut top = Top::new();
     top.see(host(1, &[volume("a", 10.0), volume("b", 30.0), volume("c", 20.0)], &[]));

@@ -5,6 +5,14 @@ use e2e::browser::{Browser, Colours};
 use e2e::{Host, guest, host, until};
 
 const DISK_BYTES: u64 = 128 << 20;
+/// A VM with the volume `v`.
+const DEFINITION: &str = r#"
+command = ["qemu-system-x86_64", "-name", "{name}", "-nodefaults", "-display", "none", "-qmp", "unix:{qmp},server=on,wait=off",
+    "-blockdev", "driver=nbd,node-name=root,server.type=unix,server.path={disk:root},export={export:root},reconnect-delay=60",
+    "-device", "virtio-blk-pci,drive=root"]
+[disks]
+root = "v"
+"#;
 
 /// Runs a test on a host whose daemon serves the page at `url`, with more configuration.
 fn play_with_page(more: &str, test: impl FnOnce(&mut Host, &mut Browser, &str) -> anyhow::Result<()>) {
@@ -134,6 +142,23 @@ fn hostile_texts_are_texts_on_the_page() {
         )?;
         ensure!(refused, "the page's policy lets texts become markup");
         browser.take_complaints().map(drop)
+    });
+}
+
+#[test]
+fn vms_come_first_with_their_state_and_disks() {
+    play_with_page("", |scene, browser, _| {
+        scene.create_volume(1 << 20)?;
+        let definition = scene.path("vm.toml");
+        std::fs::write(&definition, DEFINITION)?;
+        scene.sterna(["vm", "add", "web", "--definition", &definition.display().to_string()])?.success()?;
+        browser.until("its state and its disk are there", &row("vm-table", &["web", "stopped", "v (a)"]))?;
+        let sections: Vec<String> = browser
+            .evaluate("[...document.querySelectorAll('main section')].map((section) => section.id)")?;
+        let links: Vec<String> = browser
+            .evaluate("[...document.querySelectorAll('nav a')].map((link) => link.hash.replace('#', ''))")?;
+        ensure!(sections == links && sections.starts_with(&["vms".to_owned()]), "{sections:?} {links:?}");
+        Ok(())
     });
 }
 

@@ -1,5 +1,6 @@
 //! Tests of orders on the page: the buttons of a browser that has signed in, and whom else the port refuses.
 
+use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::net::UnixStream;
 
@@ -8,7 +9,7 @@ use api::{Migration, MigrationState, PageLink};
 use e2e::browser::Browser;
 use e2e::http::{self, Answer};
 use e2e::remote_user::RemoteUser;
-use e2e::{guest, until};
+use e2e::{guest, play_pair, until};
 use serde_json::Value;
 
 use crate::page_host::play;
@@ -268,5 +269,33 @@ fn a_browser_that_has_signed_in_gives_orders_and_no_other_does() {
             "{complaints:#?}"
         );
         Ok(())
+    });
+}
+
+#[test]
+fn the_page_of_the_target_does_not_repeat_what_another_host_has_ordered() {
+    play_pair(|pair| {
+        let address = testbed::own_address()?;
+        let mut configuration =
+            std::fs::OpenOptions::new().append(true).open(pair.beta.folder().configuration())?;
+        write!(configuration, "[web]\nlisten = '{address}'\n")?;
+        pair.beta.stop()?;
+        pair.beta.start()?;
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let working = guest::start(&pair.alpha.export()?, DISK_BYTES / 2)?;
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some("4KiB/s"))?;
+        until("it arrives", || Ok((pair.alpha.migration(&begun.id)?.bytes_copied > 0).then_some(())))?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        pair.alpha.wait_for_migration(&begun.id)?;
+        let link: PageLink = pair.beta.ask(&["page"])?;
+        let mut browser = Browser::start()?;
+        until("the page's port answers", || Ok(browser.open(&link.url).is_ok().then_some(())))?;
+        let outcome = "document.querySelector('#history-table tbody')?.innerText ?? ''";
+        browser.until("it is history", &format!("({outcome}).includes('cancelled')"))?;
+        browser
+            .until("it is signed in", "document.getElementById('rights').innerText.includes('operate')")?;
+        let told: String = browser.evaluate(outcome)?;
+        ensure!(told.contains("other host") && !told.to_lowercase().contains("retry"), "{told}");
+        guest::stop_and_verify(working).map(drop)
     });
 }
