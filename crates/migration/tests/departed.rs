@@ -230,6 +230,26 @@ fn an_incomplete_promise_is_given_up_when_its_source_is_removed_and_a_complete_o
 }
 
 #[test]
+fn a_target_that_was_restarted_says_so_when_its_source_gives_up() {
+    for is_resumed in [false, true] {
+        let mut target = match is_resumed {
+            true => Target::resume(Duration::ZERO, LEFT, &waits(None).migrations[&LEFT]).unwrap(),
+            false => Target::between_hosts(LEFT, 1),
+        };
+        target.handle_event(Duration::ZERO, TargetEvent::Received(ToTarget::Discard));
+        let noted = std::iter::from_fn(|| target.poll_action()).find_map(|action| match action {
+            TargetAction::Commit { records, .. } => Some(records),
+            _ => None,
+        });
+        let Some([Record::Discarding { outcome: Outcome::Failed { detail, .. }, .. }]) = noted.as_deref()
+        else {
+            panic!("{noted:?}")
+        };
+        assert_eq!(detail.contains("daemon was restarted"), is_resumed, "{detail}");
+    }
+}
+
+#[test]
 fn a_cancelled_target_deletes_nothing_before_its_journal_has_more_than_the_end_of_a_promise() {
     let mut target = Target::resume(Duration::ZERO, LEFT, &waits(Some(4)).migrations[&LEFT]).unwrap();
     let mut act = |event| {

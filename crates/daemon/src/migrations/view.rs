@@ -194,6 +194,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
             shown.target.store.as_deref().unwrap_or(&shown.target.image),
             shown.id
         )),
+        Outcome::Failed { code: FailureCode::GivenUp, detail } => Some(given_up(state, detail)),
         Outcome::Failed { detail, .. } | Outcome::HandedBack { detail } => Some(detail.clone()),
     };
     if let Outcome::Failed { code, .. } = outcome {
@@ -205,12 +206,23 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
     }
 }
 
+/// Adds where the reason is recorded, and which order repeats the migration.
+fn given_up(state: &journal::MigrationState, detail: &str) -> String {
+    match &state.side {
+        Side::Incoming { peer_name, remote, .. } => format!(
+            "{detail}; at host {peer_name}, sterna migration show {remote} has the reason, and sterna migration retry {remote} moves it \
+             again"
+        ),
+        Side::OneHost | Side::Outgoing { .. } => detail.to_owned(),
+    }
+}
+
 fn cancelled_there(state: &journal::MigrationState) -> String {
     match &state.side {
-        Side::Outgoing { peer_name, .. } => {
+        Side::Outgoing { peer_name, .. } | Side::Incoming { peer_name, .. } => {
             format!("an administrator cancelled it at the other host, \"{peer_name}\"")
         }
-        Side::OneHost | Side::Incoming { .. } => "an administrator cancelled it at the other host".to_owned(),
+        Side::OneHost => "an administrator cancelled it at the other host".to_owned(),
     }
 }
 

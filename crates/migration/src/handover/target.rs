@@ -66,6 +66,8 @@ pub struct Target {
     hollow: Option<(Attempt, Vec<Manifest>)>,
     /// Whether the source has said that its administrator cancels.
     is_cancelled_there: bool,
+    /// Whether a restart of the daemon came between.
+    is_resumed: bool,
     /// When the source is asked next; used with a journal of its own.
     ask_at: Duration,
     /// `None`: the target waits without limit.
@@ -207,6 +209,7 @@ impl Target {
         let identities = recorded.volumes.iter().map(|moving| moving.volume).collect();
         let mut target = Self::between_hosts(migration, recorded.volumes.len()).of_volumes(identities);
         target.aborted = recorded.aborted;
+        target.is_resumed = true;
         target.hollow = recorded
             .hollow
             .as_ref()
@@ -239,6 +242,7 @@ impl Target {
             aborted: Attempt::NONE,
             hollow: None,
             is_cancelled_there: false,
+            is_resumed: false,
             ask_at: Duration::ZERO,
             patience: None,
             heard_at: None,
@@ -312,7 +316,7 @@ impl Target {
             let attempt = *attempt;
             let leaves = broken(Bug::PreparedTargetLeaves) && now >= *since + PLANTED_PATIENCE;
             if leaves {
-                self.discard(given_up());
+                self.discard(self.given_up());
             } else if now >= *ask_at {
                 *ask_at = now + QUERY_INTERVAL;
                 self.say(ToSource::Query(attempt));
@@ -446,7 +450,20 @@ impl Target {
             true => format!("its source could not be reached for {} s", patience.away_max.as_secs()),
             false => format!("its source said nothing for {} s", patience.silent_max.as_secs()),
         };
-        let detail = detail + "; the volume is unchanged there: migrate it again";
+        let detail = detail + "; the volume is unchanged there";
+        Outcome::Failed { code: FailureCode::GivenUp, detail }
+    }
+
+    /// Returns the outcome of a migration that its source has given up. A restart is the reason if a running VM moves with the
+    /// volumes: its description was in the memory of the former daemon. This daemon does not know whether there was one.
+    fn given_up(&self) -> Outcome {
+        let detail = match self.is_resumed {
+            true => {
+                "this host's daemon was restarted meanwhile, which ends the move of a running VM, and the source gave the migration up"
+            }
+            false => "the source gave the migration up",
+        };
+        let detail = detail.to_owned();
         Outcome::Failed { code: FailureCode::GivenUp, detail }
     }
 
@@ -496,9 +513,4 @@ impl Ownership {
             Some(promotion) => Record::Promoted { migration, attempt, generations, promotion },
         }
     }
-}
-
-fn given_up() -> Outcome {
-    let detail = "the source gave the migration up; the reason is recorded there".to_owned();
-    Outcome::Failed { code: FailureCode::GivenUp, detail }
 }

@@ -258,6 +258,10 @@ fn a_target_that_is_started_again_while_the_disk_is_copied_ends_the_move_before_
             "{said}"
         );
         is_empty(&pair.beta)?;
+        // The host that was restarted says so itself, and which order at the other host repeats the move.
+        let arrivals: Vec<Migration> = pair.beta.ask(&["migration", "list"])?;
+        let said = arrivals.first().and_then(|ended| ended.message.clone()).unwrap_or_default();
+        ensure!(said.contains("this host's daemon was restarted") && said.contains(&retry), "{arrivals:?}");
         drop(console);
         Ok(())
     });

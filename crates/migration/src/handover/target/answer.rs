@@ -5,7 +5,7 @@ use std::time::Duration;
 use chronicle::Generation;
 
 use super::{
-    COMMIT_RETRY, End, FlushResult, Journal, Ownership, QUERY_INTERVAL, State, Target, TargetAction, given_up,
+    COMMIT_RETRY, End, FlushResult, Journal, Ownership, QUERY_INTERVAL, State, Target, TargetAction,
 };
 use crate::failure::CommitFault;
 use crate::filling::Manifest;
@@ -57,7 +57,7 @@ impl Target {
                     self.discard(Outcome::HandedBack { detail });
                 }
                 _ if self.is_cancelled_there => self.discard(Outcome::CancelledThere),
-                _ => self.discard(given_up()),
+                _ => self.discard(self.given_up()),
             },
         }
     }
