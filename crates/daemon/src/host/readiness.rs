@@ -18,6 +18,9 @@ use crate::volumes::registry::Service;
 const FREE_PERCENT_MIN: u64 = 5;
 const FREE_BYTES_MIN: u64 = 256 << 20;
 
+/// How long a paired host may be absent before it is reported: servers take several minutes to restart.
+const ABSENT_MAX: Duration = Duration::from_secs(15 * 60);
+
 /// How much a condition matters.
 enum Attention {
     None,
@@ -123,11 +126,13 @@ impl Description {
         idle_ones
     }
 
-    /// Returns paired hosts without a connection.
+    /// Returns paired hosts that have had no connection for longer than a restart takes.
     fn absent_hosts(&self) -> Vec<Problem> {
         // A list that cannot be read is a problem of its own.
         let hosts = self.hosts.describe_all().unwrap_or_default();
-        hosts.iter().filter(|host| !host.connected).map(absent_host).collect()
+        // A host that was not dialled yet has been absent since this daemon began.
+        let up = Duration::from_millis(now_unix_ms().saturating_sub(self.started_unix_ms));
+        hosts.iter().filter_map(|host| absent_host(host, up)).collect()
     }
 
     /// Returns migrations of an earlier daemon that cannot continue.
@@ -164,16 +169,19 @@ fn problem(part: Part, name: Option<&str>, message: &str) -> Problem {
     Problem { part, name: name.map(str::to_owned), message: message.to_owned() }
 }
 
-fn absent_host(host: &api::Peer) -> Problem {
-    let since = host.since_ms.map(|ms| ms / 60_000).filter(|minutes| *minutes > 0);
-    let since = since.map(|minutes| format!(" for {minutes} min")).unwrap_or_default();
+/// Describes a host that is absent for too long. `up`: how long this daemon has been running.
+fn absent_host(host: &api::Peer, up: Duration) -> Option<Problem> {
+    let absent = host.since_ms.map_or(up, Duration::from_millis);
+    if host.connected || absent < ABSENT_MAX {
+        return None;
+    }
     let why = host.last_error.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
-    let name = &host.name;
+    let (name, minutes) = (&host.name, absent.as_secs() / 60);
     let message = format!(
-        "it is not connected{since}{why}: nothing moves to or from it; see: sterna host show {name}; if it is gone for good: \
-         sterna host remove {name}"
+        "it has not been connected for {minutes} min{why}: nothing moves to or from it; see: sterna host show {name}; if it is gone \
+         for good: sterna host remove {name}"
     );
-    problem(Part::Hosts, Some(name), &message)
+    Some(problem(Part::Hosts, Some(name), &message))
 }
 
 fn is_nearly_full(space: &Space) -> bool {
@@ -214,6 +222,31 @@ fn vm_attention(vm: &Vm) -> Attention {
         VmState::Paused | VmState::ShutDown | VmState::Unknown => Attention::Warning(told()),
         VmState::Running | VmState::Stopped | VmState::Starting | VmState::Arriving | VmState::Leaving => {
             Attention::None
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_host_that_restarts_is_not_reported_and_one_that_stays_away_is() {
+        let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+        let message = |connected: bool, since: Option<Duration>, up: Duration| {
+            let since = since.map(|since| u64::try_from(since.as_millis()).unwrap());
+            let host = serde_json::json!({
+                "name": "beta", "id": "00", "links": [], "connected": connected, "since_ms": since,
+            });
+            let host = serde_json::from_value(host).unwrap();
+            absent_host(&host, up).map(|told: Problem| told.message)
+        };
+        assert_eq!(message(true, Some(minutes(60)), minutes(60)), None);
+        assert_eq!(message(false, Some(minutes(14)), minutes(60)), None, "it restarts");
+        assert_eq!(message(false, None, minutes(14)), None, "this daemon was started with it");
+        for absent in [message(false, Some(minutes(15)), minutes(60)), message(false, None, minutes(15))] {
+            let told = absent.unwrap();
+            assert!(told.contains("for 15 min") && told.contains("sterna host show beta"), "{told}");
         }
     }
 }
