@@ -43,7 +43,7 @@ use console::units::parse_size;
 #[command(subcommand_required = true, arg_required_else_help = true)]
 pub(crate) struct Arguments {
     /// Address of the daemon: on this machine, or on another one by ssh or over TLS (sterna remote). The default is this user's
-    /// daemon. Paths in commands are paths of the daemon's machine.
+    /// daemon or, without one, the system's. Paths in commands are paths of the daemon's machine.
     #[arg(
         long,
         global = true,

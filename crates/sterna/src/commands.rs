@@ -145,7 +145,7 @@ pub(crate) async fn run(arguments: Arguments) -> Result<Exit, CommandError> {
             (None, Some(HostAddress::Here(address))) => Client::new(address.clone()),
             (None, Some(HostAddress::Https(address))) => Remotes::of_this_user()?.client(address)?,
             (None, _) => {
-                let socket = Folders::of_this_user().api_socket();
+                let socket = Folders::of_this_user().commands_socket();
                 Client::new(Address::unix(socket).map_err(ConfigError::from)?)
             }
         };

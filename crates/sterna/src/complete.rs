@@ -122,7 +122,7 @@ fn candidates(names: Names) -> Vec<CompletionCandidate> {
 fn client() -> Option<Client> {
     let address = match std::env::var("STERNA_HOST") {
         Ok(address) => address.parse::<Address>().ok()?,
-        Err(_) => Address::unix(Folders::of_this_user().api_socket()).ok()?,
+        Err(_) => Address::unix(Folders::of_this_user().commands_socket()).ok()?,
     };
     Some(Client::new(address))
 }

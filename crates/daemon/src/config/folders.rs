@@ -5,10 +5,14 @@
 //! | configuration | `/etc/sterna/sterna.toml` | `$XDG_CONFIG_HOME/sterna/sterna.toml`, `~/.config/…` |
 //! | data | `/var/lib/sterna` | `$XDG_DATA_HOME/sterna`, `~/.local/share/…` |
 //! | runtime | `/run/sterna` | `$XDG_RUNTIME_DIR/sterna`, or `/tmp/sterna-UID` |
+//!
+//! The commands of a user without a daemon of their own use the system's daemon.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+/// The runtime folder of the system's daemon.
+const SYSTEM_RUNTIME: &str = "/run/sterna";
 const API_SOCKET: &str = "sterna.sock";
 
 /// The default folders of one user.
@@ -33,12 +37,22 @@ impl Folders {
         self.runtime_dir.join(API_SOCKET)
     }
 
+    /// Returns the API's socket for the commands of this user: that of their own daemon, if there is one, or that of the system's.
+    pub fn commands_socket(&self) -> PathBuf {
+        self.commands_socket_among(|socket| socket.exists())
+    }
+
+    fn commands_socket_among(&self, exists: impl Fn(&Path) -> bool) -> PathBuf {
+        let (own, of_the_system) = (self.api_socket(), Path::new(SYSTEM_RUNTIME).join(API_SOCKET));
+        if !exists(&own) && exists(&of_the_system) { of_the_system } else { own }
+    }
+
     fn of(user: u32, variable: impl Fn(&str) -> Option<OsString>) -> Self {
         if user == 0 {
             return Self {
                 config_file: Some("/etc/sterna/sterna.toml".into()),
                 data_dir: Some("/var/lib/sterna".into()),
-                runtime_dir: "/run/sterna".into(),
+                runtime_dir: SYSTEM_RUNTIME.into(),
             };
         }
         // The XDG specification requires relative paths to be ignored.
@@ -57,6 +71,8 @@ impl Folders {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
     use super::Folders;
 
     fn check(user: u32, variables: &[(&str, &str)]) -> [String; 3] {
@@ -88,5 +104,20 @@ mod tests {
     #[test]
     fn relative_and_missing_variables_are_ignored() {
         assert_eq!(check(7, &[("XDG_DATA_HOME", "data"), ("HOME", "home")]), ["-", "-", "/tmp/sterna-7"]);
+    }
+
+    #[test]
+    fn commands_use_the_daemon_of_their_user_or_that_of_the_system() {
+        let check = |user, there: &[&str]| {
+            let folders = Folders::of(user, |_| None);
+            let socket =
+                folders.commands_socket_among(|path| there.iter().any(|known| path == Path::new(known)));
+            socket.display().to_string()
+        };
+        let (own, system) = ("/tmp/sterna-7/sterna.sock", "/run/sterna/sterna.sock");
+        assert_eq!(check(7, &[own, system]), own);
+        assert_eq!(check(7, &[system]), system);
+        assert_eq!(check(7, &[]), own, "nothing is there: it names the daemon that the user would start");
+        assert_eq!(check(0, &[]), system);
     }
 }

@@ -145,7 +145,8 @@ fn check_installed(root: &ThrowAwayRoot) -> anyhow::Result<()> {
     let said = all.stdout + &all.stderr;
     ensure!(!said.contains("unknown key") && !said.contains("line "), "{said}");
 
-    let list = "sterna --host unix:/run/sterna/sterna.sock volume list";
+    // Users without a daemon of their own reach the system's, if they are in its group.
+    let list = "sterna volume list";
     root.run(&format!("setpriv --reuid nobody --regid nogroup --clear-groups {list}"))?.expect(9)?;
     root.succeed(&format!("setpriv --reuid nobody --regid sterna --clear-groups {list}"))?;
     Ok(())
