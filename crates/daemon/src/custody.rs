@@ -43,6 +43,7 @@ use crate::stores::{StoreKind, Stores};
 
 use self::claims::Loops;
 pub(crate) use self::claims::is_same;
+pub(crate) use self::freeing::{continue_freeing, is_deleted_file};
 use self::headers::Headers;
 pub(crate) use self::lasting::lasting_at;
 pub(crate) use self::making::{allocate, clear_unfinished, set_size};

@@ -27,7 +27,7 @@ pub(crate) use decision::{Action, Clients, Departure, Event, Heir, Refusal, Serv
 pub(crate) use document::{Estate, ListenerPlace, PassedClient, PassedListener};
 pub(crate) use listening::Listening;
 
-use crate::service_manager;
+use crate::{custody, service_manager};
 
 /// The service manager's name of the restart state's document.
 const DOCUMENT: &str = "take-over";
@@ -48,15 +48,20 @@ pub(crate) fn keep(estate: &Estate) -> io::Result<()> {
 
 /// Returns the restart state that the service manager has kept. Call this once, before anything is opened.
 pub(crate) fn kept() -> Estate {
-    sort(service_manager::kept(), service_manager::keep_no_longer)
+    sort(service_manager::kept(), service_manager::keep_no_longer, custody::continue_freeing)
 }
 
 /// Assigns descriptors by their names. Makes the service manager close those that are used up or not used.
-fn sort(kept: Vec<(String, OwnedFd)>, keep_no_longer: impl Fn(&str)) -> Estate {
+fn sort(kept: Vec<(String, OwnedFd)>, keep_no_longer: impl Fn(&str), free: impl Fn(OwnedFd)) -> Estate {
     let (mut listeners, mut clients, mut document) = (Vec::new(), BTreeMap::new(), None);
     for (name, descriptor) in kept {
         if let Some((volume, place)) = listening::named(&name) {
             listeners.push(PassedListener { volume, place, socket: descriptor });
+            continue;
+        }
+        // The service manager keeps it until it is empty.
+        if custody::is_deleted_file(&name) {
+            free(descriptor);
             continue;
         }
         // N.B. The service manager gives its copies up: they would keep connections open that the daemon closes.
@@ -119,7 +124,7 @@ mod tests {
         let (mut kept, mut ends) = kept_clients();
         kept.reverse();
         let gone = RefCell::new(Vec::new());
-        let estate = sort(kept, |name| gone.borrow_mut().push(name.to_owned()));
+        let estate = sort(kept, |name| gone.borrow_mut().push(name.to_owned()), |_| ());
         let volumes: Vec<_> = estate.clients.iter().map(|client| client.volume.0[0]).collect();
         assert_eq!((volumes, estate.since_unix_ms), (vec![0, 1], 3));
         assert_eq!(gone.into_inner(), ["client.1", "client.0", "take-over"]);
@@ -127,11 +132,20 @@ mod tests {
     }
 
     #[test]
+    fn deleted_files_are_freed_further_and_kept_until_they_are_empty() {
+        let (gone, freed) = (RefCell::new(0), RefCell::new(0));
+        let file = || tempfile::tempfile().unwrap().into();
+        let kept = vec![("deleted.1.2".to_owned(), file()), ("deleted.1.3".to_owned(), file())];
+        sort(kept, |_| *gone.borrow_mut() += 1, |_| *freed.borrow_mut() += 1);
+        assert_eq!((gone.into_inner(), freed.into_inner()), (0, 2));
+    }
+
+    #[test]
     fn of_a_part_nothing_is_used_and_connections_are_closed() {
         for missing in 0..3 {
             let (mut kept, mut ends) = kept_clients();
             kept.remove(missing);
-            let estate = sort(kept, |_| ());
+            let estate = sort(kept, |_| (), |_| ());
             assert!(estate.clients.is_empty() && estate.listeners.is_empty());
             assert!(ends.iter_mut().all(is_closed), "without {missing}");
         }

@@ -6,13 +6,21 @@
 //!   name gone ──► cut ─ pause ─ cut ─ pause ─ … ─ empty ──► closed
 //! ```
 //! A crash in between loses nothing: the kernel frees a file without a name and without users.
+//!
+//! **N.B.** The kernel does that before it lets the last process with the file end, which takes minutes on some disks (a large file
+//! on a file system that discards freed blocks at once). Guests would wait for the next daemon meanwhile. So the service manager
+//! has the file as well, and the next daemon continues.
 
 use std::fs::File;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::MetadataExt as _;
 use std::time::{Duration, Instant};
 
+use crate::service_manager;
+
+/// The prefix of the service manager's names of deleted files.
+const NAME: &str = "deleted.";
 /// The first and smallest cut, in bytes.
 const STEP_BYTES_MIN: u64 = 1 << 20;
 /// The largest cut, in bytes: even for holes, which are cheap, a step is a call that cannot be interrupted.
@@ -31,10 +39,19 @@ impl Doomed {
         Self(file.into())
     }
 
-    /// Frees the file's space in the background, provided that it has lost its last name.
+    /// Frees the file's space in the background, provided that it has lost its last name and that no program uses it.
     pub(super) fn free(self) {
+        self.in_background(|doomed| if doomed.is_unused()? { doomed.free_kept() } else { Ok(()) });
+    }
+
+    /// Does the same with a file that an earlier daemon has found unused.
+    fn go_on(self) {
+        self.in_background(Self::free_kept);
+    }
+
+    fn in_background(self, free: impl FnOnce(&Self) -> io::Result<()> + Send + 'static) {
         let freeing = std::thread::Builder::new().name("free-space".to_owned()).spawn(move || {
-            if let Err(error) = self.shrink(std::thread::sleep) {
+            if let Err(error) = free(&self) {
                 tracing::debug!(%error, "the space of a deleted file is freed at once");
             }
         });
@@ -42,14 +59,30 @@ impl Doomed {
         drop(freeing);
     }
 
+    /// Returns whether the file has no name, and no program has opened it meanwhile: that keeps its content.
+    fn is_unused(&self) -> io::Result<bool> {
+        let metadata = self.0.metadata()?;
+        Ok(metadata.nlink() == 0
+            && metadata.is_file()
+            && block::store::users_of(&self.0.try_clone()?.into())?.is_empty())
+    }
+
+    /// Truncates the file while the service manager has it as well.
+    fn free_kept(&self) -> io::Result<()> {
+        let metadata = self.0.metadata()?;
+        let name = format!("{NAME}{}.{}", metadata.dev(), metadata.ino());
+        if let Err(error) = service_manager::keep(&name, self.0.as_fd()) {
+            tracing::debug!(%error, "the service manager does not keep a deleted file");
+        }
+        let freed = self.shrink(std::thread::sleep);
+        service_manager::keep_no_longer(&name);
+        freed
+    }
+
     /// Truncates the file until it is empty; calls `pause` after each cut but the last.
     fn shrink(&self, mut pause: impl FnMut(Duration)) -> io::Result<()> {
         let metadata = self.0.metadata()?;
         if metadata.nlink() > 0 || !metadata.is_file() {
-            return Ok(());
-        }
-        // A program that has opened it meanwhile keeps its content.
-        if !block::store::users_of(&self.0.try_clone()?.into())?.is_empty() {
             return Ok(());
         }
         let (mut length, mut step) = (metadata.len(), STEP_BYTES_MIN);
@@ -65,6 +98,16 @@ impl Doomed {
         }
         Ok(())
     }
+}
+
+/// Returns whether the service manager keeps a deleted file by this name.
+pub(crate) fn is_deleted_file(name: &str) -> bool {
+    name.starts_with(NAME)
+}
+
+/// Frees the space of a file that an earlier daemon has deleted.
+pub(crate) fn continue_freeing(file: OwnedFd) {
+    Doomed::of(file).go_on();
 }
 
 /// Returns the size of the next cut, given how long the last one took.

@@ -232,6 +232,29 @@ fn a_daemon_of_a_service_manager_is_left_to_that() {
     client.perform(Operation::Flush).unwrap();
 }
 
+#[test]
+fn a_service_manager_keeps_a_deleted_image_until_its_space_is_freed() {
+    let mut scene = Scene::new();
+    let path = scene.path("notify.sock");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    manager.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    scene.start_with(&[("NOTIFY_SOCKET", path.to_str().unwrap())]).unwrap();
+    scene.create_volume();
+    scene.succeed(&["migrate", "v", "--to", "b"]);
+    let wait_for = |words: [&str; 2]| {
+        let mut message = [0; 4096];
+        loop {
+            let length = manager.recv(&mut message).unwrap();
+            let said = String::from_utf8_lossy(&message[..length]).into_owned();
+            if words.iter().all(|word| said.contains(word)) {
+                return said.lines().find(|line| line.starts_with("FDNAME=")).unwrap().to_owned();
+            }
+        }
+    };
+    let kept = wait_for(["FDSTORE=1", "FDNAME=deleted."]);
+    assert_eq!(wait_for(["FDSTOREREMOVE=1", "FDNAME=deleted."]), kept);
+}
+
 impl Scene {
     fn succeed_in_listing(&self) {
         self.succeed(&["volume", "list"]);
