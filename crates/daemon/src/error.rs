@@ -102,7 +102,7 @@ pub(crate) enum RequestError {
         least: std::time::Duration,
         wanted: std::time::Duration,
     },
-    #[error("host \"{host}\" refuses the volume: {}", refusal.detail)]
+    #[error("host \"{host}\" refuses the move: {}", refusal.detail)]
     HostRefused { host: String, refusal: Refusal },
     #[error(
         "volume \"{volume}\" is at host \"{host}\" ({migration}), and clients are only forwarded from here: do it there, or end \

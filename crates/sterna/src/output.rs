@@ -84,10 +84,10 @@ fn advice(error: &CommandError) -> &'static str {
         CommandError::Client(ClientError::Unreachable { source, .. })
             if source.kind() == io::ErrorKind::PermissionDenied =>
         {
-            "; api_socket in the daemon's configuration sets who may use the API"
+            "; members of the group of this socket may use it: sudo adduser USER sterna, and log in again (api_socket in the daemon's configuration)"
         }
         CommandError::Client(ClientError::Unreachable { .. }) => {
-            "; start one with: sterna serve, or name another with --host unix:PATH, --host ssh://USER@HOST, --host https://HOST:PORT or STERNA_HOST"
+            "; start it with: systemctl start sterna, or: sterna serve; or name another with --host unix:PATH, --host ssh://USER@HOST, --host https://HOST:PORT or STERNA_HOST"
         }
         _ => "",
     }

@@ -68,12 +68,17 @@ pub(super) async fn run(
             let ResizeArguments { name, size, beyond_store } = order;
             let resized =
                 client.resize_volume(&name, &ResizeVolume { size_bytes: size, beyond_store }).await?;
+            // Only the text names the VM.
+            let vms =
+                if let Format::Text = format { client.vms().await.unwrap_or_default() } else { Vec::new() };
             output::print(format, &resized, |resized| {
                 let size = bytes(resized.size_bytes);
                 let here = resized.statistics.as_ref().map_or(0, |statistics| statistics.connections);
-                let note = match (here, resized.clients_elsewhere.is_empty()) {
-                    (0, true) => "",
-                    _ => "; connected clients see that when they connect again",
+                let vm = vms.iter().find(|vm| vm.volumes.contains(&resized.name));
+                let note = match (vm, here, resized.clients_elsewhere.is_empty()) {
+                    (_, 0, true) => String::new(),
+                    (Some(vm), ..) => output::vms::size_in_guest(vm),
+                    _ => "; connected clients see that when they connect again".to_owned(),
                 };
                 format!("{} has {size} ({} bytes){note}\n", resized.name, resized.size_bytes)
             })?;

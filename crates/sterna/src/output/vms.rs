@@ -89,9 +89,23 @@ pub(crate) fn released(vm: &Vm) -> String {
         _ if vm.images.is_empty() => format!("{} is released{message}\n", vm.name),
         _ => {
             let (is, them) = if vm.images.len() == 1 { ("disk is", "it") } else { ("disks are", "them") };
-            let images = vm.images.join(", ");
-            let then = format!("change what starts the VM, so that it names {them}");
-            format!("{} runs without Sterna; its {is} {images}: {then}{message}\n", vm.name)
+            // A VM that Sterna has started has a script, and any other one is started by its administrator.
+            let then = vm
+                .message
+                .clone()
+                .unwrap_or_else(|| format!("change what starts the VM, so that it uses {them}"));
+            format!("{} runs without Sterna; its {is} {}; {then}\n", vm.name, vm.images.join(", "))
+        }
+    }
+}
+
+/// Returns how the guest of a VM learns the new size of its disk.
+pub(crate) fn size_in_guest(vm: &Vm) -> String {
+    match &vm.libvirt_domain {
+        Some(domain) => format!("; to show it to the guest of {domain}: virsh blockresize"),
+        None => {
+            let otherwise = "if it does not, the daemon's log says why";
+            format!("; the guest of {} sees that at once ({otherwise})", vm.name)
         }
     }
 }
@@ -105,4 +119,34 @@ pub(crate) fn removed(removed: &RemovedVm) -> String {
 
 fn volumes(names: &[String]) -> String {
     if names.is_empty() { dash() } else { names.join(", ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn vm(more: &serde_json::Value) -> Vm {
+        let mut vm = serde_json::json!({
+            "name": "web1", "state": "running", "volumes": ["web1"], "images": ["/srv/web1.img"], "monitor": "/m",
+            "added_unix_ms": 1,
+        });
+        let more = more.as_object().unwrap().clone();
+        vm.as_object_mut().unwrap().extend(more);
+        serde_json::from_value(vm).unwrap()
+    }
+
+    #[test]
+    fn a_released_vm_has_a_script_or_is_changed_by_its_administrator() {
+        let adopted = released(&vm(&serde_json::json!({})));
+        assert!(adopted.contains("/srv/web1.img; change what starts the VM"), "{adopted}");
+        let started = released(&vm(&serde_json::json!({ "message": "to start it again: /s/start" })));
+        assert!(started.ends_with("/srv/web1.img; to start it again: /s/start\n"), "{started}");
+    }
+
+    #[test]
+    fn a_new_size_is_seen_by_the_guest_or_shown_by_libvirt() {
+        assert!(size_in_guest(&vm(&serde_json::json!({}))).contains("web1 sees that at once"));
+        let domain = size_in_guest(&vm(&serde_json::json!({ "libvirt_domain": "d1" })));
+        assert!(domain.ends_with("the guest of d1: virsh blockresize"), "{domain}");
+    }
 }

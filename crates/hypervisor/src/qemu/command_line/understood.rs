@@ -48,7 +48,7 @@ pub enum NotAllowed {
     /// An option, a key or a word outside of the closed set.
     #[error(
         "a VM from another host may not use {what} here; to allow it: allow = [\"{entry}\"] below [machines] in that host's \
-         configuration"
+         configuration; then restart its daemon"
     )]
     Option {
         /// The words in question.
@@ -59,7 +59,7 @@ pub enum NotAllowed {
     /// A path of this host.
     #[error(
         "{option}: a VM from another host may not use the file {path} here; to allow it: folders = [\"{folder}\"] below \
-         [machines] in that host's configuration"
+         [machines] in that host's configuration; then restart its daemon"
     )]
     Path {
         /// The option with the path.
