@@ -421,7 +421,7 @@ impl Peers {
         if subject.source == host_id(session.peer()) && subject.volume == VolumeIndex(0) {
             let session = session.clone();
             self.runtime.spawn(async move {
-                host.vm_orders.post_copy_request(&session, subject.migration, said).await
+                host.vm_orders.post_copy_request(&session, subject.migration, said).await;
             });
         }
     }

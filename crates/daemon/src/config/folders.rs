@@ -39,7 +39,7 @@ impl Folders {
 
     /// Returns the API's socket for the commands of this user: that of their own daemon, if there is one, or that of the system's.
     pub fn commands_socket(&self) -> PathBuf {
-        self.commands_socket_among(|socket| socket.exists())
+        self.commands_socket_among(Path::exists)
     }
 
     fn commands_socket_among(&self, exists: impl Fn(&Path) -> bool) -> PathBuf {

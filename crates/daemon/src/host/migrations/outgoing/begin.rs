@@ -53,7 +53,7 @@ impl OutgoingMigration {
         match &self.task.vm {
             Some(vm) if self.form == Form::Cold => host.vm_orders.prepare_cold_away(migration, vm, session),
             None if moves == Moves::VolumesAfterHooks => {
-                host.migration_hooks.prepare_hooks_away(migration, session)
+                host.migration_hooks.prepare_hooks_away(migration, session);
             }
             _ => {}
         }
