@@ -12,42 +12,32 @@
 //! registries. No room has the `Host`.
 
 mod access;
-mod accounts;
-mod describe;
-mod metrics;
-mod migrations;
-mod overview;
+pub(crate) mod description;
 mod pairing;
 mod parts;
-mod readiness;
-mod release;
 pub(crate) mod reload;
-pub(crate) mod restoration;
 mod shutdown;
-mod store_files;
-pub(crate) mod vms;
-pub(crate) mod volumes;
 
 pub(crate) use self::access::Access;
-pub(crate) use self::describe::VolumeViews;
-pub(crate) use self::migrations::ahead::roomy;
-pub(crate) use self::migrations::forwarding::Resumption;
-pub(crate) use self::migrations::incoming::Arrivals;
-pub(crate) use self::migrations::orders::MigrationOrders;
-pub(crate) use self::migrations::outgoing::Departures;
-pub(crate) use self::migrations::promote::Ownership;
-pub(crate) use self::migrations::run_hooks::MigrationHooks;
-pub(crate) use self::migrations::session::SessionRunner;
-pub(crate) use self::migrations::settled::VolumeClaims;
-pub(crate) use self::overview::Description;
+pub(crate) use self::description::Description;
 pub(crate) use self::pairing::Pairing;
 pub(crate) use self::parts::{Books, Operations, Parts, PresentLimits, Stopping};
 pub(crate) use self::reload::Reloading;
 pub(crate) use self::shutdown::Shutdown;
-pub(crate) use self::vms::manage::VmOrders;
-pub(crate) use self::volumes::create::VolumeOrders;
-pub(crate) use self::volumes::export::Exports;
-pub(crate) use self::volumes::serving::Serving;
+pub(crate) use crate::migrations::arrivals::Arrivals;
+pub(crate) use crate::migrations::departures::Departures;
+pub(crate) use crate::migrations::departures::ahead::roomy;
+pub(crate) use crate::migrations::hooks::MigrationHooks;
+pub(crate) use crate::migrations::orders::MigrationOrders;
+pub(crate) use crate::migrations::ownership::Ownership;
+pub(crate) use crate::migrations::resumption::Resumption;
+pub(crate) use crate::migrations::sessions::SessionRunner;
+pub(crate) use crate::vms::orders::VmOrders;
+pub(crate) use crate::volumes::claims::VolumeClaims;
+pub(crate) use crate::volumes::exports::Exports;
+pub(crate) use crate::volumes::orders::VolumeOrders;
+pub(crate) use crate::volumes::serving::Serving;
+pub(crate) use crate::volumes::views::VolumeViews;
 
 use std::future::Future;
 use std::sync::Arc;
@@ -141,7 +131,7 @@ impl Host {
 }
 
 /// Runs work that may block on a helper thread.
-async fn blocking<T: Send + 'static>(
+pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RequestError> + Send + 'static,
 ) -> Result<T, RequestError> {
     let done = tokio::task::spawn_blocking(work).await;

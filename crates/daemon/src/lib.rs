@@ -13,8 +13,8 @@
 //!              └──► hosts ──► transport ──► peers: messages of other hosts
 //! ```
 //!
-//! `host` has the operations of the API: those on volumes in `host/volumes/`, for example. The other modules have what operations
-//! need; only `serve`, `http` and `peers` use a `Host`. Nothing here is on the path of a guest's request. Durable state is in the
+//! `host` puts rooms together, each with its few fields. The rooms for volumes, VMs and migrations are in the modules of these
+//! nouns; only `serve`, `http` and `peers` use a `Host`. Nothing here is on the path of a guest's request. Durable state is in the
 //! journal before it is acted upon. All other state is lost at a restart, and rebuilt from the journal.
 
 mod audit;

@@ -1,4 +1,4 @@
-//! Families of samples in Prometheus' format. `host/metrics.rs` collects the values.
+//! Families of samples in Prometheus' format. `host/description/metrics.rs` collects the values.
 //! Names follow Prometheus' conventions: base units, `_total` for counters. Labels are names of objects of which a host has few
 //! (volumes, stores, hosts, links) or words of closed lists (states, phases, reasons), never identities of migrations.
 

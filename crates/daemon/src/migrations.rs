@@ -1,6 +1,13 @@
-//! The daemon's knowledge of migrations. `host/migrations/` carries them out.
+//! Migrations at this host, from an order to the end.
 //!
 //! ```text
+//!   orders         waits, checks, begins, changes, cancels, repeats ──► departures ──► sessions ──► the lane
+//!   arrivals       from other hosts ──────────────────────────────────────────────► sessions
+//!   departures     to other stores and hosts
+//!   sessions       runs one migration, step by step
+//!   resumption     after a restart; forwards the clients of volumes that have left
+//!   ownership      promotes copies; a journal that was restored
+//!   hooks          prepares and runs hooks
 //!   registry       the migrations that lanes of this daemon run, and their watchers
 //!   view           one migration in the form of the API
 //!   queue          which migrations may begin, and which wait
@@ -12,12 +19,19 @@
 //!   recovery       ends migrations that a crash interrupted
 //! ```
 
+pub(crate) mod arrivals;
+pub(crate) mod departures;
 pub(crate) mod ends;
 pub(crate) mod history;
+pub(crate) mod hooks;
 pub(crate) mod metadata;
+pub(crate) mod orders;
+pub(crate) mod ownership;
 pub(crate) mod queue;
 pub(crate) mod recovery;
 pub(crate) mod registry;
+pub(crate) mod resumption;
+pub(crate) mod sessions;
 pub(crate) mod shares;
 pub(crate) mod view;
 pub(crate) mod volume_hooks;

@@ -32,7 +32,6 @@ use crate::files::descriptors;
 use crate::files::lock::{Ending, FolderLock, LockError};
 use crate::files::sockets::{self, SocketError, SocketFolder};
 use crate::host::reload::ReadConfig;
-use crate::host::volumes::export::encryption;
 use crate::host::{Books, Host, Parts};
 use crate::hosts::Hosts;
 use crate::http;
@@ -46,6 +45,7 @@ use crate::take_over::{
     TakeOverError,
 };
 use crate::volumes::chronicles::Chronicles;
+use crate::volumes::exports::encryption;
 
 /// The time between two attempts to get a port: a daemon that is being replaced releases it sooner.
 const PORT_RETRY: Duration = Duration::from_secs(1);

@@ -31,6 +31,7 @@ mod manifest;
 pub(crate) mod monitors;
 pub(crate) mod moving;
 mod needs;
+pub(crate) mod orders;
 mod own_sockets;
 mod probe;
 pub(crate) mod process;

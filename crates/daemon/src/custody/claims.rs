@@ -232,7 +232,7 @@ pub(super) fn look(place: &Place) -> Found {
 }
 
 /// Returns what a path leads to. A path need not be text.
-pub(super) fn look_at(path: &Path) -> Found {
+pub(crate) fn look_at(path: &Path) -> Found {
     match rustix::fs::stat(path) {
         Ok(stat) => Found::There(identity(&stat)),
         Err(Errno::NOENT | Errno::NOTDIR) => Found::Gone,

@@ -101,7 +101,7 @@ impl Opened {
         self.look_at(&self.name)
     }
 
-    pub(super) fn look_at(&self, name: &OsStr) -> Found {
+    pub(crate) fn look_at(&self, name: &OsStr) -> Found {
         match rustix::fs::statat(&self.folder, name, AtFlags::SYMLINK_NOFOLLOW) {
             Ok(stat) => Found::There(identity(&stat)),
             Err(Errno::NOENT) => Found::Gone,

@@ -11,15 +11,15 @@ use migration::{HostId, MigrationId, VolumeId, orders};
 use transport::Peer;
 
 use super::blocking;
-use super::describe::ANSWER_MAX;
 use crate::error::RequestError;
-use crate::host::migrations::session::Sessions;
 use crate::host::{MigrationOrders, Ownership, Parts};
 use crate::hosts::{Hosts, Trust};
 use crate::journal::Journal;
 use crate::migrations::metadata::MetadataFolder;
+use crate::migrations::sessions::Sessions;
 use crate::peers::Peers;
 use crate::volumes::registry::{Service, Volumes};
+use crate::volumes::views::ANSWER_MAX;
 
 /// Carries out the orders about other hosts.
 pub(crate) struct Pairing {

@@ -79,9 +79,9 @@ mod tests {
     use serde_json::Value;
 
     use super::document;
-    use crate::host::vms::manage::SHUT_DOWN_TIMEOUT;
     use crate::hosts::LIFETIME_S_MAX;
     use crate::names::NAME_BYTES_MAX;
+    use crate::vms::orders::manage::SHUT_DOWN_TIMEOUT;
 
     #[test]
     fn the_document_in_the_repository_is_the_one_that_is_served() {

@@ -49,15 +49,15 @@ struct Tracked {
 
 /// The state of a migration besides the journal.
 #[derive(Clone, Debug)]
-pub(super) struct Live {
+pub(crate) struct Live {
     /// Grows with every report.
-    pub(super) change: u64,
+    pub(crate) change: u64,
     /// The latest report; `None` before the first.
-    pub(super) progress: Option<Progress>,
+    pub(crate) progress: Option<Progress>,
     /// How it ended; `None` while it runs. The same as in the journal, unless that could not be written.
-    pub(super) ended: Option<(Outcome, Summary)>,
+    pub(crate) ended: Option<(Outcome, Summary)>,
     /// How many tasks still finish something of it: until then it is not shown as ended.
-    pub(super) settling: usize,
+    pub(crate) settling: usize,
 }
 
 impl Live {

@@ -16,7 +16,7 @@ use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::Live;
 use crate::vms::moving::{Account, PostCopyState};
 
-pub(super) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
+pub(crate) fn migration(id: MigrationId, state: &journal::MigrationState, live: Option<&Live>) -> Migration {
     let ended = match (&state.stage, live.and_then(|live| live.ended.as_ref())) {
         (Stage::Ended(outcome), _) => Some((outcome, &state.summary)),
         (_, Some((outcome, summary))) => Some((outcome, summary)),
@@ -84,7 +84,7 @@ pub(crate) fn queued(
     }
 }
 
-pub(super) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
+pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     let id = |number: u64| MigrationId(number).to_string();
     shown.name.clone_from(&metadata.name);
     if shown.volume.is_empty() {
@@ -312,7 +312,7 @@ pub(crate) fn image_format(format: api::ImageFormat) -> journal::ImageFormat {
 }
 
 /// Converts the state of a VM that moves along for the API.
-pub(super) fn machine(account: &Account) -> api::MachineMove {
+pub(crate) fn machine(account: &Account) -> api::MachineMove {
     let memory = account.memory.as_ref().map(|memory| api::MemoryMove {
         total_bytes: memory.total_bytes,
         remaining_bytes: memory.remaining_bytes,
@@ -334,7 +334,7 @@ pub(super) fn machine(account: &Account) -> api::MachineMove {
 }
 
 /// Adds that the VM runs at the target, and that the rest of its memory is still coming.
-pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
+pub(crate) fn add_rest(shown: &mut Migration, account: &Account) {
     if account.post_copy == Some(PostCopyState::OnItsWay) && shown.phase == api::Phase::Retiring {
         let reason = "the rest of the VM's memory, without which the VM can stall at the target";
         shown.waiting_for = Some(WaitingFor { reason: reason.to_owned(), remaining_ms: None });
@@ -342,7 +342,7 @@ pub(super) fn add_rest(shown: &mut Migration, account: &Account) {
 }
 
 /// Adds why a migration cannot continue at the moment.
-pub(super) fn add_obstacle(shown: &mut Migration, obstacle: Option<String>) {
+pub(crate) fn add_obstacle(shown: &mut Migration, obstacle: Option<String>) {
     if let Some(reason) = obstacle.filter(|_| shown.state == MigrationState::Running) {
         shown.waiting_for = Some(WaitingFor { reason, remaining_ms: None });
     }

@@ -6,7 +6,7 @@
 //!            ◄───────────────── Waiting, or Failed ────
 //!   runs its hook ──► the gates close
 //! ```
-//! With a stopped VM, the question to the target is whether it has kept the VM (`host/vms/cold.rs`).
+//! With a stopped VM, the question to the target is whether it has kept the VM (`vms/orders/cold.rs`).
 //! Guests work meanwhile. Unlike the memory of a VM, nothing here is lost with a process: a restarted daemon is asked again,
 //! and runs its hook again.
 

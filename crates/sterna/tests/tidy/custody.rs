@@ -96,14 +96,14 @@ mod tests {
     fn an_image_that_is_deleted_anywhere_else_is_found() {
         let text = "//! Text.\nfn f(p: &Path) {\n    std::fs::remove_file(p);\n}\nmod tests {\n    fs::rename(a, b);\n}\n";
         let tree = Tree::of(&[
-            ("crates/daemon/src/host/volumes/remove.rs", text),
+            ("crates/daemon/src/volumes/orders/remove.rs", text),
             ("crates/daemon/src/custody/steps.rs", text),
             ("crates/daemon/src/vms/tpm.rs", text),
             ("crates/lane/src/token.rs", text),
         ]);
         let found = check(&tree);
         let message = "let `custody` do it, if it is about an image; if it is not, say so in tidy/custody.rs";
-        assert_eq!(found, [Finding::in_line("crates/daemon/src/host/volumes/remove.rs", 2, message)]);
+        assert_eq!(found, [Finding::in_line("crates/daemon/src/volumes/orders/remove.rs", 2, message)]);
         assert!(!check_exceptions(&tree).is_empty());
     }
 }

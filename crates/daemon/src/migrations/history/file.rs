@@ -17,7 +17,7 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 const FORMAT: u32 = 1;
 
 #[derive(Debug)]
-pub(super) struct Folder {
+pub(crate) struct Folder {
     path: PathBuf,
 }
 
@@ -31,12 +31,12 @@ struct Stored<R> {
 }
 
 impl Folder {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path }
     }
 
     /// Writes a migration's file and deletes the oldest surplus files. Failures are logged.
-    pub(super) fn write(&self, migration: MigrationId, started_unix_ms: u64, recording: &api::Recording) {
+    pub(crate) fn write(&self, migration: MigrationId, started_unix_ms: u64, recording: &api::Recording) {
         let stored = Stored { format: FORMAT, started_unix_ms, recording };
         let written = serde_json::to_vec(&stored).map_err(io::Error::from).and_then(|bytes| {
             fs::create_dir_all(&self.path)?;
@@ -51,7 +51,7 @@ impl Folder {
     }
 
     /// Reads a migration's file; `None` if there is none that can be read.
-    pub(super) fn read(&self, migration: MigrationId, started_unix_ms: u64) -> Option<api::Recording> {
+    pub(crate) fn read(&self, migration: MigrationId, started_unix_ms: u64) -> Option<api::Recording> {
         let path = self.file(migration);
         match read_file(&path) {
             Ok(stored) if stored.format == FORMAT && stored.started_unix_ms == started_unix_ms => {
@@ -68,7 +68,7 @@ impl Folder {
     }
 
     /// Returns the migrations that have files; none if the folder cannot be read.
-    pub(super) fn list(&self) -> BTreeSet<MigrationId> {
+    pub(crate) fn list(&self) -> BTreeSet<MigrationId> {
         self.numbers().unwrap_or_default()
     }
 

@@ -35,7 +35,7 @@ pub(crate) struct Facts {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Recording {
+pub(crate) struct Recording {
     facts: Facts,
     before: Vec<Sample>,
     during: Vec<Sample>,
@@ -58,7 +58,7 @@ struct Suspended {
 }
 
 impl Recording {
-    pub(super) fn new(facts: Facts) -> Self {
+    pub(crate) fn new(facts: Facts) -> Self {
         Self {
             facts,
             before: Vec::new(),
@@ -74,11 +74,11 @@ impl Recording {
         }
     }
 
-    pub(super) fn started_unix_ms(&self) -> u64 {
+    pub(crate) fn started_unix_ms(&self) -> u64 {
         self.facts.started_unix_ms
     }
 
-    pub(super) fn add(&mut self, recorded: Recorded) {
+    pub(crate) fn add(&mut self, recorded: Recorded) {
         for entered in recorded.phases {
             if self.phases.len() < PHASES_MAX
                 && self.phases.last().map(|(_, phase)| *phase) != Some(entered.1)
@@ -102,7 +102,7 @@ impl Recording {
     }
 
     /// Marks the last sample as the end of the migration.
-    pub(super) fn end(&mut self) {
+    pub(crate) fn end(&mut self) {
         let ended_us = self.during.last().map_or(0, end_us);
         self.ended_us.get_or_insert(ended_us);
         if let Some(open) = self.suspensions.last_mut() {
@@ -152,12 +152,12 @@ impl Recording {
     }
 
     /// Returns at most the latest `most` samples of the running migration.
-    pub(super) fn latest(&self, most: usize) -> Vec<HistorySample> {
+    pub(crate) fn latest(&self, most: usize) -> Vec<HistorySample> {
         let first = self.during.len().saturating_sub(most);
         self.during[first..].iter().map(describe_sample).collect()
     }
 
-    pub(super) fn describe(&self) -> api::Recording {
+    pub(crate) fn describe(&self) -> api::Recording {
         let samples = self.before.iter().chain(&self.during).chain(&self.after);
         api::Recording {
             size_bytes: self.facts.size_bytes,

@@ -16,7 +16,7 @@ pub(crate) struct Tallies {
 }
 
 impl Tallies {
-    pub(super) fn add(&mut self, recorded: &Recorded) {
+    pub(crate) fn add(&mut self, recorded: &Recorded) {
         for sample in &recorded.samples {
             self.bytes_copied += sample.bytes_copied;
             self.bytes_mirrored += sample.bytes_mirrored;
@@ -29,7 +29,7 @@ impl Tallies {
 }
 
 /// Returns what a migration waited for during a sample without progress.
-pub(super) fn stood_still_for(sample: &Sample) -> Option<&'static str> {
+pub(crate) fn stood_still_for(sample: &Sample) -> Option<&'static str> {
     let stood_still = sample.bytes_copied + sample.bytes_mirrored + sample.bytes_zero == 0;
     sample.waits_for.filter(|_| stood_still)
 }

@@ -175,7 +175,7 @@ struct Description(Vec<u8>);
 impl Description {
     /// Takes an event of the channel; returns a question once it is complete. A question whose beginning was lost is dropped, and
     /// will be repeated. The error is the answer to an invalid one.
-    fn take(&mut self, arrival: &ChannelEvent) -> Result<Option<(Vec<u8>, Purpose)>, String> {
+    pub(crate) fn take(&mut self, arrival: &ChannelEvent) -> Result<Option<(Vec<u8>, Purpose)>, String> {
         let (head, payload) = match arrival {
             ChannelEvent::Message { head, payload, .. } => (head, payload),
             // Nothing follows what a former process has sent of its question.

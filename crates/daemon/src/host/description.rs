@@ -1,0 +1,112 @@
+//! Describes the host as a whole: to clients, for the page, for monitoring and for service managers.
+
+pub(crate) mod metrics;
+pub(crate) mod overview;
+pub(crate) mod readiness;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::sync::Semaphore;
+
+use crate::audit::Audit;
+use crate::config::Config;
+use crate::grants::Grants;
+use crate::host::description::overview::Overviews;
+use crate::host::{Parts, PresentLimits, Stopping, VmOrders, VolumeViews};
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::migrations::ends::Ends;
+use crate::migrations::history::Histories;
+use crate::migrations::queue::Queue;
+use crate::migrations::registry::Migrations;
+use crate::migrations::shares::Shares;
+use crate::peers::Peers;
+use crate::stores::Stores;
+use crate::volumes::registry::Volumes;
+
+/// Describes the host as a whole: for the page, for monitoring, for service managers.
+pub(crate) struct Description {
+    audit: Audit,
+    grants: Arc<Grants>,
+    config: Arc<Config>,
+    limits: Arc<PresentLimits>,
+    journal: Journal,
+    stores: Arc<Stores>,
+    volumes: Arc<Volumes>,
+    migrations: Arc<Migrations>,
+    queue: Arc<Queue>,
+    shares: Arc<Shares>,
+    histories: Arc<Histories>,
+    ends: Arc<Ends>,
+    hosts: Arc<Hosts>,
+    peers: Arc<Peers>,
+    overviews: Arc<Overviews>,
+    started_unix_ms: u64,
+    looks: Arc<Semaphore>,
+    stopping: Stopping,
+    views: Arc<VolumeViews>,
+    vm_orders: Arc<VmOrders>,
+}
+
+impl Description {
+    pub(crate) fn new(parts: &Parts, views: &Arc<VolumeViews>, vm_orders: &Arc<VmOrders>) -> Arc<Self> {
+        let Parts {
+            audit,
+            grants,
+            config,
+            limits,
+            journal,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            shares,
+            histories,
+            ends,
+            hosts,
+            peers,
+            overviews,
+            started_unix_ms,
+            looks,
+            stopping,
+            ..
+        } = parts.clone();
+        Arc::new(Self {
+            audit,
+            grants,
+            config,
+            limits,
+            journal,
+            stores,
+            volumes,
+            migrations,
+            queue,
+            shares,
+            histories,
+            ends,
+            hosts,
+            peers,
+            overviews,
+            started_unix_ms,
+            looks,
+            stopping,
+            views: Arc::clone(views),
+            vm_orders: Arc::clone(vm_orders),
+        })
+    }
+
+    pub(crate) fn describe(&self) -> api::Host {
+        let text = |path: &Path| path.display().to_string();
+        api::Host {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            started_unix_ms: self.started_unix_ms,
+            data_dir: text(&self.config.data_dir),
+            runtime_dir: text(&self.config.volume_sockets_dir),
+            engine: self.config.engine.name().to_owned(),
+            volumes: self.volumes.list().len(),
+            migrations_running: self.migrations.running(),
+        }
+    }
+}
