@@ -29,6 +29,10 @@ const STEPS = [
 // The samples and phases of each running migration, by its identity and start.
 const courses = new Map();
 
+// What limits a copy, in words.
+const LIMITED_BY = { "source-disk": "the source’s disk", "target-disk": "the target’s disk", "source-guests": "the source’s guests",
+  "target-guests": "the target’s guests", link: "the link", bandwidth: "its limit", measuring: "a pause to measure guests" };
+
 export function hasEnded(migration) {
   return ENDED.has(migration.state);
 }
@@ -230,6 +234,7 @@ function showFigures(list, migration, activity) {
   const memory = migration.machine?.memory;
   const rows = countedAt(migration) && !hasEnded(migration) ? [["time", units.duration(migration.seconds)]] : [
     ["rate", hasEnded(migration) ? units.rate(migration.bytes_moved / Math.max(migration.seconds, 0.001)) : units.rate(migration.bytes_per_second)],
+    ["limited by", LIMITED_BY[migration.limited_by] ?? null],
     ["missing", migration.bytes_missing != null ? units.bytes(migration.bytes_missing) : hasEnded(migration) ? null : "unknown"],
     ["moved", units.bytes(migration.bytes_moved)],
     ["guest’s median", activity ? units.latency(activity.median_us) : null],

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::pace::Pace;
+use crate::pace::{LimitedBy, Pace};
 use crate::volume::{ImageFormat, ImageKind};
 
 /// Moves a volume to another store.
@@ -12,7 +12,8 @@ use crate::volume::{ImageFormat, ImageKind};
 pub struct MigrateVolume {
     /// Name of the target store, or `HOST:STORE` of another host; `HOST` alone: its only store.
     pub to: String,
-    /// Limit of the copying in bytes a second, at least 1; `None`: no limit. Guest writes are not limited.
+    /// Limit of the copying in bytes a second, of all volumes and a VM's memory together, at least 1; `None`: no limit. Guest
+    /// writes are not limited.
     #[serde(default)]
     #[schema(minimum = 1)]
     pub bandwidth_bytes_per_second: Option<u64>,
@@ -269,6 +270,9 @@ pub struct Migration {
     /// What its disks' pacers do; `None`: it does not give way to guests, or does not run.
     #[serde(default)]
     pub pace: Option<Pace>,
+    /// What limits the copying at present; `None`: nothing is copied.
+    #[serde(default)]
+    pub limited_by: Option<LimitedBy>,
     /// Why guest writes are not sent to the target at present; `None` while they are.
     pub suspended: Option<String>,
     /// The ticket for `volume promote` at the other host, in case this host is lost; `None` unless the volume is released to that

@@ -10,7 +10,8 @@ pub const FULL_SPEED_PERCENT: u8 = 100;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetMigration {
-    /// New limit of the copying in bytes a second; an explicit `null` removes the limit, and without the field it stays.
+    /// New limit of the copying in bytes a second, of volumes and memory together; an explicit `null` removes the
+    /// limit, and without the field it stays.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "present")]
     #[schema(value_type = Option<u64>, minimum = 1)]
     pub bandwidth_bytes_per_second: Option<Option<u64>>,
@@ -28,8 +29,6 @@ fn present<'de, D: serde::Deserializer<'de>>(field: D) -> Result<Option<Option<u
 /// What the pacers of a migration's disks do at present.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Pace {
-    /// What limits the copying.
-    pub limited_by: LimitedBy,
     /// The part of their throughput, in percent, that guests of these disks lose to copies which wait for each answer; for other
     /// guests an upper bound.
     pub guests_lose_percent: f64,
@@ -41,10 +40,33 @@ pub struct Pace {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LimitedBy {
-    /// Nothing but the disks.
-    Disk,
-    /// Guests of the disks, which come first.
-    Guests,
+    /// The source's disk.
+    SourceDisk,
+    /// The target's disk.
+    TargetDisk,
+    /// Guests of the source's disk, which come first.
+    SourceGuests,
+    /// Guests of the target's disk, which come first.
+    TargetGuests,
+    /// The link to the other host.
+    Link,
+    /// Its limit, as ordered.
+    Bandwidth,
     /// A short pause, in which guests are measured.
     Measuring,
+}
+
+impl LimitedBy {
+    /// Returns it in words, for "limited by …".
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::SourceDisk => "the source's disk",
+            Self::TargetDisk => "the target's disk",
+            Self::SourceGuests => "the source's guests",
+            Self::TargetGuests => "the target's guests",
+            Self::Link => "the link",
+            Self::Bandwidth => "its limit",
+            Self::Measuring => "a pause to measure guests",
+        }
+    }
 }

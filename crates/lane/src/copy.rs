@@ -9,6 +9,7 @@
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
@@ -17,17 +18,23 @@ use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError, Zer
 use chronicle::LayeredBitmap;
 use futures_channel::mpsc;
 use futures_util::future::{Either, select};
-use migration::VolumeIndex;
+use migration::progress::{ArrivedChunks, ChunksInFlight};
 use migration::strategy::{
     Copying, Route, SourceFault, TargetFault, TellingId, VolumeAction, VolumeEvent, WriteId,
 };
+use migration::{VolumeIndex, VolumeProgress};
 
 use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
+use crate::peer::PeerStore;
+use crate::peer::head::GivenWay;
 use crate::signal::Signal;
 
 /// Bytes per query for allocation: keeps the answer small, and gives other tasks their turn.
 const SURVEY_BYTES: u64 = 1 << 30;
+
+/// How often the target's host is asked what chunks wait for there.
+const ASKS_THERE: Duration = Duration::from_millis(500);
 
 /// One volume being copied from its source store to its target store.
 pub struct VolumeCopy {
@@ -43,6 +50,18 @@ pub struct VolumeCopy {
     notices: mpsc::UnboundedSender<Event>,
     timer: Timer,
     behind: Behind,
+    /// The bytes of chunks that are being read.
+    reading: Cell<u64>,
+    guests_there: GuestsThere,
+}
+
+/// How chunks give way to guests at the target's host.
+#[derive(Default)]
+struct GuestsThere {
+    /// What was ordered last, and what it does; `None`: nothing, or the target's host has not answered.
+    ordered: Cell<Option<pacer::Impact>>,
+    given_way: Cell<Option<GivenWay>>,
+    changed: Signal,
 }
 
 #[derive(Default)]
@@ -99,8 +118,13 @@ impl VolumeCopy {
             notices,
             timer: Timer::default(),
             behind: Behind::default(),
+            reading: Cell::default(),
+            guests_there: GuestsThere::default(),
         });
         copy.handle.spawn(Rc::clone(&copy).run_timer());
+        if let Some(there) = copy.target.guests_there.clone() {
+            copy.handle.spawn(Rc::clone(&copy).give_way_there(there));
+        }
         copy
     }
 
@@ -197,6 +221,29 @@ impl VolumeCopy {
         self.timer.stopped.set(true);
         self.timer.changed.notify();
         self.behind.changed.notify();
+        self.guests_there.changed.notify();
+    }
+
+    /// Counts a chunk as being read until the result is dropped.
+    pub(crate) fn reads(&self, bytes: u64) -> Reading<'_> {
+        self.reading.set(self.reading.get() + bytes);
+        Reading { copy: self, bytes }
+    }
+
+    /// Returns the progress.
+    pub(crate) fn progress(&self) -> VolumeProgress {
+        let now = self.handle.now();
+        let there = self.guests_there.given_way.get();
+        let chunks = ChunksInFlight {
+            reading: self.reading.get(),
+            arrived: there
+                .map(|there| ArrivedChunks { bytes: there.bytes_arrived, limit: there.held_back.into() }),
+        };
+        let (limited_by, progress) =
+            self.with_machine(|machine| (machine.limited_by(chunks), machine.progress(now)));
+        let there = there.filter(|there| there.is_paced).map(pacer::Status::from);
+        let paced = progress.paced.into_iter().chain(there).reduce(pacer::Status::and);
+        VolumeProgress { limited_by, paced, ..progress }
     }
 
     /// Keeps the volume from being handed over until [`VolumeCopy::growth_ended`].
@@ -247,6 +294,9 @@ impl VolumeCopy {
             self.carry_out(action);
         }
         self.arm_timer();
+        if self.machine.borrow().impact() != self.guests_there.ordered.get() {
+            self.guests_there.changed.notify();
+        }
     }
 
     fn carry_out(&self, action: VolumeAction) {
@@ -310,6 +360,30 @@ impl VolumeCopy {
         }
     }
 
+    /// Lets chunks give way at the target's host as they do here, and asks at intervals what that does.
+    async fn give_way_there(self: Rc<Self>, there: Rc<PeerStore>) {
+        let is_over = || self.timer.stopped.get().then_some(());
+        while !self.timer.stopped.get() {
+            let impact = self.machine.borrow().impact();
+            self.guests_there.ordered.set(impact);
+            let ends = pin!(self.guests_there.changed.wait_for(is_over));
+            match select(pin!(there.give_way(impact)), ends).await {
+                Either::Left((given_way, _)) => self.guests_there.given_way.set(given_way.ok()),
+                Either::Right(_) => return,
+            }
+            let is_due = || self.timer.stopped.get() || self.machine.borrow().impact() != impact;
+            loop {
+                let changed = self.guests_there.changed.wait_for(|| is_due().then_some(()));
+                select(pin!(self.handle.sleep(ASKS_THERE)), pin!(changed)).await;
+                // N.B. a copy that is paused, or has nothing to do, asks nothing: the target would take it for progress.
+                let is_copying = self.machine.borrow().limited_by(ChunksInFlight::default()).is_some();
+                if is_copying || is_due() {
+                    break;
+                }
+            }
+        }
+    }
+
     async fn run_timer(self: Rc<Self>) {
         while !self.timer.stopped.get() {
             let armed = self.timer.armed.get();
@@ -329,6 +403,18 @@ impl VolumeCopy {
                 }
             }
         }
+    }
+}
+
+/// A chunk that is being read.
+pub(crate) struct Reading<'a> {
+    copy: &'a VolumeCopy,
+    bytes: u64,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.copy.reading.set(self.copy.reading.get() - self.bytes);
     }
 }
 

@@ -15,7 +15,9 @@ const ZERO_GRAIN_BYTES: usize = 64 << 10;
 pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Copied, CopyFault> {
     let Ok(length) = usize::try_from(range.length) else { return Err(CopyFault::Source(SourceFault)) };
     let buffer = copy.buffers().take(length);
+    let reading = copy.reads(range.length);
     let data = copy.source().read(range.offset, buffer).await.map_err(|_| CopyFault::Source(SourceFault))?;
+    drop(reading);
     write_data(&**copy.target(), range.offset, data, copy.zeroes())
         .await
         .map_err(|error| CopyFault::Target(target_fault(&error)))

@@ -10,6 +10,7 @@
 //! ([`head`]); the payload holds the bytes written or read. The caller decides how many calls are in flight, and what an
 //! unanswered call means.
 
+mod arriving;
 mod asked;
 pub mod head;
 mod service;
@@ -34,6 +35,7 @@ use self::window::Permit;
 use crate::fencing::FencingToken;
 use crate::signal::Signal;
 
+pub use arriving::ArrivingChunks;
 pub use asked::Asked;
 pub use service::Service;
 pub use store::PeerStore;

@@ -39,17 +39,47 @@ pub struct Progress {
     pub tally: Tally,
     /// The ended rounds of each volume; empty unless the strategy copies in rounds.
     pub rounds: Vec<(VolumeIndex, Round)>,
-    /// What the pacers of the disks do; `None`: it is not paced.
-    pub paced: Option<Paced>,
+    /// The least rate and the greatest loss of guests at its disks; `None`: it is not paced.
+    pub paced: Option<pacer::Status>,
+    /// What limits the copying; `None`: nothing is copied.
+    pub limited_by: Option<LimitedBy>,
 }
 
-/// What the pacers of a copy's disks do.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Paced {
-    /// What limits the copy.
+/// What limits a copy at present.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LimitedBy {
+    /// Reading at the source.
+    SourceDisk,
+    /// Writing at the target.
+    TargetDisk,
+    /// Guests of the source's disk, which come first.
+    SourceGuests,
+    /// Guests of the target's disk, which come first.
+    TargetGuests,
+    /// The link to the target's host.
+    Link,
+    /// The ordered limit.
+    Bandwidth,
+    /// A short pause, in which guests are measured.
+    Measuring,
+}
+
+/// Where the chunks in flight are.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ChunksInFlight {
+    /// The bytes that are being read.
+    pub reading: u64,
+    /// Those at the target's host; `None`: it is this host, or has not said.
+    pub arrived: Option<ArrivedChunks>,
+}
+
+/// The chunks that have arrived at the target's host.
+#[derive(Clone, Copy, Debug)]
+pub struct ArrivedChunks {
+    /// Their bytes that are not stored yet.
+    pub bytes: u64,
+    /// What holds them back.
     pub limit: pacer::Limit,
-    /// The least rate, and the greatest loss of guests.
-    pub status: pacer::Status,
 }
 
 /// The progress of one volume's copying at one instant.
@@ -73,8 +103,10 @@ pub struct VolumeProgress {
     pub costs: Costs,
     /// The ended rounds; empty unless the strategy copies in rounds.
     pub rounds: Vec<Round>,
-    /// What the pacers of its disks do; `None`: it is not paced.
-    pub paced: Option<Paced>,
+    /// The least rate and the greatest loss of guests at its disks; `None`: it is not paced.
+    pub paced: Option<pacer::Status>,
+    /// What limits the copying; `None`: nothing is copied.
+    pub limited_by: Option<LimitedBy>,
 }
 
 /// The progress of a volume's copying that a restarted daemon continues.

@@ -31,6 +31,11 @@ impl Impact {
         (1..=90).contains(&percent).then(|| Self(f64::from(percent) / 100.0))
     }
 
+    /// Returns the impact in per cent.
+    pub fn in_percent(self) -> u8 {
+        (self.0 * 100.0).round() as u8
+    }
+
     /// Returns the latency, as a multiple of that without us, at which guests lose this part.
     fn ratio(self) -> f64 {
         1.0 / (1.0 - self.0)
@@ -172,6 +177,7 @@ mod tests {
     #[test]
     fn an_impact_is_a_part_of_the_whole() {
         assert_eq!((Impact::percent(0), Impact::percent(91)), (None, None));
+        assert!((1..=90).all(|percent| Impact::percent(percent).unwrap().in_percent() == percent));
         assert!((Impact::percent(20).unwrap().ratio() - 1.25).abs() < 1e-9);
     }
 }

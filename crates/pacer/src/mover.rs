@@ -33,9 +33,15 @@ pub enum Limit {
 #[derive(Debug, Default)]
 pub struct Mover {
     disks: Stores,
-    /// Its number at each of the disks; none: it is not paced.
+    /// `None`: it is not paced.
+    terms: Option<Terms>,
+    /// Whether it has nothing to copy until [`Mover::resume`].
+    rests: bool,
+    /// Its number at each of the disks; none: it is not paced, or rests.
     numbers: Vec<(Arc<Store>, u64)>,
     limit: Limit,
+    /// The disk that the limit is of: its place among the disks.
+    limited_at: usize,
     /// Until when the last answer holds.
     not_before: Duration,
 }
@@ -50,10 +56,40 @@ impl Mover {
         mover
     }
 
+    /// Makes a mover that the disks get to know when it asks first, and for which nobody measures guests before.
+    #[must_use]
+    pub fn when_asked(disks: Stores, terms: Option<Terms>) -> Self {
+        let mut mover = Self::default();
+        (mover.disks, mover.terms) = (disks, terms);
+        mover
+    }
+
     /// Changes what guests may lose; `None`: it is not paced from now on.
     pub fn set_terms(&mut self, now: Duration, terms: Option<Terms>) {
+        self.terms = terms;
+        self.take_terms(now);
+    }
+
+    /// Makes the disks forget it until [`Mover::resume`]: nobody measures guests for a copy that does not run.
+    pub fn rest(&mut self) {
+        self.rests = true;
         self.not_before = Duration::ZERO;
-        match terms {
+        self.leave();
+    }
+
+    /// Takes it up again after [`Mover::rest`], when it asks next.
+    pub fn resume(&mut self) {
+        self.rests = false;
+    }
+
+    /// Returns what guests may lose to it; `None`: it is not paced, or rests.
+    pub fn terms(&self) -> Option<Terms> {
+        self.terms.filter(|_| !self.rests)
+    }
+
+    fn take_terms(&mut self, now: Duration) {
+        self.not_before = Duration::ZERO;
+        match self.terms() {
             None => self.leave(),
             Some(terms) if self.numbers.is_empty() => {
                 let number = |store: &Arc<Store>| (Arc::clone(store), store.add_mover(now, terms));
@@ -68,9 +104,14 @@ impl Mover {
         if let Some(at) = self.holds_until(now) {
             return at;
         }
+        if self.numbers.is_empty() && self.terms().is_some() {
+            self.take_terms(now);
+        }
         let answers = self.numbers.iter().map(|(store, number)| store.ask(now, *number, bytes));
-        let Some((at, limit)) = answers.max_by_key(|(at, _)| *at) else { return now };
-        (self.limit, self.not_before) = (limit, at);
+        let Some((disk, (at, limit))) = answers.enumerate().max_by_key(|(_, (at, _))| *at) else {
+            return now;
+        };
+        (self.limit, self.limited_at, self.not_before) = (limit, disk, at);
         at
     }
 
@@ -105,17 +146,18 @@ impl Mover {
         self.limit
     }
 
+    /// Returns the place, among its disks, of the one that [`Mover::limit`] is about.
+    pub fn limited_at(&self) -> usize {
+        self.limited_at
+    }
+
     /// Returns the least rate and the greatest loss of guests at its disks; `None`: it is not paced.
     pub fn status(&self, now: Duration) -> Option<Status> {
-        let of_disks = self.numbers.iter().filter_map(|(store, _)| store.status(now));
-        of_disks.reduce(|a, b| Status {
-            bytes_per_second: a.bytes_per_second.min(b.bytes_per_second),
-            loss: a.loss.max(b.loss),
-            has_guests: a.has_guests || b.has_guests,
-        })
+        self.numbers.iter().filter_map(|(store, _)| store.status(now)).reduce(Status::and)
     }
 
     fn leave(&mut self) {
+        self.limit = Limit::Disk;
         self.numbers.drain(..).for_each(|(store, number)| store.remove_mover(number));
     }
 }
@@ -123,5 +165,30 @@ impl Mover {
 impl Drop for Mover {
     fn drop(&mut self) {
         self.leave();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_copy_that_rests_is_forgotten_until_it_is_resumed() {
+        let (now, store) = (Duration::from_secs(1), Store::new());
+        let terms = Terms { class: MoverClass::Migration, impact: Impact::default() };
+        let mut mover = Mover::new(now, Stores::default().and(Arc::clone(&store)), Some(terms));
+        assert!(store.status(now).is_some());
+        mover.rest();
+        assert_eq!((store.status(now), mover.terms()), (None, None));
+        // Orders that come meanwhile hold afterwards.
+        let strict = Terms { impact: Impact::percent(5).unwrap(), ..terms };
+        mover.set_terms(now, Some(strict));
+        assert_eq!(store.status(now), None);
+        mover.resume();
+        assert_eq!(mover.terms(), Some(strict));
+        mover.next_start(now, 1);
+        assert!(store.status(now).is_some());
+        mover.set_terms(now, None);
+        assert_eq!(store.status(now), None);
     }
 }

@@ -114,6 +114,18 @@ pub struct Status {
     pub has_guests: bool,
 }
 
+impl Status {
+    /// Returns the least rate and the greatest loss of two disks.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            bytes_per_second: self.bytes_per_second.min(other.bytes_per_second),
+            loss: self.loss.max(other.loss),
+            has_guests: self.has_guests || other.has_guests,
+        }
+    }
+}
+
 /// What the gauges do with requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {

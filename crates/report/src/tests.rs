@@ -38,6 +38,7 @@ fn migration() -> Migration {
         waiting_for: None,
         suspended: None,
         pace: None,
+        limited_by: None,
         ticket: None,
         queue: None,
         shared: false,

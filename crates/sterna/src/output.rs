@@ -250,6 +250,7 @@ pub(crate) fn migration(migration: &Migration) -> String {
         let progress = || format!("{}, {}", share(migration), remaining(migration));
         rows.push(("done", at_source(migration).map_or_else(progress, |host| format!("{host} knows"))));
     }
+    rows.extend(limit(migration).map(|limit| ("limited by", limit)));
     rows.extend(waiting(migration).map(|waiting| ("waits for", waiting)));
     if let Some(ticket) = &migration.ticket {
         rows.push(("ticket", ticket.clone()));
@@ -318,6 +319,15 @@ pub(crate) fn remaining(migration: &Migration) -> String {
         Some(range) if range.latest - range.earliest < 1.0 => format!("{} left", duration(range.latest)),
         Some(range) => format!("{} to {} left", duration(range.earliest), duration(range.latest)),
     }
+}
+
+/// Returns what limits the copying, and what guests lose to it. Its own limit is among its waits.
+pub(crate) fn limit(migration: &Migration) -> Option<String> {
+    let limit = migration.limited_by.filter(|limit| *limit != api::LimitedBy::Bandwidth)?;
+    let lost = migration.pace.filter(|pace| pace.guests_lose_percent >= 1.0);
+    let lost = lost.map(|pace| format!(", which lose up to {:.0} %", pace.guests_lose_percent));
+    let by_guests = matches!(limit, api::LimitedBy::SourceGuests | api::LimitedBy::TargetGuests);
+    Some(format!("{}{}", limit.words(), lost.filter(|_| by_guests).unwrap_or_default()))
 }
 
 pub(crate) fn waiting(migration: &Migration) -> Option<String> {

@@ -233,6 +233,9 @@ fn describe(migration: &Migration) -> String {
         let left = bytes(memory.remaining_bytes);
         text = format!("{text}; {left} of its memory left after {} rounds", memory.rounds);
     }
+    if let Some(limit) = output::limit(migration) {
+        text = format!("{text}; limited by {limit}");
+    }
     if let Some(waiting) = waiting(migration) {
         text = match waiting.strip_prefix("its limit of ") {
             Some(limit) => format!("{text}; limited to {limit}"),

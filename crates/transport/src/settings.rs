@@ -87,7 +87,7 @@ impl Default for Limits {
 }
 
 /// The version of the protocol between hosts. It grows with each change that a peer of the version before would not understand.
-pub const VERSION: u16 = 9;
+pub const VERSION: u16 = 10;
 
 /// Versions of the protocol, from the oldest to the newest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -410,8 +410,12 @@ KeptBecause = Literal[
 
 # What limits the copying.
 LimitedBy = Literal[
-    "disk",
-    "guests",
+    "source-disk",
+    "target-disk",
+    "source-guests",
+    "target-guests",
+    "link",
+    "bandwidth",
     "measuring",
 ]
 
@@ -469,7 +473,8 @@ class MigrateVolume(TypedDict):
 
     # How much space the new image allocates at the start.
     allocation: NotRequired[Allocation]
-    # Limit of the copying in bytes a second, at least 1; null: no limit. Guest writes are not limited.
+    # Limit of the copying in bytes a second, of all volumes and a VM's memory together, at least 1; null: no limit.
+    # Guest writes are not limited.
     bandwidth_bytes_per_second: NotRequired[int | None]
     format: NotRequired[ImageFormat | None]
     # Copies everything, even if the other host has kept an image of the volume.
@@ -549,6 +554,7 @@ class Migration(TypedDict):
     id: str
     # Whether the source's image is kept afterwards.
     keep_source: bool
+    limited_by: NotRequired[LimitedBy | None]
     machine: NotRequired[MachineMove | None]
     # The outcome with its reason, as text.
     message: NotRequired[str | None]
@@ -762,8 +768,6 @@ class Pace(TypedDict):
     # The part of their throughput, in percent, that guests of these disks lose to copies which wait for each answer;
     # for other guests an upper bound.
     guests_lose_percent: float
-    # What limits the copying.
-    limited_by: LimitedBy
 
 
 class PageLink(TypedDict):
@@ -1177,7 +1181,8 @@ class SetGrant(TypedDict):
 class SetMigration(TypedDict):
     """Changes a migration that is under way."""
 
-    # New limit of the copying in bytes a second; an explicit `null` removes the limit, and without the field it stays.
+    # New limit of the copying in bytes a second, of volumes and memory together; an explicit `null` removes the limit,
+    # and without the field it stays.
     bandwidth_bytes_per_second: NotRequired[int | None]
     # New impact on guests, as in `MigrateVolume::impact_percent`; without it, it stays.
     impact_percent: NotRequired[int | None]

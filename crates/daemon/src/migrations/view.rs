@@ -7,7 +7,7 @@ use api::{
     RemainingSeconds, ReplicaUsed, SwitchOver, WaitingFor,
 };
 use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
-use migration::progress::Paced;
+use migration::progress;
 use migration::strategy::Round;
 use migration::{MigrationId, Phase, Progress, VolumeIndex};
 
@@ -98,12 +98,8 @@ pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     {
         *waiting = WaitingFor { reason: format!("{LIMIT}{}/s", api::Bytes(limit)), remaining_ms: None };
     }
-    // Each of these waits is a few milliseconds long: the time that is left of one tells nothing.
-    if let Some(waiting) = &mut shown.waiting_for
-        && waiting.reason == migration::strategy::GUESTS_FIRST
-    {
-        waiting.remaining_ms = None;
-    }
+    // Each of these waits is a few milliseconds long, and what limits the copy is said anyway.
+    shown.waiting_for.take_if(|waiting| waiting.reason == migration::strategy::GUESTS_FIRST);
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
     shown.goes_on = metadata.goes_on;
@@ -115,7 +111,7 @@ pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
         !metadata.shared.is_empty() && metadata.shared.iter().all(|shared| shared.is_used == Some(true));
     if metadata.is_paused && shown.state == MigrationState::Running && shown.phase == api::Phase::Copying {
         shown.state = MigrationState::Paused;
-        (shown.bytes_per_second, shown.remaining_seconds) = (0.0, None);
+        (shown.bytes_per_second, shown.remaining_seconds, shown.limited_by) = (0.0, None, None);
     }
     if !metadata.warnings.is_empty() {
         let said = shown.message.iter().chain(&metadata.warnings).map(String::as_str);
@@ -123,17 +119,23 @@ pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     }
 }
 
-fn pace(paced: Paced) -> Pace {
-    let limited_by = match paced.limit {
-        pacer::Limit::Measuring => LimitedBy::Measuring,
-        pacer::Limit::Guests if paced.status.has_guests => LimitedBy::Guests,
-        pacer::Limit::Guests | pacer::Limit::Disk => LimitedBy::Disk,
-    };
-    let loss = if paced.status.has_guests { paced.status.loss } else { 0.0 };
+fn pace(paced: pacer::Status) -> Pace {
+    let loss = if paced.has_guests { paced.loss } else { 0.0 };
     Pace {
-        limited_by,
         guests_lose_percent: (loss * 1000.0).round() / 10.0,
-        bytes_per_second: paced.status.bytes_per_second.round(),
+        bytes_per_second: paced.bytes_per_second.round(),
+    }
+}
+
+fn limited_by(limit: progress::LimitedBy) -> LimitedBy {
+    match limit {
+        progress::LimitedBy::SourceDisk => LimitedBy::SourceDisk,
+        progress::LimitedBy::TargetDisk => LimitedBy::TargetDisk,
+        progress::LimitedBy::SourceGuests => LimitedBy::SourceGuests,
+        progress::LimitedBy::TargetGuests => LimitedBy::TargetGuests,
+        progress::LimitedBy::Link => LimitedBy::Link,
+        progress::LimitedBy::Bandwidth => LimitedBy::Bandwidth,
+        progress::LimitedBy::Measuring => LimitedBy::Measuring,
     }
 }
 
@@ -146,6 +148,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.bytes_missing = progress.bytes_missing;
     shown.bytes_per_second = progress.copy_bytes_per_second;
     shown.pace = progress.paced.map(pace);
+    shown.limited_by = progress.limited_by.map(limited_by);
     shown.remaining_seconds = progress.remaining.map(|(earliest, latest)| RemainingSeconds {
         earliest: earliest.as_secs_f64(),
         latest: latest.as_secs_f64(),
@@ -171,6 +174,7 @@ fn add_end(shown: &mut Migration, state: &journal::MigrationState, outcome: &Out
     shown.phase = api::Phase::Ended;
     shown.bytes_per_second = 0.0;
     (shown.remaining_seconds, shown.waiting_for, shown.suspended) = (None, None, None);
+    (shown.pace, shown.limited_by) = (None, None);
     // A migration that recovery ended has no summary, so the last report is kept.
     if *summary != Summary::default() {
         add_bytes(shown, summary.bytes_copied, summary.bytes_mirrored, summary.bytes_zero);
@@ -373,6 +377,7 @@ fn begun() -> Migration {
         waiting_for: None,
         suspended: None,
         pace: None,
+        limited_by: None,
         ticket: None,
         queue: None,
         shared: false,

@@ -39,7 +39,7 @@ pub struct Plan {
     pub moves: Moves,
 }
 
-/// How a copy gives way to guests.
+/// How a copy gives way to guests, and to the rest of its migration.
 #[derive(Clone, Debug, Default)]
 pub struct GivesWay {
     /// The disks of this host that it reads and writes.
@@ -150,6 +150,8 @@ pub struct Replica {
     pub carried: Carried,
     /// How zeroes are written to the target.
     pub zeroes: ZeroMode,
+    /// Lets its chunks give way to guests at the target's host; `None`: the pacer of this host does that.
+    pub guests_there: Option<Rc<PeerStore>>,
     /// Reports the missing blocks to the target's half; `None`: the target will lack none.
     pub manifest: Option<Rc<PeerStore>>,
 }
@@ -235,6 +237,7 @@ impl PlannedVolume {
             known: self.known,
             carried: self.carried,
             zeroes: self.zeroes,
+            guests_there: None,
             manifest: None,
         };
         let leaving = OutgoingVolume {

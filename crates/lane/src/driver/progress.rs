@@ -52,6 +52,7 @@ impl SourceDriver {
             tally: Tally::default(),
             rounds: Vec::new(),
             paced: None,
+            limited_by: None,
         };
         let volumes = self.participants.len().max(1) as f64;
         let mut bytes_missing = 0;
@@ -71,7 +72,8 @@ impl SourceDriver {
             }
             progress.copy_bytes_per_second += volume.copy_bytes_per_second;
             progress.suspended = progress.suspended.or(volume.suspended);
-            progress.paced = progress.paced.or(volume.paced);
+            progress.paced = progress.paced.into_iter().chain(volume.paced).reduce(pacer::Status::and);
+            progress.limited_by = progress.limited_by.or(volume.limited_by);
         }
         progress.bytes_missing = Some(if phase == Phase::Retiring { 0 } else { bytes_missing });
         if let Some(following) = self.source.following() {

@@ -248,8 +248,7 @@ impl SourceVolume {
             let rounds = self.rounds.borrow().clone();
             return VolumeProgress { costs: self.costs(), rounds, ..VolumeProgress::default() };
         };
-        let now = self.handle.now();
-        let mut progress = copy.with_machine(|machine| machine.progress(now));
+        let mut progress = copy.progress();
         if let Some(reservoir) = self.leaving.reservoir.as_ref().filter(|_| self.has_left.get()) {
             // Blocks that were left behind count as on their way once the target asks for them.
             let served = reservoir.served().bytes.min(progress.bytes_missing);

@@ -40,7 +40,7 @@ impl Asked {
 
 fn request(address: Address) -> Request {
     match address {
-        Address::Replica(index) => Request::Store(VolumeIndex(index)),
+        Address::Replica(index) | Address::ReplicaInBulk(index) => Request::Store(VolumeIndex(index)),
         Address::Reservoir(index) | Address::ReservoirInBackground(index) => {
             Request::Reservoir(VolumeIndex(index))
         }

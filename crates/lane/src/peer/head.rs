@@ -59,6 +59,8 @@ pub enum Address {
     ReservoirInBackground(u32),
     /// The arriving volume's list of copies at other hosts, at its target.
     Copies(u32),
+    /// The same store as [`Address::Replica`], for chunks of the copy: they give way to guests of its disk.
+    ReplicaInBulk(u32),
 }
 
 /// The requested operation; offsets and lengths are in bytes.
@@ -144,6 +146,31 @@ pub enum Operation {
         /// The known size, in bytes.
         known: u64,
     },
+    /// Let chunks give way to guests of the disk that the replica is on, and say what that does.
+    GiveWay {
+        /// What these guests may lose, in percent; 0: chunks do not give way.
+        impact_percent: u8,
+    },
+}
+
+impl From<HeldBack> for pacer::Limit {
+    fn from(held_back: HeldBack) -> Self {
+        match held_back {
+            HeldBack::No => Self::Disk,
+            HeldBack::ByGuests => Self::Guests,
+            HeldBack::Measuring => Self::Measuring,
+        }
+    }
+}
+
+impl From<GivenWay> for pacer::Status {
+    fn from(given_way: GivenWay) -> Self {
+        Self {
+            bytes_per_second: given_way.bytes_per_second as f64,
+            loss: f64::from(given_way.loss_permille) / 1000.0,
+            has_guests: given_way.has_guests,
+        }
+    }
 }
 
 impl Operation {
@@ -165,6 +192,36 @@ pub enum Answered {
     Fenced(FencingToken),
     /// The size of the volume, in bytes.
     Size(u64),
+    /// What giving way does at present.
+    GivenWay(GivenWay),
+}
+
+/// What it does at the target's host that chunks give way to guests there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GivenWay {
+    /// The bytes of chunks that have arrived and are not stored.
+    pub bytes_arrived: u64,
+    /// What holds them back.
+    pub held_back: HeldBack,
+    /// Whether the disk's pacer is asked. Without it the fields below tell nothing.
+    pub is_paced: bool,
+    /// The rate of all copies of the disk together while guests are active.
+    pub bytes_per_second: u64,
+    /// The part of their throughput that guests of the disk lose, in thousandths.
+    pub loss_permille: u16,
+    /// Whether guests are active.
+    pub has_guests: bool,
+}
+
+/// What holds chunks back that have arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum HeldBack {
+    /// Nothing.
+    No,
+    /// Guests of the disk.
+    ByGuests,
+    /// The pause in which guests are measured.
+    Measuring,
 }
 
 /// The kinds of an extent.
@@ -269,6 +326,22 @@ mod tests {
                 address: Address::Owner([3; 16]),
                 operation: Operation::Attach,
                 fence: FencingToken::new(u64::MAX, 2),
+            },
+            Head::Call {
+                call: 9,
+                address: Address::ReplicaInBulk(2),
+                operation: Operation::GiveWay { impact_percent: 20 },
+            },
+            Head::Answer {
+                call: 9,
+                result: Ok(Answered::GivenWay(GivenWay {
+                    bytes_arrived: 1 << 20,
+                    held_back: HeldBack::ByGuests,
+                    is_paced: true,
+                    bytes_per_second: 1 << 30,
+                    loss_permille: 187,
+                    has_guests: true,
+                })),
             },
             Head::Answer { call: 8, result: Ok(Answered::Fenced(FencingToken::new(1, 3))) },
         ];

@@ -13,6 +13,7 @@ use futures_util::future::{Either, select};
 use migration::HostId;
 use migration::planted::{Bug, broken};
 
+use super::arriving::ArrivingChunks;
 use super::head::{Address, Answered, EXTENTS_MAX, Operation};
 use super::store::Payload;
 use super::window::WINDOW_BYTES;
@@ -52,6 +53,8 @@ pub struct Service {
     ways: RefCell<BTreeMap<Address, Way>>,
     leased: RefCell<BTreeMap<Address, Rc<LeasedImage>>>,
     filling: RefCell<BTreeMap<Address, Rc<FillingStore>>>,
+    /// The chunks of replicas, which give way to guests.
+    chunks: RefCell<BTreeMap<Address, Rc<ArrivingChunks>>>,
     /// The receivers of missing sets of copies, for volumes that come from the peer.
     learners: RefCell<BTreeMap<Address, Rc<Learner>>>,
     /// The sizes that the peer knows of volumes which it offers to clients.
@@ -79,6 +82,7 @@ impl Service {
             ways: RefCell::default(),
             leased: RefCell::default(),
             filling: RefCell::default(),
+            chunks: RefCell::default(),
             learners: RefCell::default(),
             followers: RefCell::default(),
             held: RefCell::default(),
@@ -112,6 +116,11 @@ impl Service {
         self.filling.borrow_mut().insert(address, store);
     }
 
+    /// Lets chunks for the replica at an address give way to guests.
+    pub fn offer_chunks(&self, address: Address, chunks: Rc<ArrivingChunks>) {
+        self.chunks.borrow_mut().insert(address, chunks);
+    }
+
     /// Accepts the peer's missing sets of copies of a volume at other hosts, at an address; also if that is the volume's own.
     pub fn offer_learner(&self, address: Address, learner: Rc<Learner>) {
         self.learners.borrow_mut().insert(address, learner);
@@ -122,6 +131,9 @@ impl Service {
         self.devices.borrow_mut().remove(&address);
         self.leased.borrow_mut().remove(&address);
         self.filling.borrow_mut().remove(&address);
+        if let Some(chunks) = self.chunks.borrow_mut().remove(&address) {
+            chunks.set_impact(None);
+        }
         self.let_change(address);
     }
 
@@ -194,12 +206,23 @@ impl Service {
         payload: Bytes,
         credit: Box<dyn Any + Send>,
     ) {
-        let Question { address, operation, .. } = question;
+        let Question { operation, .. } = question;
+        let (address, chunks) = self.replica_of(question.address);
         if let Operation::Clients { number } = operation {
             let result = self.clients_are(address, number, &payload);
             channel.answer(RequestPriority::Control, call, result, Bytes::new());
             return;
         }
+        if let Operation::GiveWay { impact_percent } = operation {
+            let given_way = chunks.ok_or(IoError::Unsupported).map(|chunks| {
+                chunks.set_impact(pacer::Impact::percent(impact_percent));
+                Answered::GivenWay(chunks.given_way())
+            });
+            channel.answer(RequestPriority::Control, call, given_way, Bytes::new());
+            return;
+        }
+        let chunks = chunks.filter(|_| matches!(operation, Operation::Write { .. }));
+        let arrived = chunks.as_ref().map(|chunks| chunks.arrived(payload.len() as u64));
         let is_held = keeps_promises()
             && (matches!(operation, Operation::Lease { .. } | Operation::Missing { .. })
                 || operation.is_change());
@@ -244,7 +267,12 @@ impl Service {
         under_way.set(under_way.get() + 1);
         let credit = match address {
             Address::Owner(_) => self.set_aside(payload.len(), credit),
+            // N.B. guests' writes use the same credit, and wait for none of these chunks.
+            Address::Replica(_) if chunks.as_ref().is_some_and(|chunks| chunks.is_paced()) => {
+                self.set_aside(payload.len(), credit)
+            }
             Address::Replica(_)
+            | Address::ReplicaInBulk(_)
             | Address::Reservoir(_)
             | Address::ReservoirInBackground(_)
             | Address::Copies(_) => Held::Credit { _credit: credit },
@@ -274,13 +302,17 @@ impl Service {
                 (_, Some(Offered { volume: Some((volume, _)), .. })) if operation.is_change() => {
                     service.change(&volume, origin(question), operation, payload).await
                 }
+                (Operation::Write { offset, durable }, Some(Offered { device, .. })) if chunks.is_some() => {
+                    let write = (offset, durability(durable), payload);
+                    service.write_chunk(&device, chunks.as_ref(), &under_way, write).await
+                }
                 (_, Some(Offered { device, .. })) => {
                     let applied = service.apply(&device, operation, payload);
                     service.unless_left_behind(address, &under_way, applied).await
                 }
             };
             // N.B. after the write: the credit paces the peer by the replica's store.
-            drop(credit);
+            drop((credit, arrived));
             let (result, payload) = match result {
                 Ok((answered, payload)) => (Ok(answered), payload),
                 Err(error) => (Err(error), Bytes::new()),
@@ -288,9 +320,13 @@ impl Service {
             let priority = match (payload.is_empty(), address) {
                 (true, _) => RequestPriority::Control,
                 (false, Address::Owner(_) | Address::Reservoir(_)) => RequestPriority::Awaited,
-                (false, Address::Replica(_) | Address::ReservoirInBackground(_) | Address::Copies(_)) => {
-                    RequestPriority::Bulk
-                }
+                (
+                    false,
+                    Address::Replica(_)
+                    | Address::ReplicaInBulk(_)
+                    | Address::ReservoirInBackground(_)
+                    | Address::Copies(_),
+                ) => RequestPriority::Bulk,
             };
             // N.B. a former process is not answered: its successor may have used the same number for its own call.
             if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
@@ -317,6 +353,47 @@ impl Service {
             Either::Left((applied, _)) => applied,
             Either::Right(_) => Err(IoError::Closed),
         }
+    }
+
+    /// Writes a chunk in pieces, each when the disk's pacer admits it. A chunk that waits ends when the peer has restarted or this
+    /// service ends: the copy sends it again, or is over.
+    async fn write_chunk(
+        &self,
+        device: &Rc<dyn BlockDevice>,
+        chunks: Option<&Rc<ArrivingChunks>>,
+        under_way: &Rc<Cell<usize>>,
+        (offset, durability, payload): (u64, Durability, Bytes),
+    ) -> Result<(Answered, Bytes), IoError> {
+        let (Some(chunks), true) = (chunks, payload.len() <= PAYLOAD_BYTES_MAX) else {
+            return Err(IoError::Unsupported);
+        };
+        let is_of_former = || !Rc::ptr_eq(under_way, &*self.under_way.borrow());
+        let is_useless = || (is_of_former() || self.is_over.get()).then_some(());
+        let mut start = 0;
+        while start < payload.len() {
+            let most = chunks.piece_bytes_max().and_then(|bytes| usize::try_from(bytes).ok());
+            let piece = payload.slice(start..payload.len().min(start + most.unwrap_or(PAYLOAD_BYTES_MAX)));
+            let restarts = pin!(self.ended.wait_for(is_useless));
+            let ends = pin!(self.over.wait_for(is_useless));
+            let admitted = pin!(chunks.admit(piece.len() as u64));
+            let admitted = match select(admitted, select(restarts, ends)).await {
+                Either::Left((admitted, _)) => admitted,
+                Either::Right(_) => return Err(IoError::Closed),
+            };
+            let mut data = self.buffers.take(piece.len());
+            data.fill_from(&piece);
+            device.change(Change::Write(offset + start as u64, data, durability)).await?;
+            drop(admitted);
+            start += piece.len();
+        }
+        Ok((Answered::Done, Bytes::new()))
+    }
+
+    /// Returns the address of a replica without the way of its chunks, and that way.
+    fn replica_of(&self, address: Address) -> (Address, Option<Rc<ArrivingChunks>>) {
+        let Address::ReplicaInBulk(index) = address else { return (address, None) };
+        let address = Address::Replica(index);
+        (address, self.chunks.borrow().get(&address).cloned())
     }
 
     /// Notes the size with which the peer offers a volume to clients, in place of an earlier one.
@@ -428,7 +505,6 @@ impl Service {
     }
 
     fn change_asked_for(&self, operation: Operation, payload: &[u8]) -> Result<Change, IoError> {
-        let durability = |durable| if durable { Durability::Durable } else { Durability::Volatile };
         match operation {
             Operation::Write { offset, durable } if payload.len() <= PAYLOAD_BYTES_MAX => {
                 let mut data = self.buffers.take(payload.len());
@@ -463,6 +539,10 @@ impl Drop for Held {
             held.set(held.get() - *bytes);
         }
     }
+}
+
+fn durability(durable: bool) -> Durability {
+    if durable { Durability::Durable } else { Durability::Volatile }
 }
 
 async fn attach(volume: &Volume) -> Result<Answered, IoError> {

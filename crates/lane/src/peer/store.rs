@@ -18,7 +18,7 @@ use chronicle::LayeredBitmap;
 use futures_util::future::{join_all, try_join_all};
 use migration::filling::encode_runs;
 
-use super::head::{Address, Answered, Kind, Operation};
+use super::head::{Address, Answered, GivenWay, Kind, Operation};
 use super::{Answer, PAYLOAD_BYTES_MAX, Question, RequestPriority, RpcChannel};
 
 /// A block device of another host.
@@ -99,6 +99,19 @@ impl PeerStore {
             self.call(RequestPriority::Mirrored, operation, piece.into()).await?;
         }
         Ok(())
+    }
+
+    /// Orders what guests of the replica's disk may lose to chunks, and returns what that does; `None`: chunks do not give way.
+    ///
+    /// # Errors
+    /// [`IoError`]: the other host cannot be asked, or its replica is gone.
+    pub async fn give_way(&self, impact: Option<pacer::Impact>) -> Result<GivenWay, IoError> {
+        let impact_percent = impact.map_or(0, pacer::Impact::in_percent);
+        let operation = Operation::GiveWay { impact_percent };
+        match self.call(RequestPriority::Control, operation, Bytes::new()).await?.answered {
+            Answered::GivenWay(given_way) => Ok(given_way),
+            _ => Err(nonsense()),
+        }
     }
 
     async fn done(&self, operation: Operation) -> Result<(), IoError> {

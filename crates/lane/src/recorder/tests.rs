@@ -151,6 +151,7 @@ fn progress(phase: Phase, bytes_copied: u64) -> Report {
         tally: Tally::default(),
         rounds: Vec::new(),
         paced: None,
+        limited_by: None,
     };
     Report::Progress { migration: MIGRATION, progress }
 }

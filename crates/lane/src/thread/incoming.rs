@@ -24,7 +24,7 @@ use crate::driver::{
 };
 use crate::handle::{IncomingChannels, IncomingOrder, IncomingRole, Promoted};
 use crate::peer::head::Address;
-use crate::peer::{CallsOnly, Listener, PeerChannel, RpcChannel, Service};
+use crate::peer::{ArrivingChunks, CallsOnly, Listener, PeerChannel, RpcChannel, Service};
 use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 use crate::stack::{GateMode, Home};
@@ -103,6 +103,8 @@ impl Lane {
         }
         let store = FlushDebt::new(store);
         service.offer(Address::Replica(index.0), Rc::clone(&store) as Rc<dyn BlockDevice>);
+        service
+            .offer_chunks(Address::Replica(index.0), ArrivingChunks::new(self.handle.clone(), self.disks()));
         if let Some(leased) = &leased {
             service.offer_lease(Address::Replica(index.0), Rc::clone(leased));
         }

@@ -159,7 +159,11 @@ impl Lane {
         successor: Rc<PeerVolume>,
     ) -> OutgoingVolume {
         let link = |priority| {
-            let (rpc, address) = (Rc::clone(rpc), Address::Replica(index.0));
+            let address = match priority {
+                RequestPriority::Bulk => Address::ReplicaInBulk(index.0),
+                _ => Address::Replica(index.0),
+            };
+            let rpc = Rc::clone(rpc);
             PeerStore::new(rpc, address, self.geometry_elsewhere(), priority)
         };
         let lease = order.shared.clone().map(|shared| self.lease(order, index, shared, rpc));
@@ -186,6 +190,7 @@ impl Lane {
                 known: order.known,
                 carried: Carried::default(),
                 zeroes: order.zeroes,
+                guests_there: Some(Rc::new(link(RequestPriority::Bulk))),
                 manifest: leaves_blocks.then(|| Rc::new(link(RequestPriority::Mirrored))),
             },
             source_image: order.source.clone(),
@@ -214,7 +219,7 @@ impl Lane {
     fn copy_settings(&self, order: &OutgoingOrder) -> CopySettings {
         CopySettings {
             pacing: pacing(&self.settings.pacing, order),
-            gives_way: GivesWay { disks: self.disks(), impact: order.impact },
+            gives_way: self.gives_way(order),
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
                     Moves::Volumes | Moves::VolumesAfterHooks => self.settings.mirror_wait_max,

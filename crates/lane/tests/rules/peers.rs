@@ -14,10 +14,10 @@ use chronicle::{BlockSize, Generation};
 use futures_channel::{mpsc, oneshot};
 use futures_util::future::join_all;
 use lane::Volume;
-use lane::peer::head::{Address, Head, Operation};
+use lane::peer::head::{Address, Head, HeldBack, Operation};
 use lane::peer::{
-    Channel, ChannelEvent, ChannelEvents, Listener, PeerStore, PeerVolume, RequestPriority, RpcChannel,
-    Service,
+    ArrivingChunks, Channel, ChannelEvent, ChannelEvents, Listener, PeerStore, PeerVolume, RequestPriority,
+    RpcChannel, Service,
 };
 use lane::stack::{Gate, GateMode};
 use migration::{HostId, VolumeId};
@@ -346,6 +346,102 @@ fn withdrawn_replica_takes_nothing_any_more() {
         assert_eq!(refused, Err(IoError::Closed));
         let read = ends.memory.read(0, Buffer::zeroed(4096)).await.unwrap();
         assert_eq!(read.as_slice(), [1; 4096]);
+    });
+}
+
+/// A disk of the far end with a guest, whose requests take 100 µs until it is stuck.
+struct BusyDisk {
+    disk: Arc<pacer::Store>,
+    is_stuck: Rc<Cell<bool>>,
+}
+
+impl BusyDisk {
+    fn new(handle: &Handle) -> Self {
+        let (disk, is_stuck) = (pacer::Store::new(), Rc::<Cell<bool>>::default());
+        let (handle, stuck, gauge) = (handle.clone(), Rc::clone(&is_stuck), pacer::Gauge::default());
+        gauge.join(&disk);
+        handle.clone().spawn(async move {
+            loop {
+                let request = gauge.arrived(handle.now());
+                handle.sleep(Duration::from_micros(100)).await;
+                while stuck.get() {
+                    handle.sleep(Duration::from_millis(10)).await;
+                }
+                request.ended(handle.now(), pacer::RequestClass::read(4096));
+            }
+        });
+        Self { disk, is_stuck }
+    }
+}
+
+#[test]
+fn chunks_give_way_to_guests_of_the_targets_disk_and_guests_writes_do_not() {
+    play(|scene| async move {
+        let (handle, ends) = (scene.handle.clone(), Ends::new(&scene.handle, SIZE));
+        let busy = BusyDisk::new(&handle);
+        let disks = pacer::Stores::default().and(Arc::clone(&busy.disk));
+        ends.service.offer_chunks(Address::Replica(0), ArrivingChunks::new(handle.clone(), disks));
+        let (geometry, near) = (ends.memory.geometry(), Rc::clone(&ends.near));
+        let bulk = Rc::new(PeerStore::new(near, Address::ReplicaInBulk(0), geometry, RequestPriority::Bulk));
+        let chunk = || Buffer::copy_of(&[3; 1 << 20]);
+        assert!(!bulk.give_way(None).await.unwrap().is_paced);
+        let impact = pacer::Impact::percent(20);
+        bulk.give_way(impact).await.unwrap();
+        for _ in 0..4 {
+            bulk.write(0, chunk(), Durability::Volatile).await.unwrap();
+        }
+        busy.is_stuck.set(true);
+        handle.sleep(Duration::from_millis(100)).await;
+        let is_written = Rc::<Cell<bool>>::default();
+        let (writes, written) = (Rc::clone(&bulk), Rc::clone(&is_written));
+        handle.spawn(async move {
+            writes.write(0, chunk(), Durability::Volatile).await.unwrap();
+            written.set(true);
+        });
+        handle.sleep(Duration::from_millis(200)).await;
+        let given_way = bulk.give_way(impact).await.unwrap();
+        assert_eq!((given_way.held_back, given_way.bytes_arrived), (HeldBack::ByGuests, 1 << 20));
+        assert!(given_way.is_paced && given_way.has_guests && !is_written.get(), "{given_way:?}");
+        ends.store().write(2 << 20, Buffer::copy_of(&[4; 4096]), Durability::Durable).await.unwrap();
+        assert!(!is_written.get(), "a guest's write waits for no chunk");
+        // Guests are held for the handover: what is under way goes on at full speed.
+        bulk.give_way(None).await.unwrap();
+        handle.sleep(Duration::from_millis(100)).await;
+        assert!(is_written.get());
+        busy.is_stuck.set(false);
+        ends.service.withdraw(Address::Replica(0));
+        assert_eq!(bulk.give_way(impact).await, Err(IoError::Unsupported));
+        assert_eq!(busy.disk.status(handle.now()), None, "nobody is measured for a copy that is over");
+    });
+}
+
+#[test]
+fn a_chunk_that_waits_for_guests_ends_when_its_source_has_restarted() {
+    play(|scene| async move {
+        let (handle, ends) = (scene.handle.clone(), Ends::new(&scene.handle, SIZE));
+        let busy = BusyDisk::new(&handle);
+        let disks = pacer::Stores::default().and(Arc::clone(&busy.disk));
+        ends.service.offer_chunks(Address::Replica(0), ArrivingChunks::new(handle.clone(), disks));
+        let (geometry, near) = (ends.memory.geometry(), Rc::clone(&ends.near));
+        let bulk = Rc::new(PeerStore::new(near, Address::ReplicaInBulk(0), geometry, RequestPriority::Bulk));
+        bulk.give_way(pacer::Impact::percent(20)).await.unwrap();
+        handle.sleep(Duration::from_millis(50)).await;
+        busy.is_stuck.set(true);
+        let chunk = Rc::clone(&bulk);
+        handle.spawn(async move {
+            chunk.write(0, Buffer::copy_of(&[3; 1 << 20]), Durability::Volatile).await.unwrap_err();
+        });
+        handle.sleep(Duration::from_millis(50)).await;
+        ends.restart_far();
+        handle.sleep(Duration::from_millis(1)).await;
+        let restarted = handle.now();
+        // The first write of the new process waits for those of the former one.
+        ends.store().write(0, Buffer::copy_of(&[5; 4096]), Durability::Volatile).await.unwrap();
+        assert!(handle.now() - restarted <= Duration::from_millis(2 * JOURNEY_MAX_MS));
+        handle.sleep(Duration::from_secs(5)).await;
+        let read = ends.memory.read(0, Buffer::zeroed(4096)).await.unwrap();
+        assert_eq!(read.as_slice(), [5; 4096]);
+        busy.is_stuck.set(false);
     });
 }
 

@@ -64,6 +64,7 @@ impl Together {
                 known: None,
                 carried: Carried::default(),
                 zeroes: ZeroMode::MayUnmap,
+                guests_there: None,
                 manifest: None,
             },
             reservoir: None,

@@ -58,6 +58,16 @@ impl Copying {
         self.advance(now);
     }
 
+    /// Returns what guests may lose to chunks at present; `None`: chunks do not give way, as while guests are held for the handover.
+    pub fn impact(&self) -> Option<pacer::Impact> {
+        self.engine.impact()
+    }
+
+    /// Returns what limits the copying; `None`: nothing is copied.
+    pub fn limited_by(&self, chunks: ChunksInFlight) -> Option<LimitedBy> {
+        self.engine.limited_by(chunks)
+    }
+
     /// Continues the counts of an earlier daemon.
     #[must_use]
     pub fn carrying(mut self, carried: Carried) -> Self {

@@ -195,7 +195,7 @@ impl Engine {
     pub(super) fn new(settings: CopyingSettings, terms: Terms) -> Self {
         let blocks = settings.block_size.blocks_of(settings.size_bytes);
         Self {
-            pacing: Pacing::new(settings.pacing.clone()),
+            pacing: Pacing::new(&settings.pacing),
             paced: pacer::Mover::default(),
             chunk_bytes_max: settings.pacing.chunk_bytes,
             settings,
@@ -262,11 +262,20 @@ impl Engine {
             }
             VolumeEvent::LinkLost => self.link_lost(now),
             VolumeEvent::LinkBack => self.link_back(now),
-            VolumeEvent::Pause => self.mover = Mover::Rests,
-            VolumeEvent::Resume => self.mover = Mover::Works,
+            VolumeEvent::Pause => {
+                self.mover = Mover::Rests;
+                self.paced.rest();
+            }
+            VolumeEvent::Resume => {
+                self.mover = Mover::Works;
+                self.paced.resume();
+            }
             VolumeEvent::GrowthBegins => self.is_growing = true,
             VolumeEvent::GrowthEnds { size_bytes } => self.grown(size_bytes),
-            VolumeEvent::Stop => self.stop(),
+            VolumeEvent::Stop => {
+                self.paced.set_terms(now, None);
+                self.stop();
+            }
         }
     }
 
@@ -285,6 +294,11 @@ impl Engine {
 
     pub(super) fn set_paced(&mut self, mover: pacer::Mover) {
         self.paced = mover;
+    }
+
+    /// Returns what guests may lose to chunks at present; `None`: chunks do not give way.
+    pub(super) fn impact(&self) -> Option<pacer::Impact> {
+        self.paced.terms().filter(|_| self.gate.is_open()).map(|terms| terms.impact)
     }
 
     pub(super) fn paced(&mut self) -> &mut pacer::Mover {
@@ -385,7 +399,8 @@ impl Engine {
             suspended: self.suspension.map(|suspension| suspension.reason),
             costs: self.costs,
             rounds: Vec::new(),
-            paced: self.paced.status(now).map(|status| Paced { limit: self.paced.limit(), status }),
+            paced: self.paced.status(now),
+            limited_by: None,
         }
     }
 

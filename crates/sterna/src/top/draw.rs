@@ -193,6 +193,9 @@ fn migration_figures(
     };
     if counted_at(migration).is_none() && migration.state != api::MigrationState::Queued {
         add("rate", rate(Some(migration.bytes_per_second)));
+        if let Some(limit) = migration.limited_by {
+            add("by", limit.words().to_owned());
+        }
         add("missing", output::missing(migration));
     }
     if let Some(activity) = activity {

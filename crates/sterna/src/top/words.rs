@@ -114,7 +114,8 @@ pub(crate) fn course(migration: &Migration) -> String {
     let waits = if is_near { reason() } else { output::waiting(migration) };
     let waits = waits.map(|waiting| format!("waits for {waiting}"));
     let suspended = migration.suspended.as_ref().map(|reason| format!("suspended: {reason}"));
-    [suspended, waits].into_iter().flatten().collect::<Vec<_>>().join("; ")
+    let limit = output::limit(migration).map(|limit| format!("limited by {limit}"));
+    [suspended, waits, limit].into_iter().flatten().collect::<Vec<_>>().join("; ")
 }
 
 /// Draws figures as a line of `width` characters, the latest at the end; unknown figures are blank.

@@ -10,6 +10,7 @@ mod ghosts;
 mod home;
 mod hooks;
 mod moves;
+mod pacing;
 mod queue;
 mod resume;
 mod together;

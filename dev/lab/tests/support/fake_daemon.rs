@@ -241,6 +241,7 @@ fn migration(state: MigrationState) -> Migration {
         waiting_for: None,
         suspended: None,
         pace: None,
+        limited_by: None,
         ticket: None,
         queue: None,
         shared: false,

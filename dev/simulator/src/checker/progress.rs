@@ -74,6 +74,7 @@ mod tests {
             tally: migration::strategy::Tally::default(),
             rounds: Vec::new(),
             paced: None,
+            limited_by: None,
         }
     }
 

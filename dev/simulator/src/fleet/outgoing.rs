@@ -458,6 +458,7 @@ impl SimHost {
                 known: replica,
                 carried: Carried::default(),
                 zeroes: ZeroMode::MayUnmap,
+                guests_there: None,
                 manifest: leaves_blocks.then(|| {
                     let address = Address::Replica(index as u32);
                     let geometry =

@@ -67,6 +67,7 @@ fn progress() -> Progress {
         tally: Tally::default(),
         rounds: Vec::new(),
         paced: None,
+        limited_by: None,
     }
 }
 

@@ -3,11 +3,13 @@
 use std::time::Duration;
 
 use chronicle::{BlockIndex, BlockRange};
+use pacer::Limit;
 
 use super::chunks::Pass;
 use super::{Engine, InFlight, Mover, Rewritten};
 use crate::pacing::PacingSettings;
 use crate::planted::{Bug, broken};
+use crate::progress::{ArrivedChunks, ChunksInFlight, LimitedBy};
 use crate::strategy::{BANDWIDTH_LIMIT, ChunkId, Copied, CopyFault, GUESTS_FIRST, SourceFault, VolumeAction};
 
 /// The most chunks in flight where bytes are limited, however small: every guest write checks each of them.
@@ -47,6 +49,40 @@ impl Engine {
             return false;
         }
         true
+    }
+
+    /// Returns what limits the copying; `None`: nothing is copied.
+    pub(in crate::strategy) fn limited_by(&self, chunks: ChunksInFlight) -> Option<LimitedBy> {
+        let is_copying = self.is_mirroring() && self.mover == Mover::Works;
+        if !is_copying || self.chunks.is_empty() && self.replica.is_complete() && self.is_pass_over() {
+            return None;
+        }
+        let (disk, guests) = match self.paced.limited_at() {
+            0 => (LimitedBy::SourceDisk, LimitedBy::SourceGuests),
+            _ => (LimitedBy::TargetDisk, LimitedBy::TargetGuests),
+        };
+        if let Some((_, reason)) = self.tokens_at {
+            return Some(match self.paced.limit() {
+                _ if reason == BANDWIDTH_LIMIT => LimitedBy::Bandwidth,
+                Limit::Guests => guests,
+                Limit::Measuring => LimitedBy::Measuring,
+                Limit::Disk => disk,
+            });
+        }
+        // As much is in flight as may be: it is where most of it waits.
+        let in_flight = self.chunks.blocks() * self.block_bytes();
+        let sent = in_flight.saturating_sub(chunks.reading);
+        let Some(ArrivedChunks { bytes, limit }) = chunks.arrived else {
+            return Some(if chunks.reading >= sent { LimitedBy::SourceDisk } else { LimitedBy::TargetDisk });
+        };
+        let on_the_way = sent.saturating_sub(bytes);
+        Some(match limit {
+            Limit::Guests if bytes > 0 => LimitedBy::TargetGuests,
+            Limit::Measuring if bytes > 0 => LimitedBy::Measuring,
+            _ if chunks.reading >= on_the_way.max(bytes) => LimitedBy::SourceDisk,
+            _ if on_the_way >= bytes => LimitedBy::Link,
+            _ => LimitedBy::TargetDisk,
+        })
     }
 
     /// Returns the next run of the first pass, which visits each block once; `None` when the pass is over.
