@@ -9,7 +9,7 @@
 //!      `Driver`                        what the executor parks on
 //! ```
 
-mod clock;
+pub mod clock;
 mod helpers;
 mod pieces;
 pub mod ring;

@@ -12,6 +12,7 @@
 //!   view           one migration in the form of the API
 //!   queue          which migrations may begin, and which wait
 //!   metadata       the orders, beside the journal
+//!   budgets        the limit of each migration, for its volumes and its VM together
 //!   ends           counts of outcomes
 //!   history        measurements, for reports
 //!   shares         what other hosts may use here at a time
@@ -20,6 +21,7 @@
 //! ```
 
 pub(crate) mod arrivals;
+pub(crate) mod budgets;
 pub(crate) mod departures;
 pub(crate) mod ends;
 pub(crate) mod history;

@@ -9,6 +9,7 @@
 //! ```
 //! It has no post-copy, and answers [`HypervisorError::Refused`] to that. The methods of [`FakeVm`] itself are for tests.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -43,6 +44,7 @@ struct FakeState {
     /// Lets the sending task continue.
     switches: Arc<std::sync::Mutex<Option<oneshot::Sender<()>>>>,
     has_ended: bool,
+    memory_limits: Vec<Option<NonZeroU64>>,
 }
 
 impl FakeVm {
@@ -63,6 +65,7 @@ impl FakeVm {
             blockers: Vec::new(),
             switches: Arc::default(),
             has_ended: false,
+            memory_limits: Vec::new(),
         };
         Self { socket, state: Arc::new(watch::Sender::new(state)) }
     }
@@ -75,6 +78,11 @@ impl FakeVm {
     /// Changes the run state, as another program would.
     pub fn be(&self, run: RunState) {
         self.state.send_modify(|state| state.run = run);
+    }
+
+    /// Returns the limits that its transfer of memory was given, in order.
+    pub fn memory_limits(&self) -> Vec<Option<NonZeroU64>> {
+        self.state.borrow().memory_limits.clone()
     }
 
     /// Ends the VM's process.
@@ -228,8 +236,9 @@ impl Hypervisor for FakeVm {
         self.look(|_| false)
     }
 
-    fn offer_memory<'a>(&'a self, stream: &'a Path, _options: MemoryOptions) -> HypervisorFuture<'a, ()> {
+    fn offer_memory<'a>(&'a self, stream: &'a Path, options: MemoryOptions) -> HypervisorFuture<'a, ()> {
         self.change(|state| {
+            state.memory_limits.push(options.bandwidth_max_bytes_per_s);
             if !state.blockers.is_empty() {
                 return Err(HypervisorError::Blocked { product: PRODUCT, reasons: state.blockers.clone() });
             }
@@ -270,6 +279,13 @@ impl Hypervisor for FakeVm {
 
     fn set_downtime_target(&self, _downtime: Duration) -> HypervisorFuture<'_, ()> {
         self.look(|_| ())
+    }
+
+    fn limit_memory(&self, bytes_per_s: Option<NonZeroU64>) -> HypervisorFuture<'_, ()> {
+        self.change(|state| {
+            state.memory_limits.push(bytes_per_s);
+            Ok(())
+        })
     }
 
     fn raise_throttle(&self, _percent: u8) -> HypervisorFuture<'_, ()> {

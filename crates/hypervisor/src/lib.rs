@@ -16,6 +16,7 @@ mod memory;
 pub mod qemu;
 mod state;
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -130,6 +131,13 @@ pub trait Hypervisor: RecoverMemory + std::fmt::Debug + Send + Sync {
     /// # Errors
     /// [`HypervisorError::Refused`]; the transfer continues as before.
     fn set_downtime_target(&self, downtime: Duration) -> HypervisorFuture<'_, ()>;
+
+    /// Limits the bytes a second of the transfer in progress, also of what follows in the background after the VM runs at the
+    /// target; `None`: no limit. Memory that the VM waits for, and what is sent while it stands still, is not limited.
+    ///
+    /// # Errors
+    /// [`HypervisorError::Refused`]; the transfer continues as before.
+    fn limit_memory(&self, bytes_per_s: Option<NonZeroU64>) -> HypervisorFuture<'_, ()>;
 
     /// Lets the hypervisor slow the guest's processors down by up to `percent` of their time, so that the guest dirties less
     /// memory. `percent` is limited to 1 to 99.

@@ -12,7 +12,7 @@ use std::rc::Rc;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture};
 use futures_util::future::{Either, select};
-use migration::MigrationId;
+use migration::{Budget, MigrationId};
 
 use self::turns::{Step, Turn, Turns};
 use crate::handle::Rest;
@@ -85,6 +85,20 @@ impl Reservoir {
 
     pub(crate) fn set_rate(&self, bytes_per_second: Option<u64>) {
         self.change_turns(|turns| turns.limit(bytes_per_second));
+    }
+
+    pub(crate) fn share(&self, budget: Budget) {
+        self.change_turns(|turns| turns.share(budget));
+    }
+
+    /// Makes background reads give way to guests of the image's disk.
+    pub(crate) fn give_way(&self, gives_way: &GivesWay) {
+        self.change_turns(|turns| turns.give_way(gives_way.filler()));
+    }
+
+    pub(crate) fn set_impact(&self, now: Duration, impact: Option<pacer::Impact>) {
+        let terms = impact.map(|impact| pacer::Terms { class: pacer::MoverClass::Filling, impact });
+        self.change_turns(|turns| turns.set_terms(now, terms));
     }
 
     /// Ends background reads that wait for their turn, and those that arrive later: the lane ends. The target asks again.

@@ -53,6 +53,6 @@ pub use handover::source::Source;
 pub use handover::target::Target;
 pub use handover::{message, named_image, phase, promotion, source, target, ticket};
 pub use identity::{Attempt, CommitId, HostId, MigrationId, VolumeId, VolumeIndex};
-pub use pacing::PacingSettings;
+pub use pacing::{Budget, PacingSettings, Used};
 pub use progress::{Carried, Progress, VolumeProgress, Waiting};
 pub use stay::StayKey;

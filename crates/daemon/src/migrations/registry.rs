@@ -20,6 +20,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::error::RequestError;
 use crate::journal::Journal;
+use crate::migrations::budgets::Budgets;
 use crate::migrations::metadata::{Metadata, MetadataFolder};
 use crate::migrations::queue::Queue;
 use crate::migrations::view;
@@ -27,6 +28,8 @@ use crate::vms::moving::VmMoves;
 
 #[derive(Default)]
 pub(crate) struct Migrations {
+    /// The limits of the migrations that run.
+    pub(crate) budgets: Budgets,
     live: Mutex<BTreeMap<MigrationId, Tracked>>,
     /// Why migrations of an earlier daemon cannot continue at the moment.
     obstacles: Mutex<BTreeMap<MigrationId, String>>,

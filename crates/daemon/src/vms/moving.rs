@@ -13,6 +13,7 @@ mod fault;
 mod incoming;
 pub(crate) mod message;
 mod outgoing;
+mod share;
 mod stream;
 mod window;
 

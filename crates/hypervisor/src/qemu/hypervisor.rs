@@ -1,5 +1,6 @@
 //! QEMU's implementation of [`crate::Hypervisor`], for a migration.
 
+use std::num::NonZeroU64;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::time::Duration;
@@ -105,6 +106,10 @@ impl Hypervisor for Qemu {
 
     fn set_downtime_target(&self, downtime: Duration) -> HypervisorFuture<'_, ()> {
         Box::pin(self.set_downtime_target(downtime))
+    }
+
+    fn limit_memory(&self, bytes_per_s: Option<NonZeroU64>) -> HypervisorFuture<'_, ()> {
+        Box::pin(self.limit_memory(bytes_per_s))
     }
 
     fn raise_throttle(&self, percent: u8) -> HypervisorFuture<'_, ()> {

@@ -30,6 +30,8 @@ const CAPABILITIES: [&str; 5] =
 
 /// More than any stream carries: 1 TiB/s.
 const UNLIMITED_BYTES_PER_S: u64 = 1 << 40;
+/// What means "no limit" for the memory that follows after the VM runs at the target.
+const POST_COPY_UNLIMITED: u64 = 0;
 const DOWNTIME_LIMIT_MAX: Duration = Duration::from_secs(2000);
 /// The least throttle of a guest's processors: QEMU does not accept 0.
 const THROTTLE_LEAST_PERCENT: u8 = 1;
@@ -83,6 +85,8 @@ fn parameters(options: MemoryOptions) -> Value {
     let downtime = options.downtime_target.min(DOWNTIME_LIMIT_MAX).as_millis();
     json!({
         "max-bandwidth": options.bandwidth_max_bytes_per_s.map_or(UNLIMITED_BYTES_PER_S, NonZeroU64::get),
+        // An earlier attempt may have had a limit.
+        "max-postcopy-bandwidth": POST_COPY_UNLIMITED,
         // At most DOWNTIME_LIMIT_MAX, so the conversion cannot fail.
         "downtime-limit": u64::try_from(downtime).unwrap_or(u64::MAX),
         "cpu-throttle-initial": THROTTLE_LEAST_PERCENT,

@@ -1,5 +1,6 @@
 //! Tests what a migration may rely on, for every hypervisor: QEMU, and the fake one.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 
 use hypervisor::fake::FakeVm;
@@ -31,6 +32,9 @@ async fn a_vm_runs_at_one_side_when_it_is_told_to(
     assert_eq!(changes.next().await, Some(RunChange::Stopped));
     source.set_downtime_target(DEADLINE).await.unwrap();
     source.raise_throttle(40).await.unwrap();
+    for limit in [NonZeroU64::new(64 << 20), None] {
+        source.limit_memory(limit).await.unwrap();
+    }
     source.switch_over().await.unwrap();
     source.await_status(&[MigrationStatus::Completed], DEADLINE).await.unwrap();
     target.await_loaded(DEADLINE).await.unwrap();

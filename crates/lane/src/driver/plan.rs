@@ -10,7 +10,7 @@ use migration::journal::ImageLocation;
 use migration::source::{Moves, Peer};
 use migration::strategy::Strategy;
 use migration::target::SourcePatience;
-use migration::{Carried, HostId, MigrationId, PacingSettings};
+use migration::{Budget, Carried, HostId, MigrationId, PacingSettings};
 
 use super::participant::{IncomingGroup, OutgoingGroup};
 use crate::filling::FillingStore;
@@ -46,6 +46,8 @@ pub struct GivesWay {
     pub disks: pacer::Stores,
     /// What guests of these disks may lose; `None`: it does not give way.
     pub impact: Option<pacer::Impact>,
+    /// The limit of the whole migration; `None`: [`PacingSettings::bytes_per_second`] is this volume's alone.
+    pub budget: Option<Budget>,
 }
 
 impl GivesWay {

@@ -420,6 +420,10 @@ fn start_copy(
     let machine = Copying::new(copying, settings.strategy)
         .carrying(replica.carried.clone())
         .paced(settings.gives_way.mover(handle.now()));
+    let machine = match settings.gives_way.budget.clone() {
+        Some(budget) => machine.sharing(budget),
+        None => machine,
+    };
     let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), machine, notices);
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);

@@ -10,7 +10,7 @@ use migration::journal::{ImageLocation, MigrationState};
 use migration::source::Moves;
 use migration::strategy::Choice;
 use migration::target::SourcePatience;
-use migration::{Carried, HostId, MigrationId};
+use migration::{Budget, Carried, HostId, MigrationId};
 
 use super::Rest;
 use crate::driver::TargetContent;
@@ -67,8 +67,8 @@ pub struct OutgoingOrder {
     pub source: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
-    /// The mover's limit in bytes a second; `None`: no limit.
-    pub bandwidth_bytes_per_second: Option<u64>,
+    /// The limit of the whole migration.
+    pub budget: Budget,
     /// What guests of the disks may lose; `None`: the mover does not give way.
     pub impact: Option<pacer::Impact>,
     /// The strategy that copies the volume.

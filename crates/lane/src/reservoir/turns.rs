@@ -6,6 +6,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
+use migration::Budget;
+
 /// A read that waits. Numbers are not reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Turn(u64);
@@ -28,18 +30,36 @@ pub(super) enum Step {
 pub(super) struct Turns {
     queue: VecDeque<Turn>,
     next: u64,
-    /// The limit in bytes a second; `None`: no limit.
-    rate: Option<u64>,
-    /// When all reads so far are paid for at that rate.
-    carried_at: Duration,
+    /// The limit of the whole migration.
+    budget: Budget,
+    /// Asks the pacer of the image's disk.
+    paced: pacer::Mover,
     rests: bool,
     is_over: bool,
 }
 
 impl Turns {
     pub(super) fn limit(&mut self, bytes_per_second: Option<u64>) {
-        self.rate = bytes_per_second;
-        self.carried_at = Duration::ZERO;
+        self.budget.set_rate(bytes_per_second);
+    }
+
+    /// Uses the budget of the whole migration.
+    pub(super) fn share(&mut self, budget: Budget) {
+        self.budget = budget;
+    }
+
+    pub(super) fn give_way(&mut self, mover: pacer::Mover) {
+        self.paced = mover;
+    }
+
+    /// Changes what guests of the disk may lose to reads.
+    pub(super) fn set_terms(&mut self, now: Duration, terms: Option<pacer::Terms>) {
+        self.paced.set_terms(now, terms);
+    }
+
+    /// Notes the end of a read that had its turn.
+    pub(super) fn ended(&mut self, now: Duration, bytes: u64) {
+        self.paced.ended(now, bytes);
     }
 
     pub(super) fn rest(&mut self, rests: bool) {
@@ -65,18 +85,24 @@ impl Turns {
 
     /// Returns what a queued read of `bytes` bytes does now. With [`Step::Go`] it is paid for, and the next one is first.
     pub(super) fn step(&mut self, now: Duration, turn: Turn, bytes: u64) -> Step {
-        match (self.is_over, self.rests || self.queue.front() != Some(&turn), self.rate) {
-            (true, ..) => Step::End,
-            (_, true, _) => Step::Wait,
-            (_, _, Some(_)) if self.carried_at > now => Step::AskAt(self.carried_at),
-            (_, _, rate) => {
-                let nanos =
-                    rate.map_or(0, |rate| u128::from(bytes) * 1_000_000_000 / u128::from(rate.max(1)));
-                self.carried_at = now + Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX));
-                self.queue.pop_front();
-                Step::Go
-            }
+        if self.is_over {
+            return Step::End;
         }
+        if self.rests || self.queue.front() != Some(&turn) {
+            return Step::Wait;
+        }
+        let start = self.budget.next_start(now);
+        if start > now {
+            return Step::AskAt(start);
+        }
+        let start = self.paced.next_start(now, bytes);
+        if start > now {
+            return Step::AskAt(start);
+        }
+        self.budget.spend(now, bytes);
+        self.paced.began(now, bytes);
+        self.queue.pop_front();
+        Step::Go
     }
 }
 
@@ -101,9 +127,9 @@ mod tests {
         let (mut turns, [first, second, third]) = three();
         assert_eq!(turns.step(at(0), second, 100), Step::Wait);
         assert_eq!(turns.step(at(0), first, 100), Step::Go);
-        assert_eq!(turns.step(at(0), second, 200), Step::AskAt(at(100)));
+        assert_eq!(turns.step(at(0), second, 200), Step::AskAt(at(80)));
         assert_eq!(turns.step(at(100), second, 200), Step::Go);
-        assert_eq!(turns.step(at(100), third, 1), Step::AskAt(at(300)));
+        assert_eq!(turns.step(at(100), third, 1), Step::AskAt(at(280)));
         turns.limit(None);
         assert_eq!(turns.step(at(100), third, 1), Step::Go);
     }

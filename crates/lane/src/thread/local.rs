@@ -74,6 +74,7 @@ impl Lane {
             gives_way: GivesWay {
                 disks: self.disks().and(Arc::clone(&order.target_disk)),
                 impact: order.impact,
+                budget: None,
             },
             limits: TimeLimits {
                 mirror_wait_max: self.settings.mirror_wait_max,

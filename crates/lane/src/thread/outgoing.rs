@@ -176,7 +176,8 @@ impl Lane {
             if self.reservoir.store_of(order.migration).is_none() {
                 self.reservoir.open(order.migration, self.volume.store());
             }
-            self.reservoir.set_rate(order.bandwidth_bytes_per_second);
+            self.reservoir.share(order.budget.clone());
+            self.reservoir.give_way(&self.gives_way(order));
             self.reservoir.rest(order.rest);
         }
         OutgoingVolume {
@@ -237,6 +238,10 @@ impl Lane {
         }
     }
 
+    fn gives_way(&self, order: &OutgoingOrder) -> GivesWay {
+        GivesWay { disks: self.disks(), impact: order.impact, budget: Some(order.budget.clone()) }
+    }
+
     /// Returns the geometry of the volume at the other host, which is the same as here.
     fn geometry_elsewhere(&self) -> Geometry {
         let here = self.volume.device().geometry();
@@ -264,7 +269,7 @@ fn pacing(near: &PacingSettings, order: &OutgoingOrder) -> PacingSettings {
     let further = (on_the_way / near.chunk_bytes as f64).ceil().min(DEPTH_MAX) as usize;
     PacingSettings {
         depth: near.depth.saturating_add(further),
-        bytes_per_second: order.bandwidth_bytes_per_second,
+        bytes_per_second: order.budget.rate(),
         ..near.clone()
     }
 }

@@ -8,8 +8,8 @@ use super::engine::Engine;
 use super::policy::{Chosen, Course, Policy, RoundVerdict};
 use super::{Round, Strategy, Tally, TellingId, VolumeAction, VolumeEvent, WriteId};
 use crate::handover::source::Costs;
-use crate::pacing::PacingSettings;
-use crate::progress::{Carried, VolumeProgress, Waiting};
+use crate::pacing::{Budget, PacingSettings};
+use crate::progress::{Carried, ChunksInFlight, LimitedBy, VolumeProgress, Waiting};
 
 /// The settings of a copying, for any strategy.
 #[derive(Clone, Debug)]
@@ -48,6 +48,13 @@ impl Copying {
     #[must_use]
     pub fn paced(mut self, mover: pacer::Mover) -> Self {
         self.engine.set_paced(mover);
+        self
+    }
+
+    /// Makes it share the limit of a whole migration with the other volumes and the VM.
+    #[must_use]
+    pub fn sharing(mut self, budget: Budget) -> Self {
+        self.engine.share(budget);
         self
     }
 

@@ -47,8 +47,8 @@ use self::writes::{SourceSide, WriteState, Writes};
 use super::heat::HeatFilter;
 use super::{CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
 use crate::handover::source::Costs;
-use crate::pacing::Pacing;
-use crate::progress::{Carried, Paced, VolumeProgress, Waiting};
+use crate::pacing::{Budget, Pacing};
+use crate::progress::{Carried, VolumeProgress, Waiting};
 
 pub(super) use by_value::Toll;
 pub use tally::Tally;
@@ -290,6 +290,10 @@ impl Engine {
 
     pub(super) fn set_bandwidth(&mut self, bytes_per_second: Option<u64>) {
         self.pacing.set_rate(bytes_per_second);
+    }
+
+    pub(super) fn share(&mut self, budget: Budget) {
+        self.pacing.share(budget);
     }
 
     pub(super) fn set_paced(&mut self, mover: pacer::Mover) {

@@ -6,11 +6,12 @@ use console::units::parse_rate;
 
 #[derive(Debug, Args)]
 pub(crate) struct PaceArguments {
-    /// Largest rate of the copying, for example 200MiB/s. It does not limit the guest's own writes and a VM's memory.
+    /// Largest rate of the copying, for example 200MiB/s: of all volumes and a VM's memory together. It does not limit guests' own
+    /// writes, and nothing that guests wait for.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) bandwidth: Option<u64>,
     /// What guests of the disks may lose to the copying, of their throughput, for example 10%; `none`: copy at full speed. The
-    /// default is `limits.impact_percent` of the configuration. The other host protects its guests by its own configuration.
+    /// default is `limits.impact_percent` of the configuration. It holds at both hosts.
     #[arg(long, value_name = "PERCENT|none", value_parser = parse_impact)]
     pub(crate) impact: Option<u8>,
 }

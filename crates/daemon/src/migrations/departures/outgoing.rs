@@ -310,7 +310,9 @@ impl OutgoingMigration {
             return Ok(());
         };
         let hooks = self.departures.migration_hooks.hook_runner(migration, vm, HookSide::Source, host);
-        let wishes = company.travels.wishes(&*qemu, session).await;
+        let rate = ordered.order.bandwidth_bytes_per_second;
+        let budget = self.departures.migrations.budgets.of(migration, rate);
+        let wishes = company.travels.wishes(&*qemu, session, budget).await;
         let leaving = self.departures.vm_orders.leaving(migration, vm, qemu, wishes, session, hooks);
         leaving.check(company.manifest).await.map_err(refused)?;
         self.vm_leaves(migration, leaving);

@@ -17,15 +17,17 @@ pub(crate) mod post_copy;
 use std::convert::Infallible;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use block::engine::clock;
 use futures_channel::oneshot;
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, try_join_all};
 use hypervisor::{
     Hypervisor, MemoryOptions, MemoryProgress, MigrationStatus, PostCopyStart, RunChange, RunChanges,
 };
+use migration::Budget;
 use migration::vm::departure::{Departure, Does, Files, Step, Then};
 use migration::vm::hold::Reason;
 use tokio::net::{UnixListener, UnixStream};
@@ -38,6 +40,7 @@ use super::channel::{Last, PeerStatus, VmChannel, VmStreams};
 use super::convergence::{Convergence, DOWNTIME_DIVISORS, Verdict};
 use super::fault::MoveFault;
 use super::message::{Terms, VmMessage};
+use super::share::MemoryShare;
 use super::{announce, carried};
 use crate::config::HOOK_TIMEOUT_S;
 use crate::hooks::HookRunner;
@@ -97,9 +100,11 @@ impl Account {
     }
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Wishes {
     pub(crate) downtime_max: Duration,
+    /// The limit of the whole migration.
+    pub(crate) budget: Budget,
     /// The way of its memory, if the target agrees.
     pub(crate) terms: Terms,
 }
@@ -112,6 +117,7 @@ pub(crate) struct OutgoingVm {
     channel: Arc<VmChannel>,
     post_copy: PostCopy,
     wishes: Wishes,
+    share: Mutex<MemoryShare>,
     witness: Arc<dyn Witness>,
     /// The decisions about its move; `None`: the VM has not been compared yet.
     departure: Mutex<Option<Departure>>,
@@ -142,6 +148,7 @@ impl OutgoingVm {
             streams,
             channel,
             post_copy: PostCopy::default(),
+            share: Mutex::new(MemoryShare::new(wishes.budget.clone())),
             wishes,
             witness,
             departure: Mutex::default(),
@@ -319,8 +326,27 @@ impl OutgoingVm {
     async fn offer_memory(&self, socket: &Listening, terms: Terms) -> Result<UnixStream, MoveFault> {
         let mut options = MemoryOptions::for_downtime(self.downtime_target(DOWNTIME_DIVISORS[0]));
         options.transfer = terms.transfer();
+        options.bandwidth_max_bytes_per_s = self.memory_share().begin(clock::now());
         self.vm.offer_memory(&socket.path, options).await?;
-        socket.accept().await
+        let stream = socket.accept().await?;
+        if options.bandwidth_max_bytes_per_s.is_some() {
+            // Also for what follows after the VM runs at the target.
+            self.vm.limit_memory(options.bandwidth_max_bytes_per_s).await?;
+        }
+        Ok(stream)
+    }
+
+    /// Gives the memory what the volumes leave of the migration's limit.
+    async fn share_limit(&self, progress: &MemoryProgress) {
+        let limit = self.memory_share().next(clock::now(), progress.transferred_bytes);
+        let Some(limit) = limit else { return };
+        if let Err(error) = self.vm.limit_memory(limit).await {
+            tracing::warn!(%error, "QEMU refuses another limit for the VM's memory; the previous one stays");
+        }
+    }
+
+    fn memory_share(&self) -> MutexGuard<'_, MemoryShare> {
+        self.share.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records when the VM's processors stop and run, from its hypervisor's events. Between the stop and the moment when it is
@@ -463,6 +489,7 @@ impl OutgoingVm {
         loop {
             tokio::time::sleep(LOOK_INTERVAL).await;
             let Ok(progress) = self.vm.memory_progress().await else { continue };
+            self.share_limit(&progress).await;
             match convergence.judge(began.elapsed(), &progress) {
                 Verdict::GoOn => {}
                 Verdict::DowntimeTarget { divisor } => {

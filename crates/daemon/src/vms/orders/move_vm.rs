@@ -21,7 +21,7 @@ use hypervisor::{Hypervisor, HypervisorError, RecoverMemory};
 use migration::journal::Stage;
 use migration::vm::cold::Form;
 use migration::vm::departure::Departure;
-use migration::{HostId, MigrationId, authority};
+use migration::{Budget, HostId, MigrationId, authority};
 use transport::Session;
 
 use crate::error::RequestError;
@@ -76,19 +76,19 @@ impl Travels {
     }
 
     /// Returns how a running VM is to leave over this session.
-    pub(crate) async fn wishes(self, vm: &dyn Hypervisor, session: &Session) -> Wishes {
+    pub(crate) async fn wishes(self, vm: &dyn Hypervisor, session: &Session, budget: Budget) -> Wishes {
         match self {
             Self::Live { downtime_max, memory } => {
-                Wishes { downtime_max, terms: terms(vm, memory, session).await }
+                Wishes { downtime_max, budget, terms: terms(vm, memory, session).await }
             }
-            Self::Cold => resumed_wishes(),
+            Self::Cold => resumed_wishes(budget),
         }
     }
 }
 
 /// Returns the settings for a VM whose migration a restart resumes: only the rest of its memory may still have to go.
-pub(crate) fn resumed_wishes() -> Wishes {
-    Wishes { downtime_max: DOWNTIME_DEFAULT, terms: Terms::default() }
+pub(crate) fn resumed_wishes(budget: Budget) -> Wishes {
+    Wishes { downtime_max: DOWNTIME_DEFAULT, budget, terms: Terms::default() }
 }
 
 pub(crate) enum Expected {

@@ -1,5 +1,6 @@
 //! The source's side of a transfer of memory.
 
+use std::num::NonZeroU64;
 use std::path::Path;
 use std::time::Duration;
 
@@ -7,7 +8,8 @@ use serde_json::json;
 use tokio::time::{Instant, sleep};
 
 use super::{
-    DOWNTIME_LIMIT_MAX, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT, address, parameters, progress,
+    DOWNTIME_LIMIT_MAX, POST_COPY_UNLIMITED, THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT,
+    UNLIMITED_BYTES_PER_S, address, parameters, progress,
 };
 use crate::qemu::error::PRODUCT;
 use crate::qemu::process::{ANSWER_DEADLINE, Qemu};
@@ -147,6 +149,17 @@ impl Qemu {
     pub async fn raise_throttle(&self, percent: u8) -> Result<(), HypervisorError> {
         let percent = percent.clamp(THROTTLE_LEAST_PERCENT, THROTTLE_MOST_PERCENT);
         let parameters = json!({ "max-cpu-throttle": percent, "cpu-throttle-increment": percent });
+        self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
+    }
+
+    /// Limits the bytes a second of a transfer in progress, before and after the VM runs at the target; `None`: no limit.
+    ///
+    /// QEMU lets through what a VM at the target waits for, and what it sends while the VM stands still.
+    pub async fn limit_memory(&self, bytes_per_s: Option<NonZeroU64>) -> Result<(), HypervisorError> {
+        let parameters = json!({
+            "max-bandwidth": bytes_per_s.map_or(UNLIMITED_BYTES_PER_S, NonZeroU64::get),
+            "max-postcopy-bandwidth": bytes_per_s.map_or(POST_COPY_UNLIMITED, NonZeroU64::get),
+        });
         self.tell("migrate-set-parameters", parameters, ANSWER_DEADLINE).await
     }
 

@@ -38,6 +38,25 @@ fn a_move_begins_without_slowing_the_guest_down() {
     assert_eq!(parameters["max-cpu-throttle"], 1);
     assert_eq!(parameters["downtime-limit"], 2_000_000);
     assert_eq!(parameters["max-bandwidth"], 1_u64 << 40);
+    assert_eq!(parameters["max-postcopy-bandwidth"], 0);
+}
+
+#[tokio::test]
+async fn a_limit_holds_before_and_after_the_vm_runs_at_the_target() {
+    let mut monitor = FakeMonitor::start(|_, _| returned(json!({})));
+    let qemu = connect(&monitor).await;
+    qemu.limit_memory(NonZeroU64::new(100 << 20)).await.unwrap();
+    qemu.limit_memory(None).await.unwrap();
+    let mut limits = Vec::new();
+    while limits.len() < 2 {
+        let (name, arguments) = monitor.heard().await;
+        if name == "migrate-set-parameters" {
+            limits.push(arguments);
+        }
+    }
+    let parameters =
+        |before: u64, after: u64| json!({ "max-bandwidth": before, "max-postcopy-bandwidth": after });
+    assert_eq!(limits, [parameters(100 << 20, 100 << 20), parameters(1 << 40, 0)]);
 }
 
 #[tokio::test]

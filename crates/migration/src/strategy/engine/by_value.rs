@@ -93,6 +93,7 @@ impl Engine {
         match result {
             Ok(()) => {
                 self.costs.bytes_mirrored += bytes;
+                self.pacing.note_guest_write(bytes);
                 self.faults.target_works();
                 self.admission.note_by_value(bytes);
                 self.drain.note(now, bytes, self.load());

@@ -205,6 +205,7 @@ impl Engine {
             Ok(()) => {
                 self.replica.applied(blocks);
                 self.costs.bytes_mirrored += mirrored_bytes;
+                self.pacing.note_guest_write(mirrored_bytes);
                 self.faults.target_works();
             }
             Err(_) => self.replica.mark_missing(blocks),

@@ -66,6 +66,7 @@ impl OutgoingMigration {
         }
         host.arrivals.note_shared(migration, &found).await;
         let peer = host_id(session.peer());
+        let budget = host.migrations.budgets.of(migration, order.bandwidth_bytes_per_second);
         let departures = ordered.volumes.iter().map(|Departing { record, lane }| {
             let accepted = accepted(record.volume);
             let order = OutgoingOrder {
@@ -73,7 +74,7 @@ impl OutgoingMigration {
                 to: peer,
                 source: record.image.clone(),
                 keep_source: order.keep_source,
-                bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
+                budget: budget.clone(),
                 impact: host.runner.impact(order),
                 strategy: choice(order),
                 downtime_max: held_max(order, moves),
@@ -192,7 +193,12 @@ impl OutgoingMigration {
         };
         let other = host.hosts.name_of(host_id(session.peer()));
         let hooks = host.migration_hooks.hook_runner(migration, &vm, HookSide::Source, &other);
-        let leaving = host.vm_orders.leaving(migration, &vm, qemu, resumed_wishes(), session, hooks);
+        let begun = host.journal.begun_unix_ms(migration);
+        let recorded = begun.and_then(|begun| host.metadata_folder.of(migration, begun));
+        let ordered = recorded.and_then(|metadata| metadata.order);
+        let rate = ordered.and_then(|order| order.bandwidth_bytes_per_second);
+        let wishes = resumed_wishes(host.migrations.budgets.of(migration, rate));
+        let leaving = host.vm_orders.leaving(migration, &vm, qemu, wishes, session, hooks);
         leaving.resume_post_copy();
         self.vm_leaves(migration, leaving);
         self.stays = format!(
@@ -274,7 +280,7 @@ impl Departures {
             to: host_id(session.peer()),
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
-            bandwidth_bytes_per_second: ordered.bandwidth_bytes_per_second,
+            budget: self.migrations.budgets.of(migration, ordered.bandwidth_bytes_per_second),
             impact: self.runner.impact(&ordered),
             strategy: choice_again(&ordered, recorded),
             downtime_max: held_max(&ordered, moves),

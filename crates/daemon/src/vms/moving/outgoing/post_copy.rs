@@ -222,6 +222,7 @@ impl OutgoingVm {
                 MigrationStatus::PostcopyActive
                 | MigrationStatus::PostcopyRecoverSetup
                 | MigrationStatus::PostcopyRecover => {
+                    self.share_limit(&progress).await;
                     self.account.send_modify(|account| {
                         account.memory = Some(progress);
                         account.post_copy = Some(PostCopyState::OnItsWay);

@@ -1,5 +1,6 @@
 //! Tests of VMs that move between two hosts, with hypervisors inside this process.
 
+use std::num::NonZeroU64;
 use std::pin::Pin;
 
 use futures_channel::oneshot;
@@ -89,6 +90,9 @@ impl Witness for Eyes {
     }
 }
 
+/// The limit of its migration, in bytes a second.
+const LIMIT: u64 = 100 << 20;
+
 /// A VM at two hosts, in a folder with the sockets of both.
 struct Scene {
     folder: TempDir,
@@ -107,7 +111,11 @@ impl Scene {
         let target = Arc::new(FakeVm::waiting(folder.path().join("target.memory")));
         let (here, there) = ends();
         let vm: Arc<dyn Hypervisor> = Arc::<FakeVm>::clone(&source);
-        let wishes = Wishes { downtime_max: Duration::from_millis(300), terms: Terms::default() };
+        let wishes = Wishes {
+            downtime_max: Duration::from_millis(300),
+            budget: Budget::of(Some(LIMIT)),
+            terms: Terms::default(),
+        };
         let named = ("web1".to_owned(), vm, Holds::open(folder.path()));
         let files = Mutex::new(b"web1".to_vec());
         let eyes = Arc::new(Eyes { vm: Arc::clone(&source), clean: Mutex::new(u32::MAX), files });
@@ -147,6 +155,8 @@ async fn a_vm_is_loaded_at_the_target_and_runs_there_when_it_is_told_to() {
     scene.leaving.check(b"web1".to_vec()).await.unwrap();
     let (told, paused) = oneshot::channel();
     scene.leaving.stop(told).await.unwrap();
+    // At the beginning, and for what might follow later.
+    assert_eq!(scene.source.memory_limits(), [NonZeroU64::new(LIMIT); 2]);
     paused.await.unwrap();
     assert_eq!(scene.source.run_state().await.unwrap(), RunState::PostMigrate);
     assert_eq!(scene.target.run_state().await.unwrap(), RunState::Paused);
