@@ -35,6 +35,7 @@ use tracing::{error, info, warn};
 use self::requests::{TicketState, Word};
 use crate::chronicler::NotDurable;
 use crate::control::Control;
+use crate::driver::GivesWay;
 use crate::handle::Rest;
 use crate::mover;
 use crate::peer::head::Address;
@@ -55,6 +56,8 @@ pub struct FillingStore {
     reservoir: Missing,
     state: RefCell<FillingState>,
     settings: FillingSettings,
+    /// How background fetches give way to guests of the store's disk.
+    gives_way: RefCell<GivesWay>,
     /// The longest wait of a read for a reservoir that does not answer; `None`: no limit.
     wait_max: Cell<Option<Duration>>,
     next_request: Cell<u64>,
@@ -139,6 +142,7 @@ impl FillingStore {
             reservoir,
             state: RefCell::new(FillingState::Waiting(Box::new(told))),
             settings,
+            gives_way: RefCell::default(),
             wait_max: Cell::default(),
             next_request: Cell::new(0),
             tickets: RefCell::default(),
@@ -152,6 +156,11 @@ impl FillingStore {
             filling.handle.clone(),
         ));
         filling
+    }
+
+    /// Makes background fetches give way to guests, once this host owns the volume.
+    pub fn give_way(&self, gives_way: GivesWay) {
+        self.gives_way.replace(gives_way);
     }
 
     /// Takes a missing-set update; when the last part has arrived, makes the set durable.
@@ -190,7 +199,8 @@ impl FillingStore {
         let mut state = self.state.borrow_mut();
         let FillingState::Waiting(told) = &mut *state else { return };
         info!(volume = %self.key.volume, units = told.units_missing(), "fetching missing blocks");
-        let filling = told.begin(self.settings.clone());
+        let mut filling = told.begin(self.settings.clone());
+        filling.set_paced(self.gives_way.borrow().filler());
         *state = FillingState::Filling(Box::new(filling));
         drop(state);
         self.event(FillingEvent::WaitsLimited { to: self.wait_max.get() });

@@ -48,6 +48,8 @@ pub struct LaneSettings {
     pub pacing: PacingSettings,
     /// The pacer of the disk that its store is on.
     pub disk: Arc<pacer::Store>,
+    /// What guests of that disk may lose to blocks that follow after a handover; `None`: such blocks do not give way.
+    pub impact: Option<pacer::Impact>,
     /// Whether clients may write.
     pub access: Access,
     /// The limit of connections; `None`: the default for a volume.

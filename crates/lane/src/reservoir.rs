@@ -9,12 +9,14 @@ mod turns;
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Duration;
 
 use block::{BlockDevice, Buffer, ByteRange, Change, Extent, Geometry, Handle, IoError, IoFuture};
 use futures_util::future::{Either, select};
 use migration::{Budget, MigrationId};
 
 use self::turns::{Step, Turn, Turns};
+use crate::driver::GivesWay;
 use crate::handle::Rest;
 use crate::signal::Signal;
 
@@ -71,6 +73,7 @@ impl Reservoir {
     }
 
     pub(crate) fn close(&self) {
+        self.turns.borrow_mut().give_way(pacer::Mover::default());
         self.open.replace(None);
     }
 
@@ -151,7 +154,7 @@ impl Reservoir {
         changed
     }
 
-    async fn take_turn(&self, handle: &Handle, bytes: u64) -> Result<(), IoError> {
+    async fn take_turn<'a>(&'a self, handle: &'a Handle, bytes: u64) -> Result<Reading<'a>, IoError> {
         let place = Place { reservoir: self, turn: self.change_turns(Turns::arrive) };
         let mut asked = Step::Wait;
         loop {
@@ -159,7 +162,7 @@ impl Reservoir {
             let step = || Some(self.turns.borrow_mut().step(handle.now(), place.turn, bytes));
             let news = Box::pin(self.changed.wait_for(|| step().filter(|step| *step != asked)));
             asked = match asked {
-                Step::Go => return Ok(()),
+                Step::Go => return Ok(Reading { reservoir: self, handle, bytes }),
                 Step::End => return Err(IoError::Closed),
                 Step::Wait => news.await,
                 Step::AskAt(start) => match select(handle.sleep_until(start), news).await {
@@ -168,6 +171,19 @@ impl Reservoir {
                 },
             };
         }
+    }
+}
+
+/// A background read that has had its turn.
+struct Reading<'a> {
+    reservoir: &'a Reservoir,
+    handle: &'a Handle,
+    bytes: u64,
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.reservoir.turns.borrow_mut().ended(self.handle.now(), self.bytes);
     }
 }
 
@@ -196,9 +212,10 @@ impl BlockDevice for ReservoirStore {
 
     fn read(&self, offset: u64, buffer: Buffer) -> IoFuture<'_, Buffer> {
         Box::pin(async move {
-            if let Some(handle) = &self.paced_by {
-                self.reservoir.take_turn(handle, buffer.len() as u64).await?;
-            }
+            let _reading = match &self.paced_by {
+                Some(handle) => Some(self.reservoir.take_turn(handle, buffer.len() as u64).await?),
+                None => None,
+            };
             let read = self.store()?.read(offset, buffer).await?;
             self.reservoir.count(read.len() as u64, self.paced_by.is_none());
             Ok(read)

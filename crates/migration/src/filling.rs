@@ -366,7 +366,7 @@ impl Filling {
             overwrites: BTreeMap::new(),
             waiting: VecDeque::new(),
             streams: VecDeque::new(),
-            background: Background::new(late, Pacing::new(settings.pacing.clone())),
+            background: Background::new(late, Pacing::new(&settings.pacing)),
             lateness: Lateness::new(units),
             noting: Noting::new(units),
             recording: Recording::new(volatile),
@@ -377,6 +377,11 @@ impl Filling {
             missing,
             settings,
         }
+    }
+
+    /// Makes background fetches ask the pacer of the store's disk. Those that guests wait for never do.
+    pub fn set_paced(&mut self, mover: pacer::Mover) {
+        self.background.set_paced(mover);
     }
 
     /// Handles an event. An event that does not fit (an answer to an unknown number) changes nothing.
@@ -393,7 +398,7 @@ impl Filling {
             FillingEvent::StoreFlushed { recording, result } => self.store_flushed(now, recording, result),
             FillingEvent::Noted { note, result } => self.noted(now, note, result),
             FillingEvent::Recorded { recording, result } => self.recorded(now, recording, result),
-            FillingEvent::MissingGivenUp => self.give_up_missing(),
+            FillingEvent::MissingGivenUp => self.give_up_missing(now),
             FillingEvent::Rest => self.background.rest(true),
             FillingEvent::GoOn => self.background.rest(false),
             FillingEvent::WaitsLimited { to } => self.lateness.limit(to),
@@ -401,11 +406,13 @@ impl Filling {
         self.advance(now);
     }
 
-    fn give_up_missing(&mut self) {
+    fn give_up_missing(&mut self, now: Duration) {
         self.is_given_up = true;
         self.wanted.clear();
         // Fetches that have not arrived are dropped.
-        self.fetches.retain(|_, fetch| fetch.storing.is_some());
+        let not_arrived = self.fetches.iter().filter(|(_, fetch)| fetch.storing.is_none());
+        let not_arrived: Vec<_> = not_arrived.map(|(id, _)| *id).collect();
+        not_arrived.into_iter().for_each(|id| drop(self.forget_fetch(now, id)));
         let runs: Vec<_> = self.missing.runs().collect();
         runs.into_iter().for_each(|run| self.refuse_readers(run));
     }
@@ -511,6 +518,7 @@ impl Filling {
         }
         if is_filled && self.recording.is_over() && self.noting.is_over() && !self.is_whole_said {
             self.is_whole_said = true;
+            self.background.set_paced(pacer::Mover::default());
             self.actions.push_back(FillingAction::Whole);
         }
     }
@@ -521,6 +529,14 @@ impl Filling {
         let fetch = FetchId(self.next_number());
         self.fetches.insert(fetch, Fetch { units, urgency, storing: None });
         self.actions.push_back(FillingAction::Fetch { fetch, range: self.bytes(units), urgency });
+    }
+
+    fn forget_fetch(&mut self, now: Duration, id: FetchId) -> Option<Fetch> {
+        let fetch = self.fetches.remove(&id)?;
+        if fetch.urgency == Urgency::Background {
+            self.background.ended(now, fetch.units.len() * UNIT_BYTES);
+        }
+        Some(fetch)
     }
 
     fn next_number(&mut self) -> u64 {

@@ -366,6 +366,7 @@ impl Serving {
             mirror_wait_max: self.limits.now().mirror_wait_max,
             pacing: self.limits.now().mover.pacing(),
             disk: self.disk_of(&record.image.place).await?,
+            impact: pacer::Impact::percent(self.limits.now().impact_percent),
             access: match record.export.access {
                 ExportAccess::ReadWrite => lane::Access::ReadWrite,
                 ExportAccess::ReadOnly => lane::Access::ReadOnly,

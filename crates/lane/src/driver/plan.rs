@@ -53,11 +53,16 @@ pub struct GivesWay {
 impl GivesWay {
     /// Makes the mover of a copying.
     pub(crate) fn mover(&self, now: Duration) -> pacer::Mover {
-        pacer::Mover::new(now, self.disks.clone(), self.impact.map(GivesWay::terms))
+        pacer::Mover::new(now, self.disks.clone(), self.terms(pacer::MoverClass::Migration))
     }
 
-    fn terms(impact: pacer::Impact) -> pacer::Terms {
-        pacer::Terms { class: pacer::MoverClass::Migration, impact }
+    /// Makes the mover of blocks that follow after a handover.
+    pub(crate) fn filler(&self) -> pacer::Mover {
+        pacer::Mover::when_asked(self.disks.clone(), self.terms(pacer::MoverClass::Filling))
+    }
+
+    fn terms(&self, class: pacer::MoverClass) -> Option<pacer::Terms> {
+        self.impact.map(|impact| pacer::Terms { class, impact })
     }
 }
 

@@ -180,6 +180,9 @@ impl SourceVolume {
                 }
             }
             SourceOrder::SetImpact(impact) => {
+                if let Some(reservoir) = &self.leaving.reservoir {
+                    reservoir.set_impact(self.handle.now(), impact);
+                }
                 if let Some(copy) = &*self.copy.borrow() {
                     copy.set_impact(impact);
                 }

@@ -63,6 +63,10 @@ impl Turns {
     }
 
     pub(super) fn rest(&mut self, rests: bool) {
+        match rests {
+            true => self.paced.rest(),
+            false => self.paced.resume(),
+        }
         self.rests = rests;
     }
 

@@ -1,6 +1,7 @@
 //! Volumes that arrive incomplete: the store that a lane serves them from, and the reservoir at their former host.
 
 use std::rc::Rc;
+use std::sync::Arc;
 
 use block::engine::Engine;
 use block::filter::FlushDebt;
@@ -11,6 +12,7 @@ use migration::{MigrationId, StayKey, VolumeIndex};
 
 use super::Lane;
 use crate::control::Control;
+use crate::driver::GivesWay;
 use crate::filling::{FillingStore, Missing, Surroundings};
 use crate::handle::{FillingStoreOrder, LaneSettings};
 use crate::peer::head::Address;
@@ -54,7 +56,11 @@ fn filling_store(
     let geometry = store.geometry();
     let there = Missing::new(&rpc, index.0, Geometry { discards: true, ..geometry });
     let filling = FillingSettings { size_bytes: geometry.size, pacing: settings.pacing.clone() };
-    FillingStore::new(surroundings, key, store, there, filling, missing)
+    let filling = FillingStore::new(surroundings, key, store, there, filling, missing);
+    // The order of the source is not known here.
+    let disks = pacer::Stores::default().and(Arc::clone(&settings.disk));
+    filling.give_way(GivesWay { disks, impact: settings.impact, budget: None });
+    filling
 }
 
 impl Lane {

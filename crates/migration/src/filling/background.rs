@@ -7,7 +7,7 @@ use chronicle::{BlockIndex, BlockRange, LayeredBitmap};
 use super::units::UNIT_BYTES;
 use super::{Filling, Urgency};
 use crate::pacing::Pacing;
-use crate::strategy::BANDWIDTH_LIMIT;
+use crate::strategy::{BANDWIDTH_LIMIT, GUESTS_FIRST};
 
 const AWAY_PAUSE: Duration = Duration::from_millis(200);
 /// The pause before a failed store is tried again; it doubles up to `STORE_PAUSE_MAX`.
@@ -22,8 +22,10 @@ pub(super) struct Background {
     late: LayeredBitmap,
     cursor: BlockIndex,
     pacing: Pacing,
-    /// When the pacer permits the next piece; `None` if it holds none back.
-    tokens_at: Option<Duration>,
+    /// Asks the pacer of the store's disk.
+    paced: pacer::Mover,
+    /// When a limit permits the next piece, and which; `None` if none holds it back.
+    tokens_at: Option<(Duration, &'static str)>,
     /// The end of the current pause, and its reason.
     pause: Option<(Duration, Pause)>,
     store_pause: Duration,
@@ -46,6 +48,7 @@ impl Background {
             late,
             cursor: BlockIndex(0),
             pacing,
+            paced: pacer::Mover::default(),
             tokens_at: None,
             pause: None,
             store_pause: STORE_PAUSE,
@@ -55,7 +58,20 @@ impl Background {
         }
     }
 
+    pub(super) fn set_paced(&mut self, mover: pacer::Mover) {
+        self.paced = mover;
+    }
+
+    /// Notes that a piece is stored, or never will be.
+    pub(super) fn ended(&mut self, now: Duration, bytes: u64) {
+        self.paced.ended(now, bytes);
+    }
+
     pub(super) fn rest(&mut self, rests: bool) {
+        match rests {
+            true => self.paced.rest(),
+            false => self.paced.resume(),
+        }
         self.rests = rests;
         self.tokens_at = None;
     }
@@ -115,8 +131,7 @@ impl Background {
     pub(super) fn deadline(&self) -> Option<(Duration, &'static str)> {
         match (self.pause, self.tokens_at) {
             (Some((until, pause)), _) => Some((until, pause.reason())),
-            (None, Some(at)) => Some((at, BANDWIDTH_LIMIT)),
-            (None, None) => None,
+            (None, tokens_at) => tokens_at,
         }
     }
 
@@ -151,16 +166,23 @@ impl Filling {
             return;
         }
         let pacing = self.settings.pacing.clone();
-        let units_max = (pacing.chunk_bytes / UNIT_BYTES).max(1);
+        let of_disk = self.background.paced.chunk_bytes_max(now).unwrap_or(u64::MAX);
+        let units_max = (pacing.chunk_bytes.min(of_disk) / UNIT_BYTES).max(1);
         while self.fetches.len() < pacing.depth && !self.wanted.is_empty() {
             let start = self.background.pacing.next_start(now);
             if start > now {
-                self.background.tokens_at = Some(start);
+                self.background.tokens_at = Some((start, BANDWIDTH_LIMIT));
+                return;
+            }
+            let start = self.background.paced.next_start(now, units_max * UNIT_BYTES);
+            if start > now {
+                self.background.tokens_at = Some((start, GUESTS_FIRST));
                 return;
             }
             let Some(run) = self.next_run(units_max) else { return };
             let Some(piece) = self.pieces(run, units_max).first().copied() else { return };
             self.background.pacing.spend(now, piece.len() * UNIT_BYTES);
+            self.background.paced.began(now, piece.len() * UNIT_BYTES);
             self.ask(piece, Urgency::Background);
         }
     }

@@ -233,7 +233,7 @@ impl Filling {
                 let count: u64 = parts.iter().map(BlockRange::len).sum();
                 self.progress.units_dropped += units.len() - count;
                 if parts.is_empty() {
-                    self.fetches.remove(&id);
+                    self.forget_fetch(now, id);
                     return;
                 }
                 let bytes = parts.iter().map(|part| self.bytes(*part)).collect();
@@ -243,7 +243,7 @@ impl Filling {
                 self.actions.push_back(FillingAction::Store { fetch: id, parts: bytes });
             }
             Err(fault) => {
-                self.fetches.remove(&id);
+                self.forget_fetch(now, id);
                 match fault {
                     FetchFault::Away => self.background.reservoir_is_away(now),
                     FetchFault::Unreadable => {
@@ -274,7 +274,7 @@ impl Filling {
     }
 
     pub(super) fn stored(&mut self, now: Duration, id: FetchId, result: Result<(), StoreFault>) {
-        let Some(Fetched { parts, urgency, units }) = self.take_stored(id) else { return };
+        let Some(Fetched { parts, urgency, units }) = self.take_stored(now, id) else { return };
         match result {
             Ok(()) => {
                 for part in parts {
@@ -297,9 +297,9 @@ impl Filling {
         self.want(units);
     }
 
-    fn take_stored(&mut self, id: FetchId) -> Option<Fetched> {
+    fn take_stored(&mut self, now: Duration, id: FetchId) -> Option<Fetched> {
         self.fetches.get(&id)?.storing.as_ref()?;
-        let fetch = self.fetches.remove(&id)?;
+        let fetch = self.forget_fetch(now, id)?;
         Some(Fetched { parts: fetch.storing?, urgency: fetch.urgency, units: fetch.units })
     }
 }
