@@ -37,7 +37,7 @@ impl Impact {
     }
 
     /// Returns the latency, as a multiple of that without us, at which guests lose this part.
-    fn ratio(self) -> f64 {
+    pub(crate) fn ratio(self) -> f64 {
         1.0 / (1.0 - self.0)
     }
 }

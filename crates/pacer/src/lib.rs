@@ -21,6 +21,7 @@ mod law;
 mod mover;
 mod pacer;
 pub mod planted;
+mod recent;
 mod store;
 
 pub use class::{MoverClass, RequestClass};

@@ -17,6 +17,7 @@ use crate::histogram::Histogram;
 use crate::law::{Impact, Law, Seen};
 use crate::mover::{Limit, Terms};
 use crate::planted::{Bug, broken};
+use crate::recent::Recent;
 
 /// A disk is idle when no guest has asked for this long.
 const IDLE_AFTER: Duration = Duration::from_millis(20);
@@ -66,6 +67,8 @@ const CHUNK_BESIDE_GUESTS: u64 = 128 << 10;
 const CHUNK_SMALL: u64 = 64 << 10;
 /// The first request of a burst waits this long at most for what is in flight at an idle disk …
 const IDLE_DRAINS: Duration = Duration::from_millis(4);
+/// … also if guests ask, but so seldom that such waits cost them this part of what they may lose …
+const QUIET: f64 = 0.5;
 /// … but so many bytes are in flight whatever they take, in two chunks, or the disk would not be busy.
 const IDLE_IN_FLIGHT_MIN: u64 = 256 << 10;
 const IDLE_IN_FLIGHT_MAX: u64 = 4 << 20;
@@ -164,6 +167,7 @@ pub(crate) struct Pacer {
     tail: Tail,
     calm: CalmSamples,
     pauses: Pauses,
+    recent: Recent,
     /// What copies moved lately while guests were idle, in bytes a second.
     idle_rate: f64,
     /// Since when a chunk is in flight; `None`: none is.
@@ -231,6 +235,7 @@ impl Pacer {
         if self.movers.is_empty() {
             self.step = Step { since: now, ..Step::default() };
             self.tail = Tail { since: now, ..Tail::default() };
+            self.recent = Recent::begin(now);
             // The earlier measurement is old.
             self.pauses = Pauses { due: now, ..Pauses::default() };
         }
@@ -266,6 +271,7 @@ impl Pacer {
     }
 
     pub(crate) fn take(&mut self, samples: &[Sample]) {
+        self.recent.add(samples.len() as u32);
         for sample in samples {
             let class = sample.class.index();
             let latency = sample.latency.min(self.baseline.longest_believed(class));
@@ -299,13 +305,14 @@ impl Pacer {
         (at, limit)
     }
 
-    fn decide(&self, now: Duration, guests: Guests, bytes: u64, id: u64) -> (Duration, Limit) {
+    fn decide(&mut self, now: Duration, guests: Guests, bytes: u64, id: u64) -> (Duration, Limit) {
         let pauses = self.phase != Phase::Working && !(broken(Bug::PausesOutOfStep) && id % 2 == 1);
         if pauses {
             return (now + ASK_AGAIN, Limit::Measuring);
         }
-        if is_idle(now, guests) {
-            let is_full = self.idle_in_flight_max().is_some_and(|max| self.bytes_in_flight() + bytes > max);
+        if self.is_quiet(now, guests) {
+            let is_full =
+                self.idle_in_flight_max(guests).is_some_and(|max| self.bytes_in_flight() + bytes > max);
             return if is_full { (now + ASK_AGAIN, Limit::Disk) } else { (now, Limit::Disk) };
         }
         // Everything ends: however long guests wait, the least rate is kept.
@@ -328,7 +335,7 @@ impl Pacer {
     }
 
     pub(crate) fn began(&mut self, now: Duration, guests: Guests, id: u64, bytes: u64) {
-        if !is_idle(now, guests) {
+        if !self.is_quiet(now, guests) {
             self.bucket.spend(now, bytes, self.law.rate());
         }
         self.began = now;
@@ -363,19 +370,28 @@ impl Pacer {
     }
 
     /// Returns the most bytes of the next chunk; `None`: as many as the mover likes.
-    pub(crate) fn chunk_bytes_max(&self, now: Duration, guests: Guests) -> Option<u64> {
-        if !is_idle(now, guests) {
+    pub(crate) fn chunk_bytes_max(&mut self, now: Duration, guests: Guests) -> Option<u64> {
+        if !self.is_quiet(now, guests) {
             let within = self.baseline.p99().map(|p99| self.law.peak() * p99.as_secs_f64());
             let is_small = within.is_some_and(|bytes| bytes < CHUNK_BESIDE_GUESTS as f64);
             return Some(if is_small { CHUNK_SMALL } else { CHUNK_BESIDE_GUESTS });
         }
-        self.idle_in_flight_max().map(|max| max / 2)
+        self.idle_in_flight_max(guests).map(|max| max / 2)
     }
 
     /// Returns what may be in flight while guests are idle; `None`: no guest was ever seen.
-    fn idle_in_flight_max(&self) -> Option<u64> {
+    fn idle_in_flight_max(&self, guests: Guests) -> Option<u64> {
         let drains = (self.idle_rate * IDLE_DRAINS.as_secs_f64()) as u64;
-        self.baseline.is_known().then(|| drains.clamp(IDLE_IN_FLIGHT_MIN, IDLE_IN_FLIGHT_MAX))
+        // A burst may be over before anything is measured beside much that is in flight.
+        let were_seen = self.baseline.is_known() || guests.seen.is_some();
+        were_seen.then(|| drains.clamp(IDLE_IN_FLIGHT_MIN, IDLE_IN_FLIGHT_MAX))
+    }
+
+    /// Returns whether the disk is idle, or guests ask so seldom that it may be copied like an idle one.
+    fn is_quiet(&mut self, now: Duration, guests: Guests) -> bool {
+        let waits = self.recent.per_second(now) * IDLE_DRAINS.as_secs_f64();
+        let is_rare = guests.in_flight < 2 && waits < (self.impact().ratio() - 1.0) * QUIET;
+        is_idle(now, guests) || is_rare
     }
 
     fn bytes_in_flight(&self) -> u64 {
@@ -419,7 +435,7 @@ impl Pacer {
 
     fn work(&mut self, now: Duration, guests: Guests) {
         let lasted = now.saturating_sub(self.step.since);
-        if is_idle(now, guests) {
+        if self.is_quiet(now, guests) {
             if lasted >= STEP_MAX {
                 let moved = self.step.bytes_moved as f64 / lasted.as_secs_f64();
                 self.law.note_moved(moved);

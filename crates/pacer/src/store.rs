@@ -106,8 +106,9 @@ impl Store {
     }
 
     pub(crate) fn chunk_bytes_max(&self, now: Duration) -> Option<u64> {
-        let inner = self.lock();
-        inner.pacer.chunk_bytes_max(now, inner.guests())
+        let mut inner = self.lock();
+        let guests = inner.guests();
+        inner.pacer.chunk_bytes_max(now, guests)
     }
 
     /// Changes the pacer, and tells the gauges.

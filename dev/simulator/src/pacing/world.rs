@@ -8,7 +8,7 @@ use std::time::Duration;
 use pacer::{Gauge, Impact, Mover, MoverClass, RequestClass, Store, Stores, Terms, Ticket};
 
 use super::disk::{Disk, From, Request, Trouble};
-use super::{LASTS, SETTLED, Scenario, Seen};
+use super::{Impact as Ordered, LASTS, SETTLED, Scenario, Seen};
 use crate::random::Random;
 
 const CHUNK_BYTES: u64 = 512 << 10;
@@ -27,6 +27,8 @@ pub(crate) enum Shape {
     Closed { depth: usize, bytes: u64, writes_percent: u64 },
     /// It asks at a rate, half of what the disk does.
     Open { bytes: u64 },
+    /// It asks seldom.
+    Seldom { every: Duration },
     /// It waits for answers, in bursts.
     Bursts { depth: usize, lasts: Duration, every: Duration },
 }
@@ -55,6 +57,7 @@ enum Event {
     GuestAsks(usize),
     CopyAsks(usize),
     NeighbourAsks,
+    ImpactChanges,
 }
 
 struct Copy {
@@ -96,11 +99,11 @@ impl<'a> World<'a> {
         copies: usize,
     ) -> Self {
         let mut random = Random::new(seed);
-        let impact = Impact::percent(scenario.impact_percent).unwrap_or_default();
+        let at_first =
+            scenario.before.map_or(Ordered::Percent(scenario.impact_percent), |(before, _)| before);
         let disks = Stores::default().and(Arc::clone(store));
         let copies = (0..copies).map(|index| {
-            let class = if index == 1 { MoverClass::Filling } else { MoverClass::Migration };
-            let mover = Mover::new(Duration::ZERO, disks.clone(), Some(Terms { class, impact }));
+            let mover = Mover::new(Duration::ZERO, disks.clone(), terms(index, at_first));
             Copy { mover, in_flight: 0, moved: 0, asks_at: None }
         });
         let mut world = Self {
@@ -121,6 +124,9 @@ impl<'a> World<'a> {
         (0..gauges.len()).for_each(|guest| world.at(world.now, Event::GuestAsks(guest)));
         // Copies begin a little later: guests are there before.
         (0..world.copies.len()).for_each(|copy| world.at(Duration::from_millis(50), Event::CopyAsks(copy)));
+        if let Some((_, changed)) = scenario.before {
+            world.at(changed, Event::ImpactChanges);
+        }
         if matches!(scenario.trouble, Trouble::Neighbour { .. }) {
             world.at(world.now, Event::NeighbourAsks);
         }
@@ -142,6 +148,7 @@ impl<'a> World<'a> {
                     self.copy_asks(copy);
                 }
                 Event::NeighbourAsks => self.neighbour_asks(),
+                Event::ImpactChanges => self.change_impact(),
             }
             while let Some((request, ends)) = self.disk.begin(self.now) {
                 self.at(ends, Event::Ended(request.id));
@@ -178,7 +185,7 @@ impl<'a> World<'a> {
                     ticket.ended(self.now, class);
                 }
                 self.seen.served += u64::from(self.now >= SETTLED);
-                if !matches!(self.scenario.shapes[guest], Shape::Open { .. }) {
+                if !matches!(self.scenario.shapes[guest], Shape::Open { .. } | Shape::Seldom { .. }) {
                     self.at(self.now, Event::GuestAsks(guest));
                 }
             }
@@ -217,6 +224,13 @@ impl<'a> World<'a> {
                 let guests = self.scenario.shapes.len() as f64;
                 let pause = takes * 2.0 * slowed * guests * (0.5 + self.random.below(1000) as f64 / 1000.0);
                 self.at(self.now + Duration::from_secs_f64(pause), Event::GuestAsks(guest));
+            }
+            Shape::Seldom { every } => {
+                if self.in_flight_of(guest) == 0 {
+                    self.submit(From::Guest(guest), 4096, false);
+                }
+                let pause = every.mul_f64(0.5 + self.random.below(1000) as f64 / 1000.0);
+                self.at(self.now + pause, Event::GuestAsks(guest));
             }
             Shape::Bursts { depth, lasts, every } => {
                 let into = self.now.as_nanos() % every.as_nanos();
@@ -261,6 +275,15 @@ impl<'a> World<'a> {
         }
     }
 
+    fn change_impact(&mut self) {
+        let ordered = Ordered::Percent(self.scenario.impact_percent);
+        for index in 0..self.copies.len() {
+            self.copies[index].mover.set_terms(self.now, terms(index, ordered));
+            self.copies[index].asks_at = None;
+            self.copy_asks(index);
+        }
+    }
+
     fn neighbour_asks(&mut self) {
         if !self.scenario.trouble.is_on(self.now) {
             self.at(self.now + Duration::from_millis(10), Event::NeighbourAsks);
@@ -293,4 +316,11 @@ impl<'a> World<'a> {
             _ => {}
         }
     }
+}
+
+/// Returns the terms of a copy; the second is filling.
+fn terms(index: usize, ordered: Ordered) -> Option<Terms> {
+    let class = if index == 1 { MoverClass::Filling } else { MoverClass::Migration };
+    let Ordered::Percent(percent) = ordered else { return None };
+    Impact::percent(percent).map(|impact| Terms { class, impact })
 }
