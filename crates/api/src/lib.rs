@@ -58,6 +58,7 @@ mod address;
 mod amount;
 mod client;
 mod error;
+mod forecast;
 mod grant;
 mod health;
 mod history;
@@ -70,6 +71,7 @@ mod peer;
 mod plan;
 mod replica;
 mod store_content;
+mod strategy;
 mod vm;
 mod volume;
 
@@ -77,6 +79,7 @@ pub use address::{Address, AddressError};
 pub use amount::Bytes;
 pub use client::{Client, ClientError, Connect, Connecting, Stream};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use forecast::{Expected, Forecast};
 pub use grant::{Access, Grant, NewGrant, NewlyGranted, RedeemGrant, Role, RoleError, SetGrant};
 pub use health::{Health, Part, Problem, Readiness};
 pub use history::{
@@ -86,10 +89,10 @@ pub use host::{Host, Store, StoreKind};
 pub use migration::{
     Allocation, GuestLocation, ImageLocation, MEMORY_STREAMS_MAX, MachineDowntime, MachineMove, Memory,
     MemoryMove, MigrateVolume, Migration, MigrationState, Named, Phase, QueuePlace, RemainingSeconds,
-    ReplicaUsed, Round, SharedTarget, Strategy, SwitchOver, WaitingFor, Watch,
+    ReplicaUsed, SharedTarget, SwitchOver, WaitingFor, Watch,
 };
 pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
-pub use pace::{FULL_SPEED_PERCENT, LimitedBy, Pace, SetMigration};
+pub use pace::{Deadline, FULL_SPEED_PERCENT, LimitedBy, Pace, SetMigration};
 pub use page::PageLink;
 pub use peer::{
     Identity, Invitation, JoinHost, NewIdentity, NewInvitation, Peer, PeerConnection, PeerLink, RemovePeer,
@@ -98,6 +101,7 @@ pub use peer::{
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
 pub use store_content::{FileRole, StoreContent, StoreFile};
+pub use strategy::{Round, Strategy};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
     ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, MissingRange,

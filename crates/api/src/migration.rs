@@ -3,7 +3,9 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
-use crate::pace::{LimitedBy, Pace};
+use crate::forecast::Forecast;
+use crate::pace::{Deadline, LimitedBy, Pace};
+use crate::strategy::{Round, Strategy};
 use crate::volume::{ImageFormat, ImageKind};
 
 /// Moves a volume to another store.
@@ -77,6 +79,13 @@ pub struct MigrateVolume {
     /// Whether the name means a volume or a VM, if both have it.
     #[serde(default, skip_serializing_if = "Named::is_any")]
     pub named: Named,
+    /// It begins at this time, in milliseconds since 1970, and waits in the queue until then. `None`: in its turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begin_unix_ms: Option<u64>,
+    /// It is to end by this time, in milliseconds since 1970. If it would end later, guests lose more than the ordered impact,
+    /// as far as it must be. `None`: there is no such time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deadline_unix_ms: Option<u64>,
 }
 
 /// The kind of object that a name means.
@@ -107,69 +116,6 @@ pub enum SharedTarget {
     Auto,
     /// Always over the link.
     Never,
-}
-
-/// How a volume is copied while its guests write.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
-#[serde(rename_all = "kebab-case")]
-pub enum Strategy {
-    /// One pass. Guest writes to blocks that are copied already go to both stores. It always converges.
-    #[default]
-    Mirror,
-    /// Rounds. Each copies the blocks that guests have written in the round before. Guests never wait for the target before the
-    /// last round. It fails with a reason if guests write faster than it copies.
-    Tracking,
-    /// At most `rounds` rounds, then the handover with blocks missing. The target fetches them: at once if a guest reads them,
-    /// otherwise in the background. Only between hosts. It always ends. Until the volume is complete, losing
-    /// either host loses the volume.
-    ThreePhase,
-    /// The same without rounds: the guest moves to the other host at once.
-    PostCopy,
-}
-
-impl Strategy {
-    /// Every strategy, the default first.
-    pub const ALL: [Self; 4] = [Self::Mirror, Self::Tracking, Self::ThreePhase, Self::PostCopy];
-
-    /// The default of the largest number of rounds with [`Strategy::ThreePhase`].
-    pub const ROUNDS_USUAL: u32 = 4;
-
-    /// Returns whether volumes are handed over with blocks missing.
-    pub fn leaves_blocks(self) -> bool {
-        matches!(self, Self::ThreePhase | Self::PostCopy)
-    }
-
-    fn is_mirror(&self) -> bool {
-        *self == Self::Mirror
-    }
-
-    /// Returns the strategy's word in JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Mirror => "mirror",
-            Self::Tracking => "tracking",
-            Self::ThreePhase => "three-phase",
-            Self::PostCopy => "post-copy",
-        }
-    }
-}
-
-/// An ended round of a volume that is copied in rounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
-pub struct Round {
-    /// Position of the volume in the migration, counted from 0.
-    pub volume: u32,
-    /// Number of blocks that were copied in this round.
-    pub blocks: u64,
-    /// Bytes that were written to the target for these blocks.
-    pub bytes: u64,
-    /// Duration of the round in seconds.
-    pub seconds: f64,
-    /// Bytes of blocks that guests have written meanwhile, which are left to the next round.
-    pub dirtied: u64,
-    /// Bytes of hot blocks, which guests write again and again, that were put off to a later round.
-    #[serde(default)]
-    pub put_off: u64,
 }
 
 /// When a moving VM may begin to run at the other host.
@@ -273,6 +219,12 @@ pub struct Migration {
     /// What limits the copying at present; `None`: nothing is copied.
     #[serde(default)]
     pub limited_by: Option<LimitedBy>,
+    /// Its deadline, and what that demands; `None`: it has none.
+    #[serde(default)]
+    pub deadline: Option<Deadline>,
+    /// What was expected of it when it began; `None`: nothing was known.
+    #[serde(default)]
+    pub forecast: Option<Forecast>,
     /// Why guest writes are not sent to the target at present; `None` while they are.
     pub suspended: Option<String>,
     /// The ticket for `volume promote` at the other host, in case this host is lost; `None` unless the volume is released to that
@@ -329,6 +281,9 @@ pub struct QueuePlace {
     pub waiting: u64,
     /// The limit of the configuration that it waits for, with the migrations that have reached it.
     pub reason: String,
+    /// When it begins, in milliseconds since 1970, if it waits for that time; otherwise `None`.
+    #[serde(default)]
+    pub begins_unix_ms: Option<u64>,
 }
 
 /// A kept image of the volume at the other host, which the migration reuses.
@@ -519,6 +474,8 @@ impl MigrateVolume {
             ignore_hot_blocks: false,
             together_with: Vec::new(),
             named: Named::Any,
+            begin_unix_ms: None,
+            deadline_unix_ms: None,
         }
     }
 }

@@ -36,6 +36,20 @@ pub struct Pace {
     pub bytes_per_second: f64,
 }
 
+/// The deadline of a migration, and what it demands of guests.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Deadline {
+    /// When it is to end, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// What guests may lose at present because of it, in percent, if that is more than was ordered; 100: it copies at full
+    /// speed. `None`: what was ordered suffices.
+    #[serde(default)]
+    pub raised_to_percent: Option<u8>,
+    /// Whether the copying is expected to end later, although nothing is left that would make it faster.
+    #[serde(default)]
+    pub late: bool,
+}
+
 /// What limits the copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::error::ErrorDetail;
+use crate::forecast::Forecast;
 use crate::migration::{ImageLocation, QueuePlace};
 
 /// The expected effects of a migration, and its obstacles.
@@ -36,9 +37,9 @@ pub struct MigrationPlan {
     /// The origin of `bytes_per_second`.
     #[serde(default)]
     pub rate: Option<RateOrigin>,
-    /// Expected duration of the copying at this rate, in seconds.
+    /// What to expect of it; `None`: no rate is known, or it begins with a kept image.
     #[serde(default)]
-    pub seconds: Option<f64>,
+    pub forecast: Option<Forecast>,
     /// Its place in the queue; `None`: it would begin at once.
     #[serde(default)]
     pub queue: Option<QueuePlace>,

@@ -14,6 +14,7 @@
 //!   metadata       the orders, beside the journal
 //!   budgets        the limit of each migration, for its volumes and its VM together
 //!   ends           counts of outcomes
+//!   forecasts      what ended migrations have shown, for forecasts; rate_probe: a measurement where none has
 //!   history        measurements, for reports
 //!   shares         what other hosts may use here at a time
 //!   volume_hooks   hooks of volumes that move without a VM
@@ -24,12 +25,14 @@ pub(crate) mod arrivals;
 pub(crate) mod budgets;
 pub(crate) mod departures;
 pub(crate) mod ends;
+pub(crate) mod forecasts;
 pub(crate) mod history;
 pub(crate) mod hooks;
 pub(crate) mod metadata;
 pub(crate) mod orders;
 pub(crate) mod ownership;
 pub(crate) mod queue;
+pub(crate) mod rate_probe;
 pub(crate) mod recovery;
 pub(crate) mod registry;
 pub(crate) mod resumption;

@@ -312,6 +312,9 @@ pub(crate) enum Command {
     Status {
         answer: oneshot::Sender<LaneStatus>,
     },
+    Written {
+        answer: oneshot::Sender<forecast::Written>,
+    },
     Settle {
         answer: oneshot::Sender<()>,
     },
@@ -484,6 +487,11 @@ impl LaneHandle {
     /// Returns the lane's present state.
     pub async fn status(&self) -> Result<LaneStatus, Refused> {
         self.ask(|answer| Command::Status { answer }).await
+    }
+
+    /// Returns what guests of the volume have written lately.
+    pub async fn written(&self) -> Result<forecast::Written, Refused> {
+        self.ask(|answer| Command::Written { answer }).await
     }
 
     /// Ends the lane: stops taking requests, waits at most `deadline` for those in flight, and flushes the store. A migration

@@ -366,6 +366,10 @@ impl Lane {
                 Command::Status { answer } => {
                     let _ = answer.send(self.status());
                 }
+                Command::Written { answer } => {
+                    let written = self.counters.writing.borrow_mut().written(self.handle.now());
+                    let _ = answer.send(written);
+                }
                 Command::Settle { answer } => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {

@@ -43,6 +43,28 @@ pub struct Progress {
     pub paced: Option<pacer::Status>,
     /// What limits the copying; `None`: nothing is copied.
     pub limited_by: Option<LimitedBy>,
+    /// What its deadline demands; `None`: it has none.
+    pub hurry: Option<Hurry>,
+}
+
+/// What a deadline demands of a copying.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Hurry {
+    /// What guests may lose at present; `None`: it does not give way to them.
+    pub impact: Option<pacer::Impact>,
+    /// Whether that is more than was ordered.
+    pub is_raised: bool,
+    /// Whether the deadline will be missed although nothing is left that would make it faster.
+    pub is_late: bool,
+}
+
+impl Hurry {
+    /// Returns what two volumes of one migration do together.
+    #[must_use]
+    pub fn with(self, other: Self) -> Self {
+        let impact = self.impact.zip(other.impact).map(|(one, two)| if one < two { two } else { one });
+        Self { impact, is_raised: self.is_raised || other.is_raised, is_late: self.is_late || other.is_late }
+    }
 }
 
 /// What limits a copy at present.
@@ -107,6 +129,8 @@ pub struct VolumeProgress {
     pub paced: Option<pacer::Status>,
     /// What limits the copying; `None`: nothing is copied.
     pub limited_by: Option<LimitedBy>,
+    /// What its deadline demands; `None`: it has none.
+    pub hurry: Option<Hurry>,
 }
 
 /// The progress of a volume's copying that a restarted daemon continues.

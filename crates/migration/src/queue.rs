@@ -54,6 +54,11 @@ pub enum Obstacle {
         /// The host that they come from.
         from: String,
     },
+    /// The time that was ordered for its beginning has not come.
+    Time {
+        /// The time, in milliseconds since 1970.
+        unix_ms: u64,
+    },
 }
 
 /// A migration that wants to begin.
@@ -75,6 +80,18 @@ pub trait Wish: Clone {
 
     /// Returns the destination host if the volumes are complete there before the handover; otherwise `None`.
     fn is_copied_to(&self) -> Option<HostId>;
+
+    /// Returns the time, in milliseconds since 1970, before which it does not begin; `None`: it begins in its turn.
+    fn not_before_unix_ms(&self) -> Option<u64>;
+}
+
+/// What turns depend on besides the queue itself.
+#[derive(Clone, Debug, Default)]
+pub struct Present {
+    /// The operations that are under way.
+    pub under_way: Vec<UnderWay>,
+    /// The time of day, in milliseconds since 1970. **N.B.** It may jump.
+    pub now_unix_ms: u64,
 }
 
 /// The party that has ordered a migration.
@@ -201,6 +218,7 @@ impl fmt::Display for Obstacle {
             Self::Filling { from } => {
                 write!(f, "it still lacks blocks of host \"{from}\"")
             }
+            Self::Time { .. } => write!(f, "the time that was ordered for its beginning"),
         }
     }
 }
@@ -248,9 +266,9 @@ impl<W: Wish> Queue<W> {
         self.limits = limits;
     }
 
-    /// Decides whether an order may begin beside the operations `under_way`.
-    pub fn ask(&mut self, wish: &W, under_way: Vec<UnderWay>) -> Turn<Admission> {
-        match self.outlook(wish, under_way) {
+    /// Decides whether an order may begin beside the operations of [`Present`].
+    pub fn ask(&mut self, wish: &W, present: &Present) -> Turn<Admission> {
+        match self.outlook(wish, present) {
             Turn::Now(()) => Turn::Now(self.admit(wish)),
             Turn::Later(place) => Turn::Later(place),
             Turn::Waits(id) => Turn::Waits(id),
@@ -258,27 +276,27 @@ impl<W: Wish> Queue<W> {
     }
 
     /// Returns the answer of [`Queue::ask`] without admitting anything.
-    pub fn outlook(&self, wish: &W, under_way: Vec<UnderWay>) -> Turn<()> {
+    pub fn outlook(&self, wish: &W, present: &Present) -> Turn<()> {
         let is_here =
             |waiting: &Waiting<W>| waiting.wish.volumes().iter().any(|id| wish.volumes().contains(id));
         if let Some((id, _)) = self.waiting.iter().find(|(_, waiting)| is_here(waiting)) {
             return Turn::Waits(*id);
         }
         let mut line: Vec<Claimant> =
-            self.in_line().map(|(_, waiting)| claimant(&waiting.wish, &under_way)).collect();
-        line.push(claimant(wish, &under_way));
+            self.in_line().map(|(_, waiting)| claimant(&waiting.wish, present)).collect();
+        line.push(claimant(wish, present));
         let place = line.len() as u64;
-        match judge(self.limits, &self.used(under_way), &line).pop().flatten() {
+        match judge(self.limits, &self.used(present), &line).pop().flatten() {
             None => Turn::Now(()),
             obstacle => Turn::Later(QueuePlace { place, waiting: place, obstacle }),
         }
     }
 
     /// Returns whether a waiting migration lacks a place on this host because its own orders have reached the limit.
-    pub fn has_used_up_the_host(&self, under_way: Vec<UnderWay>) -> bool {
+    pub fn has_used_up_the_host(&self, present: &Present) -> bool {
         let line: Vec<Claimant> =
-            self.in_line().map(|(_, waiting)| claimant(&waiting.wish, &under_way)).collect();
-        let judged = judge(self.limits, &self.used(under_way), &line);
+            self.in_line().map(|(_, waiting)| claimant(&waiting.wish, present)).collect();
+        let judged = judge(self.limits, &self.used(present), &line);
         judged.into_iter().any(|obstacle| matches!(obstacle, Some(Obstacle::Host { .. })))
     }
 
@@ -297,10 +315,10 @@ impl<W: Wish> Queue<W> {
     }
 
     /// Returns the migrations whose turn it is, in order. They must be begun now.
-    pub fn next(&mut self, under_way: Vec<UnderWay>) -> Vec<(MigrationId, W, Admission)> {
+    pub fn next(&mut self, present: &Present) -> Vec<(MigrationId, W, Admission)> {
         let (ids, line): (Vec<_>, Vec<_>) =
-            self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, &under_way))).unzip();
-        let judged = judge(self.limits, &self.used(under_way), &line).into_iter().zip(ids);
+            self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, present))).unzip();
+        let judged = judge(self.limits, &self.used(present), &line).into_iter().zip(ids);
         let begin: Vec<_> = judged.filter(|(obstacle, _)| obstacle.is_none()).map(|(_, id)| id).collect();
         let mut begun = Vec::new();
         for id in begin {
@@ -363,12 +381,18 @@ impl<W: Wish> Queue<W> {
         self.waiting.last_key_value().map_or(0, |(id, _)| id.0 + 1)
     }
 
+    /// Returns the next time, in milliseconds since 1970, at which a waiting migration's ordered time comes.
+    pub fn next_time(&self, now_unix_ms: u64) -> Option<u64> {
+        let times = self.in_line().filter_map(|(_, waiting)| waiting.wish.not_before_unix_ms());
+        times.filter(|unix_ms| *unix_ms > now_unix_ms).min()
+    }
+
     /// Returns the place of a waiting migration; `None` if it does not wait, or its turn has come.
-    pub fn place(&self, id: MigrationId, under_way: Vec<UnderWay>) -> Option<QueuePlace> {
+    pub fn place(&self, id: MigrationId, present: &Present) -> Option<QueuePlace> {
         let (ids, line): (Vec<_>, Vec<_>) =
-            self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, &under_way))).unzip();
+            self.in_line().map(|(id, waiting)| (id, claimant(&waiting.wish, present))).unzip();
         let index = ids.iter().position(|waits| *waits == id)?;
-        let obstacle = judge(self.limits, &self.used(under_way), &line).into_iter().nth(index).flatten();
+        let obstacle = judge(self.limits, &self.used(present), &line).into_iter().nth(index).flatten();
         Some(QueuePlace { place: index as u64 + 1, waiting: ids.len() as u64, obstacle })
     }
 
@@ -381,12 +405,14 @@ impl<W: Wish> Queue<W> {
     }
 
     /// Returns the resources used by operations under way and by admitted ones. An operation in both states counts once.
-    fn used(&self, under_way: Vec<UnderWay>) -> Vec<Need> {
+    fn used(&self, present: &Present) -> Vec<Need> {
         let is_admitted =
             |volume: &VolumeId| self.admitted.values().any(|admitted| admitted.volumes.contains(volume));
-        let others = under_way.into_iter().filter_map(|other| match other {
+        let others = present.under_way.iter().filter_map(|other| match other {
             UnderWay::Migration { of: Party::Peer(_), .. } if !broken(Bug::PlacesCountedTogether) => None,
-            UnderWay::Migration { volumes, need, .. } => (!volumes.iter().any(is_admitted)).then_some(need),
+            UnderWay::Migration { volumes, need, .. } => {
+                (!volumes.iter().any(is_admitted)).then(|| need.clone())
+            }
             UnderWay::Filling { .. } => None,
         });
         self.admitted.values().map(|admitted| admitted.need.clone()).chain(others).collect()
@@ -397,13 +423,13 @@ impl<W: Wish> Queue<W> {
     }
 }
 
-fn claimant<W: Wish>(wish: &W, under_way: &[UnderWay]) -> Claimant {
+fn claimant<W: Wish>(wish: &W, present: &Present) -> Claimant {
     let goes_back = |peer: &HostId, together: &[VolumeId]| {
         wish.is_copied_to() == Some(*peer)
             && wish.volumes().len() == together.len()
             && wish.volumes().iter().all(|volume| together.contains(volume))
     };
-    let own_obstacle = under_way.iter().find_map(|other| match other {
+    let filling = present.under_way.iter().find_map(|other| match other {
         UnderWay::Filling { volume, peer, from, together }
             if wish.volumes().contains(volume) && !goes_back(peer, together) =>
         {
@@ -411,6 +437,8 @@ fn claimant<W: Wish>(wish: &W, under_way: &[UnderWay]) -> Claimant {
         }
         _ => None,
     });
+    let later = wish.not_before_unix_ms().filter(|unix_ms| *unix_ms > present.now_unix_ms);
+    let own_obstacle = later.map(|unix_ms| Obstacle::Time { unix_ms }).or(filling);
     Claimant { need: wish.need().clone(), own_obstacle }
 }
 

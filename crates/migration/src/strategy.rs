@@ -14,6 +14,7 @@
 mod asynchronous;
 mod choice;
 mod copying;
+mod deadline;
 mod engine;
 mod heat;
 mod mirror;

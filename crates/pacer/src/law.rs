@@ -36,6 +36,20 @@ impl Impact {
         (self.0 * 100.0).round() as u8
     }
 
+    /// The greatest impact; beyond it a copy does not give way at all.
+    pub const MOST: Self = Self(0.9);
+
+    /// Returns the impact this many times as large, at least 1 %; `None` beyond [`Impact::MOST`].
+    pub fn times(self, factor: f64) -> Option<Self> {
+        let part = (self.0 * factor).max(0.01);
+        (part <= Self::MOST.0).then_some(Self(part))
+    }
+
+    /// Returns the part of their throughput that guests may lose, above 0 and below 1.
+    pub fn part(self) -> f64 {
+        self.0
+    }
+
     /// Returns the latency, as a multiple of that without us, at which guests lose this part.
     pub(crate) fn ratio(self) -> f64 {
         1.0 / (1.0 - self.0)

@@ -311,8 +311,9 @@ impl Pacer {
             return (now + ASK_AGAIN, Limit::Measuring);
         }
         if self.is_quiet(now, guests) {
-            let is_full =
-                self.idle_in_flight_max(guests).is_some_and(|max| self.bytes_in_flight() + bytes > max);
+            // A chunk that is too large by itself goes alone.
+            let (in_flight, most) = (self.bytes_in_flight(), self.idle_in_flight_max(guests));
+            let is_full = in_flight > 0 && most.is_some_and(|most| in_flight + bytes > most);
             return if is_full { (now + ASK_AGAIN, Limit::Disk) } else { (now, Limit::Disk) };
         }
         // Everything ends: however long guests wait, the least rate is kept.
@@ -580,7 +581,6 @@ mod tests {
         let (at, limit) = pacer.ask(ms(1000), guests, 1, CHUNK);
         assert!(at > ms(1000) && limit == Limit::Measuring, "its first seconds count: {limit:?}");
         let later = ms(900) + WAITS_ELSEWHERE;
-        // The pause that had begun is over.
         pacer.ask(later, guests, 1, CHUNK);
         pacer.ask(later + CALM_MAX, guests, 1, CHUNK);
         let now = later + CALM_MAX + ms(1);

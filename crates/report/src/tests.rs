@@ -39,6 +39,8 @@ fn migration() -> Migration {
         suspended: None,
         pace: None,
         limited_by: None,
+        deadline: None,
+        forecast: None,
         ticket: None,
         queue: None,
         shared: false,

@@ -12,8 +12,9 @@ use std::collections::BTreeMap;
 use api::{Migration, Overview, VmState, VolumeState};
 use serde::Serialize;
 
+use crate::moments::moment;
 use crate::top::sheet::{vm_state, volume_place};
-use crate::top::words::{clean, latency, moment, place};
+use crate::top::words::{clean, latency, place};
 use console::units::{bytes, duration};
 
 #[derive(Clone, Debug, PartialEq, Serialize)]

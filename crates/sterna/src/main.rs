@@ -9,6 +9,7 @@ mod exit;
 mod happenings;
 mod hints;
 mod log;
+mod moments;
 mod output;
 mod progress;
 mod remotes;

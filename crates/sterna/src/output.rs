@@ -23,6 +23,7 @@ pub(crate) use plan::plan;
 pub(crate) use volumes::{filling, volume, volumes};
 
 use crate::commands::CommandError;
+use crate::moments::local;
 use crate::remotes::RemoteError;
 
 /// Prints why a command failed: as text on standard error, or as JSON on standard output.
@@ -251,6 +252,8 @@ pub(crate) fn migration(migration: &Migration) -> String {
         rows.push(("done", at_source(migration).map_or_else(progress, |host| format!("{host} knows"))));
     }
     rows.extend(limit(migration).map(|limit| ("limited by", limit)));
+    rows.extend(migration.deadline.map(|deadline| ("deadline", hurry(&deadline, local(deadline.unix_ms)))));
+    rows.extend(migration.forecast.map(|forecast| ("expected", plan::time(&forecast))));
     rows.extend(waiting(migration).map(|waiting| ("waits for", waiting)));
     if let Some(ticket) = &migration.ticket {
         rows.push(("ticket", ticket.clone()));
@@ -301,15 +304,27 @@ pub(crate) fn begun(migration: &Migration) -> String {
     let id = &migration.id;
     match &migration.queue {
         None => format!("{id} has begun; follow it with: sterna migration watch {id}\n"),
-        Some(queue) => format!(
-            "{id} waits for its turn ({}); follow it with: sterna migration watch {id}\n",
-            turn(queue)
-        ),
+        Some(queue) => {
+            format!("{id} is queued ({}); follow it with: sterna migration watch {id}\n", turn(queue))
+        }
     }
 }
 
 pub(crate) fn turn(queue: &api::QueuePlace) -> String {
-    format!("number {} of {}: {}", queue.place, queue.waiting, queue.reason)
+    match queue.begins_unix_ms {
+        Some(begins) => format!("begins at {}", local(begins)),
+        None => format!("number {} of {}: {}", queue.place, queue.waiting, queue.reason),
+    }
+}
+
+/// Returns a deadline, written as `by`, and what it demands of guests.
+pub(crate) fn hurry(deadline: &api::Deadline, by: String) -> String {
+    let raised = deadline.raised_to_percent.map(|percent| match percent {
+        api::FULL_SPEED_PERCENT => "at full speed, guests do not come first".to_owned(),
+        percent => format!("guests may lose {percent} % for it"),
+    });
+    let late = deadline.late.then(|| "it will be missed".to_owned());
+    std::iter::once(by).chain(raised).chain(late).collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the expected time until the copying ends, as text.

@@ -7,6 +7,7 @@ use api::{Client, ClientError, ErrorCode, Migration, Watch};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::commands::CommandError;
+use crate::moments::local;
 use crate::output::{self, Format, remaining, waiting};
 use console::units::bytes;
 
@@ -235,6 +236,9 @@ fn describe(migration: &Migration) -> String {
     }
     if let Some(limit) = output::limit(migration) {
         text = format!("{text}; limited by {limit}");
+    }
+    if let Some(deadline) = migration.deadline.filter(|told| told.late || told.raised_to_percent.is_some()) {
+        text = format!("{text}; {}", output::hurry(&deadline, format!("due {}", local(deadline.unix_ms))));
     }
     if let Some(waiting) = waiting(migration) {
         text = match waiting.strip_prefix("its limit of ") {

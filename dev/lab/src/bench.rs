@@ -39,6 +39,7 @@ mod mirror;
 mod nbd;
 mod pacing;
 mod page;
+mod prediction;
 mod process;
 mod qmp;
 mod report;
@@ -69,6 +70,8 @@ pub enum BenchCommand {
     Mirror(mirror::MirrorOptions),
     /// Measure what guests lose to migrations that give way to them, and how long these take.
     Pacing(pacing::PacingOptions),
+    /// Measure how well forecasts of migrations hold.
+    Prediction(prediction::PredictionOptions),
     /// Measure the downtime of VMs that move, beside QEMU's own migration.
     Machine(machine::MachineOptions),
     /// Compare the strategies, after the figures of a paper.
@@ -125,6 +128,7 @@ pub async fn run(
         BenchCommand::Nbd(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Mirror(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Pacing(scenario) => show(scenario, program, format, progress).await,
+        BenchCommand::Prediction(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Machine(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Strategies(scenario) => show(scenario, program, format, progress).await,
         BenchCommand::Return(scenario) => show(scenario, program, format, progress).await,

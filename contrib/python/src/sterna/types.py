@@ -86,6 +86,18 @@ class ConnectionAtWork(TypedDict):
     connection: PeerConnection
 
 
+class Deadline(TypedDict):
+    """The deadline of a migration, and what it demands of guests."""
+
+    # Whether the copying is expected to end later, although nothing is left that would make it faster.
+    late: NotRequired[bool]
+    # What guests may lose at present because of it, in percent, if that is more than was ordered; 100: it copies at
+    # full speed. null: what was ordered suffices.
+    raised_to_percent: NotRequired[int | None]
+    # When it is to end, in milliseconds since 1970.
+    unix_ms: int
+
+
 class Decisions(TypedDict):
     """Counts of the decisions for writes and chunks."""
 
@@ -192,6 +204,17 @@ class ErrorDetail(TypedDict):
     message: str
 
 
+class Expected(TypedDict):
+    """A figure that is not known exactly: of ten outcomes one lies below `least`, and one above `most`."""
+
+    # One of ten outcomes lies below it.
+    least: float
+    # Half of the outcomes lie below it.
+    middle: float
+    # One of ten outcomes lies above it.
+    most: float
+
+
 class ExportSettings(TypedDict):
     """How a volume is offered to its clients."""
 
@@ -219,6 +242,23 @@ FileRole = Literal[
     "unclaimed",
     "other",
 ]
+
+
+class Forecast(TypedDict):
+    """The expected course of a migration."""
+
+    # The bytes that it sends: disks, memory, and what guests write meanwhile.
+    bytes: Expected
+    # How long guests are held at its end, in milliseconds.
+    downtime_ms: Expected
+    # How many of a hundred such migrations end by themselves. Below 100 guests may write faster than it copies.
+    ends_percent: int
+    # The number of earlier migrations of the same way that it was learned from; 0: it rests on a rate alone.
+    learned_from: int
+    # Whether that rate was measured just now, by reading and writing for a moment.
+    probed: NotRequired[bool]
+    # Its duration in seconds, without waits for its turn.
+    seconds: Expected
 
 
 class Grant(TypedDict):
@@ -476,6 +516,11 @@ class MigrateVolume(TypedDict):
     # Limit of the copying in bytes a second, of all volumes and a VM's memory together, at least 1; null: no limit.
     # Guest writes are not limited.
     bandwidth_bytes_per_second: NotRequired[int | None]
+    # It begins at this time, in milliseconds since 1970, and waits in the queue until then. null: in its turn.
+    begin_unix_ms: NotRequired[int | None]
+    # It is to end by this time, in milliseconds since 1970. If it would end later, guests lose more than the ordered
+    # impact, as far as it must be. null: there is no such time.
+    deadline_unix_ms: NotRequired[int | None]
     format: NotRequired[ImageFormat | None]
     # Copies everything, even if the other host has kept an image of the volume.
     full: NotRequired[bool]
@@ -537,12 +582,14 @@ class Migration(TypedDict):
     bytes_zero: int
     # Number of the latest change, for `after` of a later request. It begins anew with the daemon.
     change: int
+    deadline: NotRequired[Deadline | None]
     # When it ended, in milliseconds since 1970; null while it is under way.
     ended_unix_ms: NotRequired[int | None]
     # Cause of a failure, for programs: `target-full`, `target-faulty`, `target-hung`, `source-unreadable`, `handover-
     # refused`, `daemon-stopped`, `host-refused`, `promoted-elsewhere`, `given-up`, `machine-stayed`, `not-begun`,
     # `hook-failed`, `not-converging` or `internal`.
     failure: NotRequired[str | None]
+    forecast: NotRequired[Forecast | None]
     # Progress of the copying, 0 to 1. It never falls, and is 1 only when nothing is missing.
     fraction: float
     # Whether an orderly stop of the daemon has interrupted it. Then the next daemon repeats it, and `retried_as` has
@@ -626,6 +673,7 @@ class MigrationPlan(TypedDict):
     bytes_per_second: NotRequired[int | None]
     # Whether it would begin now or be queued; false if there are `refusals`.
     can_begin: bool
+    forecast: NotRequired[Forecast | None]
     # Name of the target host; null: this host.
     host: NotRequired[str | None]
     # The connections that would carry it; empty on one host.
@@ -637,8 +685,6 @@ class MigrationPlan(TypedDict):
     rate: NotRequired[RateOrigin | None]
     # The obstacles, each with what to do about it.
     refusals: list[ErrorDetail]
-    # Expected duration of the copying at this rate, in seconds.
-    seconds: NotRequired[float | None]
     # The volumes that would move, each with its target.
     volumes: list[PlannedVolume]
     # Costs besides time, parts that would stay behind, and risks.
@@ -996,6 +1042,8 @@ class PromoteVolume(TypedDict):
 class QueuePlace(TypedDict):
     """A place in the queue of migrations that wait for their turn."""
 
+    # When it begins, in milliseconds since 1970, if it waits for that time; otherwise null.
+    begins_unix_ms: NotRequired[int | None]
     # Its place in the queue, where 1 is the first.
     place: int
     # The limit of the configuration that it waits for, with the migrations that have reached it.

@@ -18,6 +18,7 @@ use crate::host::description::overview::Overviews;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
 use crate::migrations::ends::Ends;
+use crate::migrations::forecasts::Forecasts;
 use crate::migrations::history::Histories;
 use crate::migrations::metadata::MetadataFolder;
 use crate::migrations::ownership::restoration::Restoring;
@@ -67,6 +68,8 @@ pub(crate) struct Parts {
     /// The metadata of migrations besides the journal.
     pub(crate) metadata_folder: Arc<MetadataFolder>,
     pub(crate) histories: Arc<Histories>,
+    /// What earlier migrations have shown of each way.
+    pub(crate) forecasts: Arc<Forecasts>,
     pub(crate) ends: Arc<Ends>,
     pub(crate) sessions: Arc<Sessions>,
     /// The TLS of volumes' ports.
@@ -135,6 +138,7 @@ impl Parts {
             shares: Arc::new(Shares::new(config.limits.shares)),
             metadata_folder,
             histories: Arc::new(Histories::new(&config.data_dir)),
+            forecasts: Arc::new(Forecasts::open(&config.data_dir)),
             ends: Arc::default(),
             sessions: Arc::default(),
             encryption,

@@ -36,7 +36,7 @@ const BEGUN_MAX: usize = 1000;
 /// How many warnings are kept of one migration: each hook fails at most once.
 const WARNINGS_MAX: usize = 8;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct Metadata {
     /// The volume or the VM of the order.
@@ -64,6 +64,10 @@ pub(crate) struct Metadata {
     pub(crate) is_beginning: bool,
     /// The state of its copy, for a restart, if it is between stores of this host.
     pub(crate) copy: CopyNote,
+    /// What was expected of it when it began.
+    pub(crate) forecast: Option<api::Forecast>,
+    /// What guests wrote just before it began, in bytes a second.
+    pub(crate) load_bytes_per_second: f64,
 }
 
 /// The state of a copy in another store of this host.

@@ -5,10 +5,12 @@
 //!     │                                     ├─ together: several volumes ─────────┤
 //!     ├─ plan      a dry run                └─ vms: a VM with its volumes ─────────┘
 //!     ├─ retry     a migration that failed, once more
+//!     ├─ foresight what to expect, and what ended migrations have shown
 //!     └─ accounts  what has ended
 //! ```
 
 pub(crate) mod accounts;
+mod foresight;
 pub(crate) mod migrate;
 pub(crate) mod plan;
 pub(crate) mod queued;
@@ -25,6 +27,7 @@ use crate::host::{
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::ends::Ends;
+use crate::migrations::forecasts::Forecasts;
 use crate::migrations::history::Histories;
 use crate::migrations::metadata::MetadataFolder;
 use crate::migrations::queue::Queue;
@@ -46,6 +49,7 @@ pub(crate) struct MigrationOrders {
     queue: Arc<Queue>,
     metadata_folder: Arc<MetadataFolder>,
     histories: Arc<Histories>,
+    forecasts: Arc<Forecasts>,
     ends: Arc<Ends>,
     sessions: Arc<Sessions>,
     hosts: Arc<Hosts>,
@@ -80,6 +84,7 @@ impl MigrationOrders {
             queue,
             metadata_folder,
             histories,
+            forecasts,
             ends,
             sessions,
             hosts,
@@ -98,6 +103,7 @@ impl MigrationOrders {
             queue,
             metadata_folder,
             histories,
+            forecasts,
             ends,
             sessions,
             hosts,

@@ -2,9 +2,10 @@
 //! decides which may begin, and in which order.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use api::{MigrateVolume, Migration};
-use migration::queue::{self, Need, QueueLimits, Turn, UnderWay, Withdrawal};
+use migration::queue::{self, Need, Present, QueueLimits, Turn, UnderWay, Withdrawal};
 use migration::{HostId, MigrationId, VolumeId};
 use tokio::sync::watch;
 
@@ -13,6 +14,8 @@ use crate::journal::now_unix_ms;
 /// How many migrations may wait: enough for manual orders, or for all VMs of a large host. A program that orders
 /// without end gets an error.
 pub(crate) const WAITING_MAX: usize = 1000;
+/// How often the clock is read while a migration waits for its time.
+const CLOCK_LOOK: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Wish {
@@ -53,6 +56,10 @@ impl queue::Wish for Wish {
     fn is_copied_to(&self) -> Option<HostId> {
         self.copied_to
     }
+
+    fn not_before_unix_ms(&self) -> Option<u64> {
+        self.order.begin_unix_ms
+    }
 }
 
 impl Queue {
@@ -67,7 +74,7 @@ impl Queue {
         under_way: impl FnOnce() -> Vec<UnderWay>,
     ) -> Turn<Admission> {
         let mut queue = self.lock();
-        match queue.ask(wish, under_way()) {
+        match queue.ask(wish, &at_present(under_way())) {
             Turn::Now(admission) => Turn::Now(self.admission(admission)),
             Turn::Later(place) => Turn::Later(place),
             Turn::Waits(id) => Turn::Waits(id),
@@ -77,13 +84,13 @@ impl Queue {
     /// Returns what [`Queue::ask`] would return, and admits nothing.
     pub(crate) fn outlook(&self, wish: &Wish, under_way: impl FnOnce() -> Vec<UnderWay>) -> Turn<()> {
         let queue = self.lock();
-        queue.outlook(wish, under_way())
+        queue.outlook(wish, &at_present(under_way()))
     }
 
     /// Returns whether a waiting migration lacks a place on this host.
     pub(crate) fn has_used_up_the_host(&self, under_way: impl FnOnce() -> Vec<UnderWay>) -> bool {
         let queue = self.lock();
-        queue.has_used_up_the_host(under_way())
+        queue.has_used_up_the_host(&at_present(under_way()))
     }
 
     /// Makes a migration wait; returns false if too many do.
@@ -103,7 +110,7 @@ impl Queue {
         under_way: impl FnOnce() -> Vec<UnderWay>,
     ) -> Vec<(MigrationId, Wish, Admission)> {
         let mut queue = self.lock();
-        let begun = queue.next(under_way()).into_iter();
+        let begun = queue.next(&at_present(under_way())).into_iter();
         begun.map(|(id, wish, admission)| (id, wish, self.admission(admission))).collect()
     }
 
@@ -156,7 +163,7 @@ impl Queue {
         shown.change = *self.turns.borrow();
         let since = now_unix_ms().saturating_sub(shown.started_unix_ms);
         shown.seconds = since as f64 / 1000.0;
-        let place = queue.place(id, under_way()).map(place_shown);
+        let place = queue.place(id, &at_present(under_way())).map(place_shown);
         let reason = match &place {
             None => ITS_BEGINNING.to_owned(),
             Some(place) => {
@@ -179,6 +186,16 @@ impl Queue {
         self.turn();
     }
 
+    /// Waits until the time comes for which a waiting migration was ordered. The clock is read again every minute, because it
+    /// may be set.
+    pub(crate) async fn next_time(&self) {
+        let now = now_unix_ms();
+        let next = self.lock().next_time(now);
+        let wait =
+            next.map_or(CLOCK_LOOK, |at| Duration::from_millis(at.saturating_sub(now)).min(CLOCK_LOOK));
+        tokio::time::sleep(wait).await;
+    }
+
     /// Returns a receiver of the count of [`Queue::turn`].
     pub(crate) fn turns(&self) -> watch::Receiver<u64> {
         self.turns.subscribe()
@@ -193,12 +210,20 @@ impl Queue {
     }
 }
 
+fn at_present(under_way: Vec<UnderWay>) -> Present {
+    Present { under_way, now_unix_ms: now_unix_ms() }
+}
+
 /// The reason for waiting once a turn has come.
 const ITS_BEGINNING: &str = "its beginning";
 
 pub(crate) fn place_shown(place: queue::QueuePlace) -> api::QueuePlace {
+    let begins_unix_ms = match place.obstacle {
+        Some(queue::Obstacle::Time { unix_ms }) => Some(unix_ms),
+        _ => None,
+    };
     let reason = place.obstacle.map_or_else(|| ITS_BEGINNING.to_owned(), |obstacle| obstacle.to_string());
-    api::QueuePlace { place: place.place, waiting: place.waiting, reason }
+    api::QueuePlace { place: place.place, waiting: place.waiting, reason, begins_unix_ms }
 }
 
 impl Drop for Admission {

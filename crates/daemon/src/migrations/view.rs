@@ -3,11 +3,11 @@
 use std::time::Duration;
 
 use api::{
-    GuestLocation, ImageLocation, LimitedBy, MigrateVolume, Migration, MigrationState, Pace,
+    Deadline, GuestLocation, ImageLocation, LimitedBy, MigrateVolume, Migration, MigrationState, Pace,
     RemainingSeconds, ReplicaUsed, SwitchOver, WaitingFor,
 };
 use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
-use migration::progress;
+use migration::progress::{self, Hurry};
 use migration::strategy::Round;
 use migration::{MigrationId, Phase, Progress, VolumeIndex};
 
@@ -100,6 +100,9 @@ pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     }
     // Each of these waits is a few milliseconds long, and what limits the copy is said anyway.
     shown.waiting_for.take_if(|waiting| waiting.reason == migration::strategy::GUESTS_FIRST);
+    let ordered = metadata.order.as_ref().and_then(|order| order.deadline_unix_ms);
+    shown.deadline = ordered.map(|unix_ms| Deadline { unix_ms, ..shown.deadline.unwrap_or_default() });
+    shown.forecast = metadata.forecast;
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
     shown.goes_on = metadata.goes_on;
@@ -139,6 +142,14 @@ fn limited_by(limit: progress::LimitedBy) -> LimitedBy {
     }
 }
 
+/// The time itself is in the order.
+fn deadline(hurry: Hurry) -> Deadline {
+    // At most 90.
+    let percent = |impact: pacer::Impact| (impact.part() * 100.0).round() as u8;
+    let raised = hurry.is_raised.then(|| hurry.impact.map_or(api::FULL_SPEED_PERCENT, percent));
+    Deadline { unix_ms: 0, raised_to_percent: raised, late: hurry.is_late }
+}
+
 fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.phase = phase(progress.phase);
     if progress.phase == Phase::Releasing {
@@ -149,6 +160,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.bytes_per_second = progress.copy_bytes_per_second;
     shown.pace = progress.paced.map(pace);
     shown.limited_by = progress.limited_by.map(limited_by);
+    shown.deadline = progress.hurry.map(deadline);
     shown.remaining_seconds = progress.remaining.map(|(earliest, latest)| RemainingSeconds {
         earliest: earliest.as_secs_f64(),
         latest: latest.as_secs_f64(),
@@ -378,6 +390,8 @@ fn begun() -> Migration {
         suspended: None,
         pace: None,
         limited_by: None,
+        deadline: None,
+        forecast: None,
         ticket: None,
         queue: None,
         shared: false,

@@ -48,6 +48,8 @@ pub struct GivesWay {
     pub impact: Option<pacer::Impact>,
     /// The limit of the whole migration; `None`: [`PacingSettings::bytes_per_second`] is this volume's alone.
     pub budget: Option<Budget>,
+    /// When it is to end, on the lane's clock; guests may lose more for that. `None`: there is no such time.
+    pub ends_by: Option<Duration>,
 }
 
 impl GivesWay {

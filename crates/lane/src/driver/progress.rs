@@ -53,6 +53,7 @@ impl SourceDriver {
             rounds: Vec::new(),
             paced: None,
             limited_by: None,
+            hurry: None,
         };
         let volumes = self.participants.len().max(1) as f64;
         let mut bytes_missing = 0;
@@ -74,6 +75,8 @@ impl SourceDriver {
             progress.suspended = progress.suspended.or(volume.suspended);
             progress.paced = progress.paced.into_iter().chain(volume.paced).reduce(pacer::Status::and);
             progress.limited_by = progress.limited_by.or(volume.limited_by);
+            let together = progress.hurry.zip(volume.hurry).map(|(one, two)| one.with(two));
+            progress.hurry = together.or(progress.hurry).or(volume.hurry);
         }
         progress.bytes_missing = Some(if phase == Phase::Retiring { 0 } else { bytes_missing });
         if let Some(following) = self.source.following() {

@@ -422,7 +422,8 @@ fn start_copy(
     let replica = leaving.replica.clone();
     let machine = Copying::new(copying, settings.strategy)
         .carrying(replica.carried.clone())
-        .paced(settings.gives_way.mover(handle.now()));
+        .paced(settings.gives_way.mover(handle.now()))
+        .ending_by(handle.now(), settings.gives_way.ends_by, settings.gives_way.impact);
     let machine = match settings.gives_way.budget.clone() {
         Some(budget) => machine.sharing(budget),
         None => machine,

@@ -33,6 +33,8 @@ pub struct MigrationOrder {
     pub bandwidth_bytes_per_second: Option<u64>,
     /// What guests of the disks may lose; `None`: the mover does not give way.
     pub impact: Option<pacer::Impact>,
+    /// The time until it is to end, for which guests may lose more; `None`: it may take any time.
+    pub time_left: Option<Duration>,
     /// The strategy that copies the volume.
     pub strategy: Choice,
     /// The longest time that guests may be held at the handover.
@@ -71,6 +73,8 @@ pub struct OutgoingOrder {
     pub budget: Budget,
     /// What guests of the disks may lose; `None`: the mover does not give way.
     pub impact: Option<pacer::Impact>,
+    /// The time until it is to end, for which guests may lose more; `None`: it may take any time.
+    pub time_left: Option<Duration>,
     /// The strategy that copies the volume.
     pub strategy: Choice,
     /// The longest time that guests may be held at the handover, without round trips to the other host.

@@ -152,6 +152,7 @@ fn progress(phase: Phase, bytes_copied: u64) -> Report {
         rounds: Vec::new(),
         paced: None,
         limited_by: None,
+        hurry: None,
     };
     Report::Progress { migration: MIGRATION, progress }
 }

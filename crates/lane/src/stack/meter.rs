@@ -32,6 +32,8 @@ pub struct Counters {
     pub last_error: RefCell<Option<IoError>>,
     /// Requests that have not ended.
     pub in_flight: Cell<usize>,
+    /// What guests have written lately.
+    pub writing: RefCell<forecast::Writing>,
 }
 
 pub(crate) struct Meter {
@@ -104,6 +106,7 @@ impl BlockDevice for Meter {
         let counters = &self.measures.counters;
         let bytes = matches!(change, Change::Write(..)).then_some((&counters.bytes_written, range.length));
         let kind = (&counters.writes, RequestClass::write(range.length));
+        counters.writing.borrow_mut().note(self.handle.now(), range.offset, range.length);
         let request = self.below.changing(change);
         Box::pin(self.counted(kind, bytes, (request, range)))
     }

@@ -59,7 +59,7 @@ fn filling_store(
     let filling = FillingStore::new(surroundings, key, store, there, filling, missing);
     // The order of the source is not known here.
     let disks = pacer::Stores::default().and(Arc::clone(&settings.disk));
-    filling.give_way(GivesWay { disks, impact: settings.impact, budget: None });
+    filling.give_way(GivesWay { disks, impact: settings.impact, budget: None, ends_by: None });
     filling
 }
 

@@ -75,6 +75,7 @@ impl Lane {
                 disks: self.disks().and(Arc::clone(&order.target_disk)),
                 impact: order.impact,
                 budget: None,
+                ends_by: order.time_left.map(|left| self.handle.now() + left),
             },
             limits: TimeLimits {
                 mirror_wait_max: self.settings.mirror_wait_max,

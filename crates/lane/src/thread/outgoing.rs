@@ -239,7 +239,12 @@ impl Lane {
     }
 
     fn gives_way(&self, order: &OutgoingOrder) -> GivesWay {
-        GivesWay { disks: self.disks(), impact: order.impact, budget: Some(order.budget.clone()) }
+        GivesWay {
+            disks: self.disks(),
+            impact: order.impact,
+            budget: Some(order.budget.clone()),
+            ends_by: order.time_left.map(|left| self.handle.now() + left),
+        }
     }
 
     /// Returns the geometry of the volume at the other host, which is the same as here.

@@ -13,6 +13,7 @@ struct Ordered {
     volumes: [VolumeId; 1],
     need: Need,
     copied_to: Option<HostId>,
+    not_before: Option<u64>,
 }
 
 impl Wish for Ordered {
@@ -27,6 +28,15 @@ impl Wish for Ordered {
     fn is_copied_to(&self) -> Option<HostId> {
         self.copied_to
     }
+
+    fn not_before_unix_ms(&self) -> Option<u64> {
+        self.not_before
+    }
+}
+
+/// These operations, at the time 0.
+fn beside(under_way: Vec<UnderWay>) -> Present {
+    Present { under_way, now_unix_ms: 0 }
 }
 
 fn need(stores: &str) -> Need {
@@ -38,7 +48,7 @@ fn needs(stores: &[&str]) -> Vec<Need> {
 }
 
 fn wish(volume: u8, stores: &str) -> Ordered {
-    Ordered { volumes: [VolumeId([volume; 16])], need: need(stores), copied_to: None }
+    Ordered { volumes: [VolumeId([volume; 16])], need: need(stores), copied_to: None, not_before: None }
 }
 
 fn judged(limits: QueueLimits, under_way: &[&str], waiting: &[&str]) -> String {
@@ -54,6 +64,7 @@ fn judged(limits: QueueLimits, under_way: &[&str], waiting: &[&str]) -> String {
         Some(Obstacle::Host { .. }) => "host".to_owned(),
         Some(Obstacle::Store { store, .. }) => store,
         Some(Obstacle::Filling { from }) => from,
+        Some(Obstacle::Time { unix_ms }) => format!("at {unix_ms}"),
     };
     judged.into_iter().map(word).collect::<Vec<_>>().join(" ")
 }
@@ -84,12 +95,14 @@ fn what_lacks_blocks_waits_and_holds_nobody_up() {
     let mut queue = Queue::new(LIMITS, WAITING_MAX);
     let filling =
         || ["one", "two"].into_iter().zip(1..).map(|(from, volume)| filling(volume, from, &[volume]));
-    let Turn::Later(place) = queue.ask(&wish(2, "a"), filling().collect()) else { panic!("it lacks blocks") };
+    let Turn::Later(place) = queue.ask(&wish(2, "a"), &beside(filling().collect())) else {
+        panic!("it lacks blocks")
+    };
     assert_eq!(place.obstacle, Some(Obstacle::Filling { from: "two".to_owned() }));
     assert!(queue.join(MigrationId(7), wish(2, "a")));
-    assert!(queue.next(filling().collect()).is_empty());
-    assert!(matches!(queue.ask(&wish(3, "a"), filling().collect()), Turn::Now(_)));
-    assert_eq!(queue.next(filling().take(1).collect()).len(), 1, "it has all come");
+    assert!(queue.next(&beside(filling().collect())).is_empty());
+    assert!(matches!(queue.ask(&wish(3, "a"), &beside(filling().collect())), Turn::Now(_)));
+    assert_eq!(queue.next(&beside(filling().take(1).collect())).len(), 1, "it has all come");
 }
 
 #[test]
@@ -97,7 +110,7 @@ fn what_lacks_blocks_goes_back_to_where_they_are_all_together() {
     let back = |copied_to| Ordered { copied_to, ..wish(1, "a") };
     let asked = |wish: &Ordered, together: &[u8]| {
         let mut queue = Queue::new(LIMITS, WAITING_MAX);
-        matches!(queue.ask(wish, vec![filling(1, "one", together)]), Turn::Now(_))
+        matches!(queue.ask(wish, &beside(vec![filling(1, "one", together)])), Turn::Now(_))
     };
     assert!(asked(&back(Some(HostId([1; 32]))), &[1]));
     assert!(!asked(&back(Some(HostId([2; 32]))), &[1]), "another host has nothing of what is missing");
@@ -114,10 +127,12 @@ fn what_other_hosts_bring_takes_no_place_of_what_is_ordered_here() {
     };
     let mut queue = Queue::new(LIMITS, WAITING_MAX);
     let under_way = || (0..50).map(brought).collect::<Vec<_>>();
-    assert!(matches!(queue.ask(&wish(1, "a"), under_way()), Turn::Now(_)));
-    assert!(matches!(queue.ask(&wish(2, "a"), under_way()), Turn::Now(_)));
-    assert!(!queue.has_used_up_the_host(under_way()));
-    let Turn::Later(place) = queue.ask(&wish(3, "a"), under_way()) else { panic!("its own orders count") };
+    assert!(matches!(queue.ask(&wish(1, "a"), &beside(under_way())), Turn::Now(_)));
+    assert!(matches!(queue.ask(&wish(2, "a"), &beside(under_way())), Turn::Now(_)));
+    assert!(!queue.has_used_up_the_host(&beside(under_way())));
+    let Turn::Later(place) = queue.ask(&wish(3, "a"), &beside(under_way())) else {
+        panic!("its own orders count")
+    };
     assert_eq!(place.obstacle, Some(Obstacle::Store { store: "a".to_owned(), limit: 2 }));
 }
 
@@ -146,20 +161,22 @@ fn an_image_that_is_served_in_place_is_in_no_store() {
 #[test]
 fn as_many_wait_as_may_and_what_waits_is_found_by_its_volume() {
     let mut queue = Queue::new(QueueLimits { per_host: 1, per_store: 1 }, 2);
-    let Turn::Now(admission) = queue.ask(&wish(1, "ab"), Vec::new()) else { panic!("there is room") };
+    let Turn::Now(admission) = queue.ask(&wish(1, "ab"), &beside(Vec::new())) else {
+        panic!("there is room")
+    };
     for (id, volume) in [(4, 2), (7, 3)] {
-        assert!(matches!(queue.ask(&wish(volume, "ab"), Vec::new()), Turn::Later(_)));
+        assert!(matches!(queue.ask(&wish(volume, "ab"), &beside(Vec::new())), Turn::Later(_)));
         assert!(queue.join(MigrationId(id), wish(volume, "ab")));
     }
     assert!(queue.is_full() && !queue.join(MigrationId(8), wish(4, "ab")));
     assert_eq!((queue.of(VolumeId([3; 16])), queue.next_free()), (Some(MigrationId(7)), 8));
-    assert_eq!(queue.outlook(&wish(2, "cd"), Vec::new()), Turn::Waits(MigrationId(4)));
-    let place = queue.place(MigrationId(7), Vec::new()).unwrap();
+    assert_eq!(queue.outlook(&wish(2, "cd"), &beside(Vec::new())), Turn::Waits(MigrationId(4)));
+    let place = queue.place(MigrationId(7), &beside(Vec::new())).unwrap();
     assert_eq!((place.place, place.waiting, place.obstacle), (2, 2, Some(Obstacle::Host { limit: 1 })));
     queue.give_back(admission);
     queue.give_back(admission);
-    assert_eq!(queue.next(Vec::new()).len(), 1);
-    assert_eq!(queue.place(MigrationId(4), Vec::new()), None, "its turn has come");
+    assert_eq!(queue.next(&beside(Vec::new())).len(), 1);
+    assert_eq!(queue.place(MigrationId(4), &beside(Vec::new())), None, "its turn has come");
 }
 
 #[derive(Clone, Debug)]
@@ -217,7 +234,7 @@ impl Host {
                 if self.is_busy(wish.volumes[0]) {
                     return;
                 }
-                match self.queue.ask(&wish, self.under_way()) {
+                match self.queue.ask(&wish, &beside(self.under_way())) {
                     Turn::Now(admission) => self.beginning.push((None, wish, admission)),
                     Turn::Later(_) => {
                         assert!(self.queue.join(MigrationId(self.next), wish));
@@ -227,7 +244,7 @@ impl Host {
                 }
             }
             Operation::Turn => {
-                let begun = self.queue.next(self.under_way()).into_iter();
+                let begun = self.queue.next(&beside(self.under_way())).into_iter();
                 self.beginning.extend(begun.map(|(id, wish, admission)| (Some(id), wish, admission)));
             }
             Operation::Known(index) if !self.beginning.is_empty() => {
@@ -336,4 +353,28 @@ proptest! {
             prop_assert!(!overtaken, "{begun:?}");
         }
     }
+}
+
+#[test]
+fn a_migration_ordered_for_a_time_waits_for_it_and_holds_nobody_up() {
+    let at = |not_before, volume| Ordered { not_before: Some(not_before), ..wish(volume, "a") };
+    let mut queue = Queue::new(QueueLimits { per_host: 1, per_store: 1 }, WAITING_MAX);
+    let Turn::Later(place) = queue.ask(&at(50, 1), &beside(Vec::new())) else { panic!("its time is later") };
+    assert_eq!(place.obstacle, Some(Obstacle::Time { unix_ms: 50 }));
+    assert!(queue.join(MigrationId(1), at(50, 1)));
+    assert!(queue.join(MigrationId(2), at(90, 2)));
+    let Turn::Now(other) = queue.ask(&wish(3, "a"), &beside(Vec::new())) else {
+        panic!("nothing is under way")
+    };
+    queue.give_back(other);
+
+    assert_eq!(queue.next_time(0), Some(50));
+    let present = |now_unix_ms| Present { under_way: Vec::new(), now_unix_ms };
+    assert!(queue.next(&present(49)).is_empty());
+    let begun = queue.next(&present(50));
+    assert_eq!(begun.iter().map(|(id, ..)| *id).collect::<Vec<_>>(), [MigrationId(1)]);
+    assert_eq!(queue.next_time(50), Some(90));
+    // The clock was set back: what has begun goes on, and the rest waits for the same time.
+    assert!(queue.next(&present(10)).is_empty());
+    assert_eq!(queue.next_time(10), Some(90));
 }

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, LayeredBitmap};
 
+use super::deadline::Deadline;
 use super::engine::Engine;
 use super::policy::{Chosen, Course, Policy, RoundVerdict};
 use super::{Round, Strategy, Tally, TellingId, VolumeAction, VolumeEvent, WriteId};
@@ -35,13 +36,23 @@ pub struct Copying {
     policy: Chosen,
     /// The rounds of earlier daemons: they are reported, but do not affect decisions.
     earlier_rounds: Vec<Round>,
+    /// When it is to end, if that was ordered.
+    ends_by: Option<Duration>,
+    /// Raises the impact for that; `None`: it does not give way anyway.
+    deadline: Option<Deadline>,
 }
 
 impl Copying {
     /// Makes a machine that waits for the allocated ranges.
     pub fn new(settings: CopyingSettings, strategy: Strategy) -> Self {
         let policy = Chosen::new(strategy);
-        Self { engine: Engine::new(settings, policy.terms()), policy, earlier_rounds: Vec::new() }
+        Self {
+            engine: Engine::new(settings, policy.terms()),
+            policy,
+            earlier_rounds: Vec::new(),
+            ends_by: None,
+            deadline: None,
+        }
     }
 
     /// Makes it ask the pacers of its disks before each chunk.
@@ -60,8 +71,8 @@ impl Copying {
 
     /// Changes what guests of its disks may lose to it; `None`: it does not give way.
     pub fn set_impact(&mut self, now: Duration, impact: Option<pacer::Impact>) {
-        let terms = impact.map(|impact| pacer::Terms { class: pacer::MoverClass::Migration, impact });
-        self.engine.paced().set_terms(now, terms);
+        self.set_deadline(now, impact);
+        self.pace(now, impact);
         self.advance(now);
     }
 
@@ -73,6 +84,19 @@ impl Copying {
     /// Returns what limits the copying; `None`: nothing is copied.
     pub fn limited_by(&self, chunks: ChunksInFlight) -> Option<LimitedBy> {
         self.engine.limited_by(chunks)
+    }
+
+    /// Makes it raise the impact as far as it must to end by a time.
+    #[must_use]
+    pub fn ending_by(
+        mut self,
+        now: Duration,
+        ends_by: Option<Duration>,
+        impact: Option<pacer::Impact>,
+    ) -> Self {
+        self.ends_by = ends_by;
+        self.set_deadline(now, impact);
+        self
     }
 
     /// Continues the counts of an earlier daemon.
@@ -114,6 +138,12 @@ impl Copying {
 
     /// Returns the latest time to call `handle_timeout`, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
+        let look = self.hurries().map(|deadline| (deadline.next_look(), "a look at its deadline"));
+        look.into_iter().chain(self.waits_until()).min_by_key(|(at, _)| *at)
+    }
+
+    /// Returns the end of the next wait, and what it waits for.
+    fn waits_until(&self) -> Option<(Duration, &'static str)> {
         // **N.B.** The policy is not called once the copying has stopped, so it would not meet a deadline.
         let of_policy = self.policy.deadline(&self.engine).filter(|_| !self.engine.is_stopped());
         let deadlines = self.engine.deadlines().chain(of_policy);
@@ -149,10 +179,11 @@ impl Copying {
     /// Returns the progress of the copying.
     pub fn progress(&mut self, now: Duration) -> VolumeProgress {
         let waiting = self
-            .poll_timeout()
+            .waits_until()
             .map(|(at, reason)| Waiting { reason, remaining: Some(at.saturating_sub(now)) });
         let rounds = self.earlier_rounds.iter().chain(self.policy.rounds()).copied().collect();
-        VolumeProgress { rounds, ..self.engine.progress(now, waiting) }
+        let hurry = self.deadline.as_ref().map(Deadline::hurry);
+        VolumeProgress { rounds, hurry, ..self.engine.progress(now, waiting) }
     }
 
     /// Returns the blocks missing or in flight, including those of late writes.
@@ -185,7 +216,35 @@ impl Copying {
         self.engine.is_paused()
     }
 
+    /// Returns its deadline while there is anything left to copy.
+    fn hurries(&self) -> Option<&Deadline> {
+        self.deadline
+            .as_ref()
+            .filter(|_| !self.engine.is_stopped() && !self.engine.is_paused() && !self.engine.is_copied())
+    }
+
+    fn set_deadline(&mut self, now: Duration, impact: Option<pacer::Impact>) {
+        self.deadline = self.ends_by.zip(impact).map(|(at, ordered)| Deadline::new(now, at, ordered));
+    }
+
+    fn hurry(&mut self, now: Duration) {
+        if self.hurries().is_none() {
+            return;
+        }
+        let outlook = self.engine.outlook();
+        let changed = self.deadline.as_mut().and_then(|deadline| deadline.look(now, outlook));
+        if let Some(impact) = changed {
+            self.pace(now, impact);
+        }
+    }
+
+    fn pace(&mut self, now: Duration, impact: Option<pacer::Impact>) {
+        let terms = impact.map(|impact| pacer::Terms { class: pacer::MoverClass::Migration, impact });
+        self.engine.paced().set_terms(now, terms);
+    }
+
     fn advance(&mut self, now: Duration) {
+        self.hurry(now);
         if !self.engine.is_stopped() {
             self.engine.resume(now);
             self.engine.give_up_if_stuck(now);

@@ -44,6 +44,7 @@ use self::replica::ReplicaBlocks;
 use self::telling::Tellings;
 use self::values::Values;
 use self::writes::{SourceSide, WriteState, Writes};
+use super::deadline::Outlook;
 use super::heat::HeatFilter;
 use super::{CopyingSettings, HotBlocks, VolumeAction, VolumeEvent};
 use crate::handover::source::Costs;
@@ -305,6 +306,12 @@ impl Engine {
         self.paced.terms().filter(|_| self.gate.is_open()).map(|terms| terms.impact)
     }
 
+    /// Returns what is known of the end of the copying.
+    pub(super) fn outlook(&self) -> Outlook {
+        let rest = self.meter.remaining(self.blocks_remaining()).map(|(_, latest)| latest);
+        Outlook { rest, gives_way: self.paced.limit() == pacer::Limit::Guests }
+    }
+
     pub(super) fn paced(&mut self) -> &mut pacer::Mover {
         &mut self.paced
     }
@@ -405,6 +412,7 @@ impl Engine {
             rounds: Vec::new(),
             paced: self.paced.status(now),
             limited_by: None,
+            hurry: None,
         }
     }
 

@@ -4,6 +4,8 @@ use clap::Args;
 
 use console::units::parse_rate;
 
+use crate::moments::parse_moment;
+
 #[derive(Debug, Args)]
 pub(crate) struct PaceArguments {
     /// Largest rate of the copying, for example 200MiB/s: of all volumes and a VM's memory together. It does not limit guests' own
@@ -14,6 +16,13 @@ pub(crate) struct PaceArguments {
     /// default is `limits.impact_percent` of the configuration. It holds at both hosts.
     #[arg(long, value_name = "PERCENT|none", value_parser = parse_impact)]
     pub(crate) impact: Option<u8>,
+    /// When it is to end, for example 04:00 or 2h. If the ordered impact would make it later, guests lose more, as far as it
+    /// must be; it says so while it does.
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    pub(crate) deadline: Option<u64>,
+    /// When it begins, for example 04:00, 2026-11-29T04:00 or 2h; until then it waits in the queue.
+    #[arg(long, value_name = "TIME", value_parser = parse_moment)]
+    pub(crate) at: Option<u64>,
 }
 
 /// Reads `10%`, `10` or `none`.

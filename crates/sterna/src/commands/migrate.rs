@@ -41,6 +41,8 @@ pub(super) async fn run(
         ignore_hot_blocks: order.strategy.ignore_hot_blocks,
         together_with: names.collect(),
         named,
+        begin_unix_ms: order.pace.at,
+        deadline_unix_ms: order.pace.deadline,
     };
     if let Some(found) = disks::of_vm(client, &name, &request).await? {
         let course = match (order.dry_run, order.detach) {

@@ -1,6 +1,6 @@
 //! Text output of a dry run.
 
-use api::{MigrationPlan, PlannedVolume};
+use api::{Expected, Forecast, MigrationPlan, PlannedVolume};
 
 use super::{dash, lines, place, properties, table, turn};
 use console::units::{bytes, duration};
@@ -52,12 +52,42 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
         let ends = format!("{} to {}", link.local, link.remote);
         rows.push(("link", ends + &round_trip.unwrap_or_default() + &speed.unwrap_or_default()));
     }
-    if let (Some(rate), Some(origin), Some(seconds)) = (plan.bytes_per_second, plan.rate, plan.seconds) {
-        let text = format!("{} at {}/s ({})", duration(seconds), bytes(rate), origin.name());
-        rows.push(("time", text));
+    if let (Some(rate), Some(origin)) = (plan.bytes_per_second, plan.rate) {
+        rows.push(("rate", format!("{}/s ({})", bytes(rate), origin.name())));
     }
+    rows.extend(plan.forecast.iter().flat_map(expected));
     rows.extend(plan.queue.as_ref().map(|queue| ("would wait", turn(queue))));
     rows
+}
+
+/// Returns a forecast as lines: what to expect, and how sure that is.
+fn expected(forecast: &Forecast) -> Vec<(&'static str, String)> {
+    let whole = |figure: f64| bytes(figure as u64);
+    let origin = match (forecast.learned_from, forecast.probed) {
+        (0, true) => "nothing has gone this way yet: its disks were probed for a moment".to_owned(),
+        (0, false) => "nothing has gone this way yet".to_owned(),
+        (1, _) => "learned from one migration of this way".to_owned(),
+        (count, _) => format!("learned from {count} migrations of this way"),
+    };
+    let mut rows = vec![
+        ("time", format!("{}; {origin}", time(forecast))),
+        ("sends", between(&forecast.bytes, whole)),
+        ("guests held", between(&forecast.downtime_ms, |ms| format!("{ms:.0} ms"))),
+    ];
+    if forecast.ends_percent < 100 {
+        rows.push(("ends by itself", format!("{} of 100 times", forecast.ends_percent)));
+    }
+    rows
+}
+
+/// Returns the expected duration.
+pub(crate) fn time(forecast: &Forecast) -> String {
+    between(&forecast.seconds, duration)
+}
+
+fn between(expected: &Expected, written: impl Fn(f64) -> String) -> String {
+    let (least, middle, most) = (written(expected.least), written(expected.middle), written(expected.most));
+    if least == most { middle } else { format!("about {middle} ({least} to {most})") }
 }
 
 fn target(volume: &PlannedVolume) -> String {
@@ -109,7 +139,14 @@ mod tests {
             links: Vec::new(),
             bytes_per_second: Some(125_000_000),
             rate: Some(api::RateOrigin::Stated),
-            seconds: Some(10.7),
+            forecast: Some(Forecast {
+                seconds: Expected { least: 9.0, middle: 10.7, most: 14.0 },
+                bytes: Expected { least: 1.1e9, middle: 1.2e9, most: 1.3e9 },
+                downtime_ms: Expected { least: 40.0, middle: 40.0, most: 40.0 },
+                ends_percent: 100,
+                learned_from: 3,
+                probed: false,
+            }),
             queue: None,
         };
         let text = plan(&found);
@@ -117,6 +154,7 @@ mod tests {
             "beta:a /b/root.img (raw)",
             "300 ms at most (the distance alone takes 15.0 ms)",
             "(stated)",
+            "about 11 s (9.0 s to 14 s); learned from 3 migrations of this way",
             "web1 would move to beta; nothing was begun",
             "N.B. stays behind: a window",
         ] {

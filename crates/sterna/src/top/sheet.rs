@@ -2,7 +2,8 @@
 
 use api::{MigrationAtWork, Overview, PeerAtWork, Store, StoreKind, Vm, VmState, VolumeAtWork, VolumeState};
 
-use super::words::{course, latency, moment, place, rate, requests, whole};
+use super::words::{course, latency, place, rate, requests, whole};
+use crate::moments::moment;
 use crate::output;
 use console::units::{bytes, duration, percent};
 

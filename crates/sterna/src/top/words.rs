@@ -52,22 +52,6 @@ pub(crate) fn latency(micros: Option<u64>) -> String {
     }
 }
 
-/// Formats an instant, in milliseconds since 1970, as in the log: `2026-11-25T02:06:51Z`.
-pub(crate) fn moment(unix_ms: u64) -> String {
-    let seconds = unix_ms / 1000;
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
-    // Civil from days (Howard Hinnant): eras of 400 years that begin on the first of March.
-    let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_index = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_index + 2) / 5 + 1;
-    let month = if month_index < 10 { month_index + 3 } else { month_index - 9 };
-    let year = year_of_era + era * 400 + u64::from(month <= 2);
-    format!("{year}-{month:02}-{day:02}T{:02}:{:02}:{:02}Z", rest / 3600, rest / 60 % 60, rest % 60)
-}
-
 pub(crate) fn place(location: &ImageLocation) -> String {
     location.store.clone().unwrap_or_else(|| "(in place)".to_owned())
 }
@@ -145,18 +129,6 @@ mod tests {
             ["999 µs", "1.63 ms", "21.0 ms", "2.00 s", "-"]
         );
         assert_eq!(rate(Some(2048.0)), "2.0 KiB/s");
-    }
-
-    #[test]
-    fn instants_are_written_as_in_the_log() {
-        for (unix_ms, written) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_400_000, "2000-02-29T00:00:00Z"),
-            (1_795_573_341_075, "2026-11-25T02:22:21Z"),
-            (4_107_542_399_999, "2100-02-28T23:59:59Z"),
-        ] {
-            assert_eq!(moment(unix_ms), written);
-        }
     }
 
     #[test]

@@ -128,7 +128,7 @@ fn a_plan_within_one_host_says_where_the_image_would_be_and_leaves_nothing() {
         ensure!(volume.held_bytes >= FILL_BYTES && volume.size_bytes == DISK_BYTES, "{volume:?}");
         let target = volume.target.as_ref().context("a target")?;
         ensure!(target.image == scene.path("b").join("v.img").display().to_string(), "{target:?}");
-        ensure!(possible.seconds.is_some_and(|seconds| seconds >= 4.0), "{possible:?}");
+        ensure!(possible.forecast.is_some_and(|forecast| forecast.seconds.middle >= 4.0), "{possible:?}");
         refused(scene, &["v", "--to", "a"], ErrorCode::SameStore, "already")?;
         refused(scene, &["v", "--to", "b", "--serve-here"], ErrorCode::InvalidRequest, "--serve-here")?;
         refused(scene, &["v", "--to", "b", "--keep-chain"], ErrorCode::InvalidRequest, "not qcow2")?;
@@ -163,7 +163,7 @@ fn a_plan_for_another_host_has_what_both_sides_see() {
         let target = volume.target.as_ref().context("a target")?;
         ensure!(target.image == pair.beta.path("a").join("v.img").display().to_string(), "{target:?}");
         ensure!(target.store.as_deref() == Some("beta:a") && volume.free_bytes.is_some(), "{volume:?}");
-        ensure!(!possible.links.is_empty() && possible.seconds.is_some(), "{possible:?}");
+        ensure!(!possible.links.is_empty() && possible.forecast.is_some(), "{possible:?}");
         let clients = possible.warnings.iter().any(|warning| warning.contains("connected here"));
         ensure!(clients, "{possible:?}");
         let check =

@@ -12,6 +12,7 @@ mod chains;
 mod crash;
 mod devices;
 mod errors;
+mod forecast;
 mod full;
 mod hosts;
 mod identity;

@@ -37,6 +37,22 @@ fn the_default_of_the_configuration_holds_for_migrations_without_an_impact() {
 }
 
 #[test]
+fn a_deadline_that_will_be_missed_is_said() {
+    let scene = Scene::started();
+    scene.create_volume();
+    let guest = scene.start_guest();
+    let slowly = ["--bandwidth", "64KiB/s", "--impact", "10%", "--deadline", "3s", "--detach"];
+    scene.succeed(&[["migrate", "v", "--to", "b"].as_slice(), &slowly].concat());
+    let show = || scene.json(&["migration", "show", "m0"]).1;
+    assert!(show()["deadline"]["unix_ms"].is_u64());
+    // Guests would lose nothing by its haste, because the limit slows it down.
+    wait_until("it is late", || show()["deadline"]["late"] == true);
+    assert!(scene.succeed(&["migration", "show", "m0"]).contains("it will be missed"));
+    scene.succeed(&["migration", "cancel", "m0"]);
+    stop_and_verify(guest);
+}
+
+#[test]
 fn an_impact_that_is_none_is_refused() {
     let scene = Scene::started();
     scene.create_volume();

@@ -162,3 +162,50 @@ fn a_retry_has_the_same_options_and_both_say_so() {
     assert_eq!(outcome.code, 4, "{outcome:?}");
     assert!(outcome.stderr.contains("\"v\" is not here now"), "{outcome:?}");
 }
+
+/// The time of day, in milliseconds since 1970.
+fn now_ms() -> u64 {
+    u64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_millis()).unwrap()
+}
+
+#[test]
+fn what_is_ordered_for_a_time_waits_for_it_also_over_a_restart() {
+    let mut scene = Scene::started();
+    scene.create_volume();
+    let ordered = now_ms();
+    let (exit, queued) = scene.json(&["migrate", "v", "--to", "b", "--at", "6s", "--detach"]);
+    assert_eq!((exit, &queued["state"]), (0, &"queued".into()), "{queued}");
+    let begins = queued["queue"]["begins_unix_ms"].as_u64().unwrap();
+    assert!((ordered + 6000..now_ms() + 6000).contains(&begins), "{queued}");
+    let list = scene.succeed(&["migration", "list"]);
+    assert!(list.contains("begins at 2"), "{list}");
+    // It holds nobody up, and its volume has one order at a time.
+    let (exit, refused) = scene.json(&["migrate", "v", "--to", "b"]);
+    assert_eq!((exit, code(&refused)), (4, "already_migrating"));
+
+    scene.kill();
+    scene.start(None);
+    moves(&scene, "m0");
+    let moved = show(&scene, "m0");
+    assert!(moved["started_unix_ms"].as_u64().unwrap() >= begins, "{moved} began before {begins}");
+}
+
+#[test]
+fn a_time_that_makes_no_sense_is_refused_by_name() {
+    let scene = Scene::started();
+    scene.create_volume();
+    for (option, time, expected) in [
+        ("--at", "soon", "a time is written 04:00"),
+        ("--at", "2020-01-01T04:00Z", "it has passed"),
+        ("--deadline", "25:00", "a time is written 04:00"),
+    ] {
+        let outcome = scene.run(&["migrate", "v", "--to", "b", option, time]);
+        assert_eq!(outcome.code, 2, "{outcome:?}");
+        assert!(outcome.stderr.contains(expected), "{outcome:?}");
+    }
+    let outcome = scene.run(&["migrate", "v", "--to", "b", "--at", "2h", "--deadline", "1h"]);
+    assert_eq!(outcome.code, 2, "{outcome:?}");
+    assert!(outcome.stderr.contains("the deadline comes before the ordered beginning"), "{outcome:?}");
+    let plan = scene.run(&["migrate", "v", "--to", "b", "--at", "2h", "--dry-run"]);
+    assert!(plan.stdout.contains("begins at 2"), "{plan:?}");
+}

@@ -242,6 +242,8 @@ fn migration(state: MigrationState) -> Migration {
         suspended: None,
         pace: None,
         limited_by: None,
+        deadline: None,
+        forecast: None,
         ticket: None,
         queue: None,
         shared: false,

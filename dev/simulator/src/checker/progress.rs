@@ -75,6 +75,7 @@ mod tests {
             rounds: Vec::new(),
             paced: None,
             limited_by: None,
+            hurry: None,
         }
     }
 

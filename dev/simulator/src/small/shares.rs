@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use migration::journal::{ImageLocation, MigratingVolume};
 use migration::message::ToTarget;
-use migration::queue::{Need, Party, Queue, QueueLimits, Turn, UnderWay, Wish};
+use migration::queue::{Need, Party, Present, Queue, QueueLimits, Turn, UnderWay, Wish};
 use migration::shares::{Amount, Part, ShareLimits, Shares};
 use migration::target::{SourcePatience, TargetAction, TargetEvent};
 use migration::{Attempt, HostId, MigrationId, Target, VolumeId};
@@ -71,6 +71,10 @@ impl Wish for Order {
     }
 
     fn is_copied_to(&self) -> Option<HostId> {
+        None
+    }
+
+    fn not_before_unix_ms(&self) -> Option<u64> {
         None
     }
 }
@@ -149,7 +153,8 @@ impl World {
         let need = Need::of(&[MigratingVolume { volume, source: image(), target: image() }]);
         let under_way = self.under_way(&need);
         let has_room = self.own.len() < QUEUE.per_host as usize;
-        match self.queue.ask(&Order { volumes: [volume], need }, under_way) {
+        let present = Present { under_way, now_unix_ms: 0 };
+        match self.queue.ask(&Order { volumes: [volume], need }, &present) {
             Turn::Now(admission) if has_room => {
                 self.queue.give_back(admission);
                 self.own.push(volume);

@@ -29,7 +29,7 @@ use tokio::sync::oneshot;
 use crate::error::RequestError;
 use crate::host::{Departures, blocking};
 use crate::images::{self, opening};
-use crate::migrations::departures::strategies::{choice, held_max};
+use crate::migrations::departures::strategies::{choice, held_max, time_left};
 use crate::migrations::orders::migrate::allocated_bytes;
 use crate::migrations::sessions::{PATIENCE, Task};
 use crate::migrations::view::image_format;
@@ -251,6 +251,7 @@ impl LocalMigration {
             keep_source: self.order.keep_source,
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
             impact: self.departures.runner.impact(&self.order),
+            time_left: time_left(&self.order),
             strategy: choice(&self.order),
             downtime_max: held_max(&self.order, Moves::Volumes),
             moves: self.departures.migration_hooks.prepare_hooks_here(migration),

@@ -9,6 +9,7 @@ use migration::strategy::{Choice, HotBlocks, Recording};
 use migration::wire::OfferedStrategy;
 
 use crate::error::RequestError;
+use crate::journal::now_unix_ms;
 use crate::migrations::departures::leave::SWITCH_OVER_MAX;
 use crate::vms::orders::move_vm::downtime_max;
 
@@ -54,6 +55,12 @@ pub(crate) fn held_max(order: &MigrateVolume, moves: Moves) -> Duration {
             Duration::from_millis(milliseconds)
         }
     }
+}
+
+/// Returns the time until a migration's deadline; `None`: it has none.
+pub(crate) fn time_left(order: &MigrateVolume) -> Option<Duration> {
+    let left = order.deadline_unix_ms?.saturating_sub(now_unix_ms());
+    Some(Duration::from_millis(left))
 }
 
 /// Refuses an order that contradicts itself.

@@ -35,6 +35,7 @@ impl MigrationOrders {
         let known = self.journal.read(|state: &State| state.migrations.get(&migration).cloned());
         let (Some(known), Ok(ended)) = (known, self.migrations.get(&self.journal, migration)) else { return };
         self.ends.add(ends::direction(&known.side), &ended);
+        self.learn_from(migration, &known, &ended).await;
         let (histories, started) = (Arc::clone(&self.histories), known.started_unix_ms);
         let recording = tokio::task::spawn_blocking(move || histories.get(migration, started)).await;
         // A lost recording is missing here, as it is in a report.

@@ -26,11 +26,12 @@ use transport::Session;
 
 use crate::error::RequestError;
 use crate::host::{MigrationOrders, blocking};
+use crate::journal::now_unix_ms;
 use crate::migrations::departures::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::migrations::departures::strategies::{check_strategy, check_strategy_here};
 use crate::migrations::metadata::Metadata;
 use crate::migrations::orders::migrate::{allocated_bytes, check_has_no_memory};
-use crate::migrations::orders::queued::{check_impact, check_rate};
+use crate::migrations::orders::queued::{check_impact, check_rate, check_times};
 use crate::migrations::orders::together::only_to_a_host;
 use crate::migrations::queue::place_shown;
 use crate::migrations::view::image_location;
@@ -76,6 +77,7 @@ impl MigrationOrders {
         let mut plan = sketch(&name, &records);
         check_rate(order.bandwidth_bytes_per_second).unwrap_or_else(|error| plan.refuse(&error));
         check_impact(order.impact_percent).unwrap_or_else(|error| plan.refuse(&error));
+        check_times(&order, now_unix_ms()).unwrap_or_else(|error| plan.refuse(&error));
         check_strategy(&order).unwrap_or_else(|error| plan.refuse(&error));
         if ours.is_none() && adopted.is_none() {
             check_has_no_memory(&name, &order).unwrap_or_else(|error| plan.refuse(&error));
@@ -105,6 +107,9 @@ impl MigrationOrders {
         }
         self.warn_of_disks(&order, &mut plan).await;
         plan.estimate(&order);
+        if !plan.volumes.iter().any(|volume| volume.replica && !order.full) {
+            self.forecast_plan(&records, &order, &mut plan).await;
+        }
         plan.can_begin = plan.refusals.is_empty();
         Ok(plan)
     }
@@ -445,7 +450,7 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
         links: Vec::new(),
         bytes_per_second: None,
         rate: None,
-        seconds: None,
+        forecast: None,
         queue: None,
     }
 }
@@ -533,7 +538,6 @@ impl Draw for MigrationPlan {
         {
             (self.bytes_per_second, self.rate) = (Some(ordered), Some(RateOrigin::Ordered));
         }
-        self.seconds = self.bytes_per_second.map(|rate| self.bytes_max as f64 / rate as f64);
     }
 }
 

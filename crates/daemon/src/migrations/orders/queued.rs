@@ -75,6 +75,7 @@ impl MigrationOrders {
         for volume in std::iter::once(&name).chain(&order.together_with).chain(&self.volumes_of_vm(&name)) {
             self.claims.settled(volume).await;
         }
+        check_times(&order, metadata.ordered_unix_ms)?;
         // Beginning the migration gives the better error.
         let Ok(wish) = self.wish(&metadata, &order) else { return self.begin_migration(name, order).await };
         let metadata =
@@ -133,6 +134,7 @@ impl MigrationOrders {
                 tokio::select! {
                     // The queue lives as long as its host.
                     _ = turns.changed() => {}
+                    () = host.queue.next_time() => {}
                     () = host.stopping.begins() => return,
                 }
             }
@@ -171,11 +173,13 @@ impl MigrationOrders {
         admission: Admission,
         metadata: Metadata,
     ) -> Result<Migration, RequestError> {
+        let order = wish.order.clone();
         let begun = Arc::clone(&self).begin_migration(wish.name, wish.order).await;
         if let Ok(begun) = &begun
             && let Ok(id) = parse_id(&begun.id)
         {
             self.file(id, metadata).await;
+            tokio::spawn(Arc::clone(&self).note_forecast(id, order));
         }
         drop(admission);
         let begun = begun?;
@@ -213,6 +217,7 @@ impl MigrationOrders {
         let (name, order) = (wish.name.clone(), wish.order.clone());
         let begun = self.operations.run(host.begin_migration(name.clone(), order)).await;
         let is_known = self.journal.begun_unix_ms(id).is_some();
+        let is_begun = begun.is_ok();
         match begun {
             Ok(_) => tracing::info!(%name, migration = %id, "migration begun in its turn"),
             // The migration stays in the queue, and the next daemon begins it.
@@ -238,6 +243,9 @@ impl MigrationOrders {
         let metadata = self.metadata_folder.waiting().into_iter().find(|(waits, _)| *waits == id);
         if let Some((_, metadata)) = metadata {
             self.file(id, metadata).await;
+        }
+        if is_begun {
+            tokio::spawn(Arc::clone(&self).note_forecast(id, wish.order));
         }
         self.queue.leave(id);
         drop(admission);
@@ -377,6 +385,21 @@ impl MigrationOrders {
 pub(crate) fn check_rate(bytes_per_second: Option<u64>) -> Result<(), RequestError> {
     match bytes_per_second {
         Some(0) => Err(RequestError::Invalid("the bandwidth must be more than zero".to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses a deadline that cannot be met whatever is done.
+pub(crate) fn check_times(order: &MigrateVolume, now_unix_ms: u64) -> Result<(), RequestError> {
+    let begins = order.begin_unix_ms.map_or(now_unix_ms, |begins| begins.max(now_unix_ms));
+    match order.deadline_unix_ms {
+        Some(deadline) if deadline <= now_unix_ms => {
+            Err(RequestError::Invalid("the deadline has passed; name a later one, or none".to_owned()))
+        }
+        Some(deadline) if deadline <= begins => Err(RequestError::Invalid(
+            "the deadline comes before the ordered beginning; name a later one, or an earlier beginning"
+                .to_owned(),
+        )),
         _ => Ok(()),
     }
 }

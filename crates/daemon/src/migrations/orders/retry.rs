@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use api::Migration;
+use api::{MigrateVolume, Migration};
 use lane::Rest;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
 use migration::stay::copy;
@@ -11,6 +11,7 @@ use migration::{MigrationId, orders};
 
 use crate::error::{RequestError, RetryObstacle};
 use crate::host::MigrationOrders;
+use crate::journal::now_unix_ms;
 use crate::migrations::metadata::Metadata;
 use crate::migrations::registry::parse_id;
 use crate::volumes::chronicles::look;
@@ -35,6 +36,10 @@ impl MigrationOrders {
         let Metadata { name, order: Some(order), .. } = metadata else {
             return Err(refused(unrecorded(&known)));
         };
+        // A time that has passed is no order any more.
+        let (begin_unix_ms, deadline_unix_ms) =
+            (None, order.deadline_unix_ms.filter(|at| *at > now_unix_ms()));
+        let order = MigrateVolume { begin_unix_ms, deadline_unix_ms, ..order };
         self.order_migration(name, order, Some(migration)).await
     }
 

@@ -68,6 +68,7 @@ fn progress() -> Progress {
         rounds: Vec::new(),
         paced: None,
         limited_by: None,
+        hurry: None,
     }
 }
 

@@ -22,7 +22,7 @@ use crate::error::RequestError;
 use crate::host::{Departures, blocking};
 use crate::images::opening;
 use crate::journal::now_unix_ms;
-use crate::migrations::departures::strategies::{choice_again, held_max};
+use crate::migrations::departures::strategies::{choice_again, held_max, time_left};
 use crate::migrations::metadata::Metadata;
 use crate::migrations::sessions::{PATIENCE, Task};
 use crate::volumes::chronicles::look;
@@ -178,6 +178,7 @@ impl LocalMigration {
             keep_source: recorded.keep_source,
             bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
             impact: self.departures.runner.impact(&self.order),
+            time_left: time_left(&self.order),
             strategy: choice_again(&self.order, &recorded),
             downtime_max: held_max(&self.order, Moves::Volumes),
             moves: self.departures.migration_hooks.prepare_hooks_here(migration),

@@ -22,7 +22,7 @@ use crate::hooks::HookSide;
 use crate::host::{Departures, blocking};
 use crate::migrations::arrivals::shared::Found;
 use crate::migrations::departures::leave::{Departing, round_trip, switch_over_max};
-use crate::migrations::departures::strategies::{choice, choice_again, held_max};
+use crate::migrations::departures::strategies::{choice, choice_again, held_max, time_left};
 use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
@@ -76,6 +76,7 @@ impl OutgoingMigration {
                 keep_source: order.keep_source,
                 budget: budget.clone(),
                 impact: host.runner.impact(order),
+                time_left: time_left(order),
                 strategy: choice(order),
                 downtime_max: held_max(order, moves),
                 content: accepted.map_or(TargetContent::Unknown, content),
@@ -282,6 +283,7 @@ impl Departures {
             keep_source: recorded.keep_source,
             budget: self.migrations.budgets.of(migration, ordered.bandwidth_bytes_per_second),
             impact: self.runner.impact(&ordered),
+            time_left: time_left(&ordered),
             strategy: choice_again(&ordered, recorded),
             downtime_max: held_max(&ordered, moves),
             // If its content is not recorded, the target may hold anything.

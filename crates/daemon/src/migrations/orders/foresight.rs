@@ -1,0 +1,172 @@
+//! Forecasts: what to expect of a migration before it begins, and what the ended ones have shown.
+//!
+//! ```text
+//!   dry run ─► foresee: images, guests' writes, what is known of the way ─► the copying run ahead ─► plan
+//!   begun ───► the same, kept with its order ─► ended ─► how far it was off ─► what is known of the way
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use api::{MigrateVolume, Migration, MigrationPlan};
+use forecast::{Question, Window, Written};
+use migration::MigrationId;
+use migration::journal::{MigrationState, VolumeRecord};
+use migration::source::Moves;
+
+use crate::host::MigrationOrders;
+use crate::migrations::departures::leave::round_trip;
+use crate::migrations::departures::strategies::{choice, held_max};
+use crate::migrations::forecasts::{Way, forecast_shown, shown_by};
+use crate::migrations::metadata::Metadata;
+use crate::migrations::rate_probe;
+
+/// What is known of a migration besides its volumes and its order.
+struct Outlook {
+    way: Way,
+    held_bytes: u64,
+    memory_bytes: u64,
+    round_trip: Option<Duration>,
+    /// A rate that was measured or stated, in bytes a second.
+    rate: Option<f64>,
+    /// An image and a folder to be probed if no rate is known.
+    probed: Option<(PathBuf, PathBuf)>,
+}
+
+impl MigrationOrders {
+    /// Adds to a dry run what to expect.
+    pub(super) async fn forecast_plan(
+        self: &Arc<Self>,
+        records: &[VolumeRecord],
+        order: &MigrateVolume,
+        plan: &mut MigrationPlan,
+    ) {
+        let held_bytes = plan.volumes.iter().map(|volume| volume.held_bytes).sum();
+        let round_trip = plan.links.iter().filter_map(|link| link.round_trip_us).max();
+        let target = plan.volumes.first().and_then(|volume| volume.target.as_ref());
+        let folder = target.filter(|target| target.kind == api::ImageKind::File && plan.host.is_none());
+        let folder = folder.and_then(|target| Path::new(&target.image).parent());
+        let image = records.first().and_then(|record| record.image.place.file());
+        let outlook = Outlook {
+            way: self.way(records, order),
+            held_bytes,
+            memory_bytes: plan.machine.as_ref().and_then(|vm| vm.memory_bytes).unwrap_or_default(),
+            round_trip: plan.host.as_ref().map(|_| Duration::from_micros(round_trip.unwrap_or_default())),
+            rate: plan.bytes_per_second.filter(|_| plan.host.is_some()).map(|rate| rate as f64),
+            probed: image.map(PathBuf::from).zip(folder.map(PathBuf::from)),
+        };
+        plan.forecast = self.foresee(self.written(records).await, order, outlook).await;
+        if let Some(forecast) = plan.forecast.filter(|forecast| forecast.ends_percent < 90) {
+            plan.warnings.push(format!(
+                "it may not end: guests write nearly as fast as it copies, or faster ({} of 100 runs ended); the strategy mirror always ends",
+                forecast.ends_percent
+            ));
+        }
+    }
+
+    /// Keeps with a migration that has just begun what is expected of it.
+    pub(super) async fn note_forecast(self: Arc<Self>, migration: MigrationId, order: MigrateVolume) {
+        let known = self.journal.read(|state| state.migrations.get(&migration).cloned());
+        let Some(known) = known else { return };
+        let records: Vec<VolumeRecord> =
+            known.names.iter().filter_map(|name| self.claims.record_named(name).ok()).collect();
+        let memory_bytes = match known.names.first().and_then(|name| self.vms.qemu(name).ok()) {
+            Some(vm) => vm.memory_bytes().await.unwrap_or_default(),
+            None => 0,
+        };
+        let elsewhere = self.claims.elsewhere(&order.to).ok().flatten();
+        let session = elsewhere.and_then(|elsewhere| self.hosts.session(&elsewhere.peer).ok());
+        let outlook = Outlook {
+            way: self.way(&records, &order),
+            held_bytes: self.departures.held_bytes(&records).await.into_iter().sum(),
+            memory_bytes,
+            round_trip: session.as_ref().map(round_trip),
+            rate: session
+                .and_then(|session| {
+                    session.status().connections.iter().map(|link| link.bytes_per_second).sum::<Option<u64>>()
+                })
+                .map(|rate| rate as f64),
+            probed: None,
+        };
+        let written = self.written(&records).await;
+        let load = written.bytes_per_second();
+        let forecast = self.foresee(written, &order, outlook).await;
+        let note = |metadata: &mut Metadata| {
+            (metadata.forecast, metadata.load_bytes_per_second) = (forecast, load);
+        };
+        self.metadata_folder.note(migration, known.started_unix_ms, note).await;
+    }
+
+    /// Learns from a migration that has ended.
+    pub(super) async fn learn_from(
+        self: &Arc<Self>,
+        migration: MigrationId,
+        known: &MigrationState,
+        ended: &Migration,
+    ) {
+        let metadata = self.metadata_folder.of(migration, known.started_unix_ms);
+        let Some(metadata) = metadata else { return };
+        let Some(order) = metadata.order else { return };
+        let was_limited = order.bandwidth_bytes_per_second.is_some() || order.deadline_unix_ms.is_some();
+        let Some(sample) = shown_by(ended, metadata.load_bytes_per_second, was_limited) else { return };
+        let from = ended.source.store.as_deref().unwrap_or_default();
+        let way = Way::new(from, &order.to, self.runner.impact(&order).is_some());
+        let forecasts = Arc::clone(&self.forecasts);
+        // A failure to keep it is logged there.
+        let _ = tokio::task::spawn_blocking(move || forecasts.learn(&way, sample)).await;
+    }
+
+    fn way(&self, records: &[VolumeRecord], order: &MigrateVolume) -> Way {
+        let from = records.first().map_or("", |record| record.image.store.as_str());
+        Way::new(from, &order.to, self.runner.impact(order).is_some())
+    }
+
+    async fn foresee(
+        self: &Arc<Self>,
+        written: Written,
+        order: &MigrateVolume,
+        outlook: Outlook,
+    ) -> Option<api::Forecast> {
+        let moves = if outlook.memory_bytes > 0 { Moves::Vm } else { Moves::Volumes };
+        let question = Question {
+            held_bytes: outlook.held_bytes,
+            written,
+            choice: choice(order),
+            round_trip: outlook.round_trip,
+            downtime_max: held_max(order, moves),
+            memory_bytes: outlook.memory_bytes,
+        };
+        let route = self.forecasts.of(&outlook.way);
+        let limit = order.bandwidth_bytes_per_second.map(|limit| limit as f64);
+        let forecast = move || {
+            let is_new = route.rate().is_none() && outlook.rate.is_none();
+            let probed = outlook
+                .probed
+                .filter(|_| is_new)
+                .and_then(|(image, folder)| rate_probe::rate(&image, &folder));
+            let rate = outlook.rate.or(probed).or(limit);
+            let forecast = route.forecast(&question, rate, limit)?;
+            Some(forecast_shown(&forecast, probed.is_some()))
+        };
+        tokio::task::spawn_blocking(forecast).await.ok().flatten()
+    }
+
+    /// Returns what the guests of these volumes wrote lately, together.
+    async fn written(&self, records: &[VolumeRecord]) -> Written {
+        let mut all = Written::default();
+        for record in records {
+            let Ok(lane) = self.volumes.lane(&record.name).await else { continue };
+            let Ok(written) = lane.written().await else { continue };
+            for (sum, window) in all.windows.iter_mut().zip(written.windows) {
+                *sum = Window {
+                    seconds: sum.seconds.max(window.seconds),
+                    distinct_bytes: sum.distinct_bytes + window.distinct_bytes,
+                    bytes: sum.bytes + window.bytes,
+                    writes: sum.writes + window.writes,
+                };
+            }
+        }
+        all
+    }
+}
