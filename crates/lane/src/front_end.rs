@@ -26,7 +26,9 @@ pub use nbd::{
     CredentialsError, Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 
-pub(crate) trait FrontEnd {
+/// Accepts the clients of a volume, by one protocol.
+pub trait FrontEnd {
+    /// Returns the number of connected clients.
     fn clients(&self) -> usize;
 
     /// Returns the processes of this host that use the volume, one for each connection, as the kernel reports them.

@@ -11,15 +11,18 @@ use futures_channel::{mpsc, oneshot};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
-use chronicle::{BlockSize, Generation, Kept, ReplicaOf, StayId};
+use chronicle::{BlockSize, Generation, Kept, MarkPolicy, ReplicaOf, StayId};
 use migration::filling::UnitMap;
 use migration::journal::{FailureCode, Promotion};
 use migration::{Attempt, HostId, MigrationId, PacingSettings, Phase, VolumeId, VolumeIndex};
 
-use crate::driver::{IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation};
+use crate::driver::{
+    IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
+};
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::peer::PeerChannel;
 use crate::refused::Refused;
+use crate::resuming::Rhythm;
 use crate::shared_storage::ArrivingStore;
 use crate::status::LaneStatus;
 
@@ -42,9 +45,13 @@ pub struct LaneSettings {
     pub kept: Option<Box<Kept>>,
     /// Copies of ended migrations, which are forgotten.
     pub ended_copies: Vec<ReplicaOf>,
-    /// The longest time that a migration may hold a guest's write (design §5.7).
-    pub mirror_wait_max: Duration,
-    /// The pace of migrations without a rate of their own.
+    /// How precisely durable marks say where it was written; `None`: as its size demands.
+    pub marks: Option<MarkPolicy>,
+    /// The time limits of its migrations, unless an order has others.
+    pub limits: TimeLimits,
+    /// How often the missing set of a copy is kept.
+    pub rhythm: Rhythm,
+    /// The pace at which missing blocks are fetched.
     pub pacing: PacingSettings,
     /// The pacer of the disk that its store is on.
     pub disk: Arc<pacer::Store>,

@@ -9,8 +9,9 @@
 //!                                                                              copy: the strategy of the core, and the mover
 //! ```
 //!
-//! Everything but the thread is generic over its surroundings: the executor's driver with its clock, the devices, and
-//! [`Control`], which keeps the journal. The simulator runs the same driver, copyings, filters and volumes as the product.
+//! A [`Lane`] is generic over its surroundings: the executor's driver with its clock, the devices, the front ends, and [`Control`],
+//! which keeps the journal. Only [`start`] knows threads, files and sockets. The simulator runs the same driver, copyings, filters
+//! and volumes as the product.
 
 pub mod chronicler;
 pub mod clients;
@@ -52,7 +53,7 @@ pub use driver::{
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{
     Access, AllocationContext, ClientCertificates, ClientProcess, CredentialFiles, Credentials,
-    CredentialsError, Encryption, Offer, PassedConnection, PassedSession, ReplyStyle,
+    CredentialsError, Encryption, FrontEnd, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 pub use handle::{
     Aside, FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings,
@@ -64,7 +65,7 @@ pub use refused::Refused;
 pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
 pub use stack::{ClientRequests, ClientSession, Home, Volume};
 pub use status::LaneStatus;
-pub use thread::{LaneError, start};
+pub use thread::{Arriving, Departing, Lane, LaneError, LaneSurroundings, start};
 
 /// Time between two reports of progress.
 pub const REPORT_INTERVAL: std::time::Duration = std::time::Duration::from_millis(100);

@@ -17,7 +17,8 @@ mod volume;
 
 pub use client_session::{ClientRequests, ClientSession};
 pub(crate) use client_session::{Origin, Route};
-pub(crate) use client_stacks::{ClientStacks, Measures};
+pub use client_stacks::ClientStacks;
+pub(crate) use client_stacks::Measures;
 pub(crate) use gate::{Access, Again};
 pub use gate::{Gate, GateMode};
 pub use meter::Counters;

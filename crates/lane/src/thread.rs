@@ -3,7 +3,9 @@
 //! ```text
 //!   started ──► serving ──stop──► draining: no new requests, those in flight end ──► store flushed ──► ended
 //! ```
+//! A [`Lane`] knows neither its thread nor files nor sockets: [`start`] gives it an engine and front ends, and opens stores.
 
+mod driving;
 mod filling;
 mod growing;
 mod incoming;
@@ -12,7 +14,6 @@ mod outgoing;
 mod stopping;
 
 use std::cell::{Cell, RefCell};
-use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -23,27 +24,25 @@ use block::{BlockDevice, Executor, Geometry, Handle, IoError};
 use chronicle::{Chronicle, Epoch, MarkPolicy, StayId};
 use futures_channel::{mpsc, oneshot};
 use futures_util::StreamExt;
-use futures_util::future::{Either, select};
-use migration::MigrationId;
-use migration::journal::Outcome;
 use migration::stay::Beginning;
 use tracing::{info, warn};
 
 use crate::chronicler::{Chronicler, Keeping};
 use crate::control::Control;
-use crate::driver::{SourceHandle, TargetHandle};
 use crate::filling::FillingStore;
 use crate::front_end::{self, FrontEnd};
-use crate::handle::{Aside, Command, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Rest};
+use crate::handle::{Command, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Rest};
 use crate::peer::{RpcChannel, Service};
 use crate::pulse::Pulse;
-use crate::recorder::Recorder;
 use crate::refused::Refused;
 use crate::reservoir::Reservoir;
 use crate::shared_storage::LeasedImage;
-use crate::signal::Signal;
 use crate::stack::{ClientStacks, Counters, Home, Measures, Volume};
 use crate::status::LaneStatus;
+
+use self::driving::CurrentMigration;
+pub use self::incoming::Arriving;
+pub use self::outgoing::Departing;
 
 /// Stack of a lane's thread: its futures are on the heap, so little is needed.
 const STACK_BYTES: usize = 512 << 10;
@@ -109,9 +108,14 @@ pub fn start(
                         return None;
                     }
                 };
-                let lane = Rc::new(Lane::new(handle, engine, settings, home, control, listeners));
+                let with = LaneSurroundings { handle, engine, control };
+                let lane = Lane::new(&with, settings, home, |with, settings, stacks| {
+                    front_end::begin(&with.handle, &with.engine, settings, stacks, listeners)
+                });
                 lane.leased.replace(leased);
-                lane.filling.replace(filling);
+                if let Some(filling) = filling {
+                    lane.lacks_blocks_of(filling);
+                }
                 let _ = started.send(Ok(()));
                 lane.run(received).await
             });
@@ -160,7 +164,19 @@ struct Opened {
     filling: Option<Rc<FillingStore>>,
 }
 
-struct Lane {
+/// What a lane works with.
+#[derive(Clone)]
+pub struct LaneSurroundings {
+    /// Runs its tasks, and has its clock.
+    pub handle: Handle,
+    /// Opens files, and has the buffers of its requests.
+    pub engine: Rc<dyn Engine>,
+    /// Its control plane.
+    pub control: Rc<dyn Control>,
+}
+
+/// A volume with all that serves and moves it, on one thread.
+pub struct Lane {
     handle: Handle,
     engine: Rc<dyn Engine>,
     control: Rc<dyn Control>,
@@ -185,33 +201,15 @@ struct Lane {
     disk: Rc<RefCell<Arc<pacer::Store>>>,
 }
 
-#[derive(Default)]
-struct CurrentMigration {
-    driver: RefCell<Option<SourceHandle>>,
-    coming: RefCell<Option<(MigrationId, TargetHandle)>>,
-    /// The migration that another volume's lane drives for this one as well.
-    followed: Cell<Option<MigrationId>>,
-    /// The latest migration to another store of this host.
-    within: Cell<Option<MigrationId>>,
-    /// The migration whose target is being opened; it has no driver yet.
-    opening: Cell<Option<MigrationId>>,
-    /// The service for the source's calls when the volume returns into the image that it left here, present or past.
-    came_by: RefCell<Option<Rc<Service>>>,
-    /// Ends the driver and leaves the migration as it is.
-    set_aside: RefCell<Option<oneshot::Sender<Aside>>>,
-    recorder: RefCell<Option<Rc<Recorder>>>,
-    ended: Signal,
-}
-
 impl Lane {
-    fn new(
-        handle: Handle,
-        engine: Rc<dyn Engine>,
+    /// Makes the lane of a volume that is at `home`. `front_ends` is called once, for what accepts its clients.
+    pub fn new(
+        surroundings: &LaneSurroundings,
         mut settings: LaneSettings,
         home: Home,
-        control: Rc<dyn Control>,
-        listeners: Listeners,
-    ) -> Self {
+        front_ends: impl FnOnce(&LaneSurroundings, &LaneSettings, &ClientStacks) -> Vec<Box<dyn FrontEnd>>,
+    ) -> Rc<Self> {
+        let LaneSurroundings { handle, engine, control } = surroundings.clone();
         let size = home.device().geometry().size;
         let id = settings.volume;
         let chronicler = match control.keeper() {
@@ -221,9 +219,9 @@ impl Lane {
                     id: settings.stay,
                     block_size: settings.block_size,
                     size_bytes: size,
-                    regions: MarkPolicy::regions_for(settings.block_size, size),
+                    regions: settings.marks.unwrap_or(MarkPolicy::regions_for(settings.block_size, size)),
                 };
-                let wait_max = settings.mirror_wait_max;
+                let wait_max = settings.limits.mirror_wait_max;
                 Chronicler::kept(id, beginning, kept, Keeping { keeper, handle: handle.clone(), wait_max })
             }
             // Writes before this start are unknown: every block may have been written.
@@ -242,9 +240,9 @@ impl Lane {
         let measures =
             Measures { counters: Rc::clone(&counters), pulse: Rc::clone(&pulse), gauge: Rc::clone(&gauge) };
         let stacks = ClientStacks::new(&settings.name, Rc::clone(&volume), measures, handle.clone());
-        let front_ends = front_end::begin(&handle, &engine, &settings, &stacks, listeners);
+        let front_ends = front_ends(surroundings, &settings, &stacks);
         let disk = Rc::new(RefCell::new(Arc::clone(&settings.disk)));
-        Self {
+        Rc::new(Self {
             handle,
             engine,
             control,
@@ -261,14 +259,19 @@ impl Lane {
             is_growing: Cell::new(false),
             gauge,
             disk,
-        }
+        })
+    }
+
+    /// Begins what a lane does unasked.
+    pub fn begin(self: &Rc<Self>) {
+        self.forget_ended_copies();
+        self.handle.spawn(Rc::clone(self).follow_growth());
     }
 
     /// Serves until ordered to stop, or until no handle is left; returns the residency if it was closed in order.
     async fn run(self: Rc<Self>, mut commands: mpsc::UnboundedReceiver<Command>) -> Option<StayId> {
         info!(volume = %self.settings.name, engine = self.engine.name(), "serving");
-        self.forget_ended_copies();
-        self.handle.spawn(Rc::clone(&self).follow_growth());
+        self.begin();
         while let Some(command) = commands.next().await {
             // The asker may have gone; then the answer is not needed.
             match command {
@@ -388,95 +391,6 @@ impl Lane {
             }
         }
         None
-    }
-
-    fn begin_recording(&self, migration: MigrationId) -> Rc<dyn Control> {
-        if let Some(recorder) = self.migration.recorder.take() {
-            recorder.end();
-        }
-        let control = Rc::clone(&self.control);
-        let recorder = Recorder::begin(control, self.handle.clone(), &self.pulse, migration);
-        self.migration.recorder.replace(Some(Rc::clone(&recorder)));
-        recorder
-    }
-
-    fn drive(&self, driver: SourceHandle, run: impl Future<Output = Outcome> + 'static) {
-        self.migration.driver.replace(Some(driver.clone()));
-        let (set_aside, is_set_aside) = oneshot::channel();
-        self.migration.set_aside.replace(Some(set_aside));
-        let current = Rc::clone(&self.migration);
-        let recorder = current.recorder.borrow().clone();
-        self.handle.spawn(async move {
-            if let Either::Right((asked, run)) = select(Box::pin(run), is_set_aside).await
-                // N.B. The driver may have learned meanwhile that nothing is missing. Then its image is being deleted or
-                // renamed.
-                && !asked.is_ok_and(|aside| aside.is_at(driver.phase()))
-            {
-                run.await;
-            }
-            current.driver.replace(None);
-            current.ended.notify();
-            if let Some(recorder) = recorder {
-                recorder.record_after().await;
-            }
-        });
-    }
-
-    /// Ends the driver of a migration at the step `aside`; a target that owns an incomplete volume continues to read here.
-    async fn set_aside(&self, migration: MigrationId, aside: Aside) -> Result<(), Refused> {
-        let current = &self.migration;
-        let phase = current.driver.borrow().as_ref().map(|driver| (driver.migration(), driver.phase()));
-        match phase {
-            Some((driven, phase)) if driven == migration && aside.is_at(phase) => {
-                if let Some(set_aside) = current.set_aside.take() {
-                    // A driver that ends meanwhile is as good.
-                    let _ = set_aside.send(aside);
-                }
-            }
-            Some((driven, _)) if driven == migration => return Err(Refused::TooLate(migration)),
-            _ => {}
-        }
-        current.ended.wait_for(|| (self.migration_under_way() != Some(migration)).then_some(())).await;
-        Ok(())
-    }
-
-    fn check_idle(&self) -> Result<(), Refused> {
-        match self.migration_under_way() {
-            Some(migration) => Err(Refused::Migrating(migration)),
-            None if self.is_growing.get() => Err(Refused::Growing),
-            None => Ok(()),
-        }
-    }
-
-    fn migration_under_way(&self) -> Option<MigrationId> {
-        let current = &self.migration;
-        let leaving = current.driver.borrow().as_ref().map(SourceHandle::migration);
-        let coming = current.coming.borrow().as_ref().map(|(migration, _)| *migration);
-        leaving.or(coming).or(current.followed.get()).or(current.opening.get())
-    }
-
-    fn cancel(&self, migration: MigrationId) -> Result<(), Refused> {
-        match &*self.migration.coming.borrow() {
-            Some((coming, driver)) if *coming == migration => {
-                driver.cancel();
-                Ok(())
-            }
-            _ => self.with_migration(migration, |driver| {
-                driver.cancel();
-                Ok(())
-            }),
-        }
-    }
-
-    fn with_migration(
-        &self,
-        migration: MigrationId,
-        ask: impl FnOnce(&SourceHandle) -> Result<(), Refused>,
-    ) -> Result<(), Refused> {
-        match &*self.migration.driver.borrow() {
-            Some(driver) if driver.migration() == migration => ask(driver),
-            _ => Err(Refused::NotMigrating(migration)),
-        }
     }
 
     fn status(&self) -> LaneStatus {

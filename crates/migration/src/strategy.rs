@@ -72,6 +72,13 @@ pub enum Strategy {
     },
 }
 
+impl Strategy {
+    /// Returns whether volumes are handed over incomplete.
+    pub fn leaves_blocks(self) -> bool {
+        matches!(self, Self::PostCopy { .. })
+    }
+}
+
 /// What a strategy with rounds records of writes to blocks that the current round has still to copy.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Recording {

@@ -19,7 +19,7 @@ use futures_util::future::select_all;
 use lane::LaneHandle;
 use migration::journal::{FailureCode, Outcome, Record, Stage, VolumeRecord};
 use migration::session::{Answer, Event, MigrationSession, Patience, VmPlace};
-use migration::{CommitFault, Failure, MigrationId, StayKey, VolumeId};
+use migration::{CommitFault, Failure, MigrationId, PacingSettings, StayKey, VolumeId};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
@@ -329,6 +329,12 @@ impl SessionRunner {
             strategy: order.strategy,
         };
         self.histories.begin(migration, facts);
+    }
+
+    /// Returns the pace of a migration's copying.
+    pub(crate) fn pacing(&self, order: &MigrateVolume) -> PacingSettings {
+        let bytes_per_second = order.bandwidth_bytes_per_second;
+        PacingSettings { bytes_per_second, ..self.limits.now().mover.pacing() }
     }
 
     /// Returns what guests may lose to a migration; `None`: it does not give way to them.

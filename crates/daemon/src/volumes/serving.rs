@@ -13,7 +13,8 @@ use block::store::Opened;
 use block::store::image::Patience;
 use chronicle::{BlockSize, Kept, ReplicaOf, StayId};
 use lane::peer::PeerChannel;
-use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report};
+use lane::resuming::Rhythm;
+use lane::{FillingStoreOrder, LaneHandle, LaneSettings, LaneStore, Listeners, Opening, Report, TimeLimits};
 use migration::journal::{ExportAccess, MigrationState, Place, Stage, VolumeRecord};
 use migration::{StayKey, VolumeId};
 
@@ -363,7 +364,12 @@ impl Serving {
             stay,
             ended_copies: self.ended_copies(kept.as_ref()),
             kept: kept.map(Box::new),
-            mirror_wait_max: self.limits.now().mirror_wait_max,
+            marks: None,
+            limits: TimeLimits {
+                mirror_wait_max: self.limits.now().mirror_wait_max,
+                ..TimeLimits::default()
+            },
+            rhythm: Rhythm::default(),
             pacing: self.limits.now().mover.pacing(),
             disk: self.disk_of(&record.image.place).await?,
             impact: pacer::Impact::percent(self.limits.now().impact_percent),

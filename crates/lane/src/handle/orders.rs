@@ -8,9 +8,9 @@ use chronicle::{Generation, ReplicaOf};
 use migration::filling::UnitMap;
 use migration::journal::{ImageLocation, MigrationState};
 use migration::source::Moves;
-use migration::strategy::Choice;
+use migration::strategy::Strategy;
 use migration::target::SourcePatience;
-use migration::{Budget, Carried, HostId, MigrationId};
+use migration::{Budget, Carried, HostId, MigrationId, PacingSettings};
 
 use super::Rest;
 use crate::driver::TargetContent;
@@ -29,14 +29,14 @@ pub struct MigrationOrder {
     pub target_disk: Arc<pacer::Store>,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
-    /// The mover's limit in bytes a second; `None`: no limit.
-    pub bandwidth_bytes_per_second: Option<u64>,
+    /// The pace of the copying, with its limit.
+    pub pacing: PacingSettings,
     /// What guests of the disks may lose; `None`: the mover does not give way.
     pub impact: Option<pacer::Impact>,
     /// The time until it is to end, for which guests may lose more; `None`: it may take any time.
     pub time_left: Option<Duration>,
     /// The strategy that copies the volume.
-    pub strategy: Choice,
+    pub strategy: Strategy,
     /// The longest time that guests may be held at the handover.
     pub downtime_max: Duration,
     /// Whether hooks or a VM are part of the handover.
@@ -71,14 +71,14 @@ pub struct OutgoingOrder {
     pub keep_source: bool,
     /// The limit of the whole migration.
     pub budget: Budget,
+    /// The pace of the copying on one host, with its limit.
+    pub pacing: PacingSettings,
     /// What guests of the disks may lose; `None`: the mover does not give way.
     pub impact: Option<pacer::Impact>,
     /// The time until it is to end, for which guests may lose more; `None`: it may take any time.
     pub time_left: Option<Duration>,
     /// The strategy that copies the volume.
-    pub strategy: Choice,
-    /// The longest time that guests may be held at the handover, without round trips to the other host.
-    pub downtime_max: Duration,
+    pub strategy: Strategy,
     /// The present content of the target's store.
     pub content: TargetContent,
     /// The copy of this generation that the target holds. If the chronicle knows it, only missing blocks are copied.

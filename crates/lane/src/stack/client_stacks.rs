@@ -9,8 +9,9 @@ use crate::fault_log::FaultLog;
 use crate::fencing::Presence;
 use crate::pulse::Pulse;
 
+/// The layers above the gate of a volume, for each of its clients.
 #[derive(Clone)]
-pub(crate) struct ClientStacks {
+pub struct ClientStacks {
     volume: Rc<Volume>,
     measures: Measures,
     faults: Rc<FaultLog>,

@@ -29,6 +29,20 @@ use crate::refused::Refused;
 use crate::shared_storage::{ArrivingStore, LeasedImage};
 use crate::stack::{GateMode, Home};
 
+/// What a volume arrives in, and by.
+pub struct Arriving {
+    /// The store that it arrives in.
+    pub store: Rc<dyn BlockDevice>,
+    /// The same store, if the source's host may lease its image.
+    pub leased: Option<Rc<LeasedImage>>,
+    /// Leads to the blocks that may be missing after the handover; `None`: the volume arrives complete.
+    pub reservoir: Option<Rc<RpcChannel>>,
+    /// Leads to the source's half.
+    pub rpc: Rc<RpcChannel>,
+    /// Answers the source's calls.
+    pub service: Rc<Service>,
+}
+
 /// The longest wait for the end of a migration whose driver has ended.
 const FOLLOWER_END_MAX: Duration = Duration::from_secs(1);
 /// The longest wait for writes of an earlier return: their disk may never answer.
@@ -46,54 +60,95 @@ impl Lane {
     ) -> Result<(), Refused> {
         self.check_idle()?;
         self.migration.opening.set(Some(order.migration));
-        let reservoir = order.takes_back.and_then(|left_by| self.reservoir.store_of(left_by));
-        let store = match (reservoir, store) {
-            (Some(reservoir), _) => Ok((reservoir, None)),
+        let store = match (self.left_store(order), store) {
+            (Some(left), _) => Ok((left, None)),
             // N.B. a stack that leads to another host is no store for an arriving volume.
             (None, None) if matches!(self.volume.home(), Home::Elsewhere(_)) => Err(IoError::Closed),
             (None, None) => Ok((self.volume.store(), self.leased.take())),
             (None, Some(store)) => store.into_device(&self.handle, &self.engine).await,
         };
-        let before = self.migration.came_by.borrow().clone();
+        let (store, leased) = match store {
+            Ok(store) => store,
+            Err(error) => {
+                self.migration.opening.set(None);
+                return Err(Refused::Target(error));
+            }
+        };
+        self.prepare_arrival(order, &store).await?;
+        let IncomingChannels { source: channel, reservoir } = channels;
+        let rpc = RpcChannel::new(channel.channel);
+        let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
+        let reservoir = reservoir.map(|reservoir| self.reservoir_elsewhere(reservoir));
+        let arriving =
+            Arriving { store, leased, reservoir, rpc: Rc::clone(&rpc), service: Rc::clone(&service) };
+        let listener: Rc<dyn Listener> = match self.arrive(order, arriving, role)? {
+            Some(driver) => Rc::new(FromSource { remote: order.remote, driver }),
+            None => Rc::new(CallsOnly),
+        };
+        self.handle.spawn(rpc.run(channel.events, service, listener));
+        Ok(())
+    }
+
+    /// Returns the store that the volume has left and returns into, if it is open here.
+    pub fn left_store(&self, order: &IncomingOrder) -> Option<Rc<dyn BlockDevice>> {
+        self.reservoir.store_of(order.takes_back?)
+    }
+
+    /// Begins the residency of an arriving volume in `store`, once nothing of an earlier return is written there.
+    ///
+    /// # Errors
+    /// [`Refused`]; the volume does not arrive.
+    pub async fn prepare_arrival(
+        &self,
+        order: &IncomingOrder,
+        store: &Rc<dyn BlockDevice>,
+    ) -> Result<(), Refused> {
+        self.migration.opening.set(Some(order.migration));
+        let prepared = self.prepare(order, store).await;
+        self.migration.opening.set(None);
+        prepared
+    }
+
+    async fn prepare(&self, order: &IncomingOrder, store: &Rc<dyn BlockDevice>) -> Result<(), Refused> {
+        let before = self.came_by();
         if let Some(before) = before.filter(|_| order.takes_back.is_some()) {
             // N.B. an image into which the volume returned before: earlier writes in flight must not land on later ones. Their
             // service is kept until they end, because the return after this one has to wait for them as well.
             let late = self.handle.sleep(EARLIER_END_MAX);
             if let Either::Right(_) = select(pin!(before.end()), pin!(late)).await {
-                self.migration.opening.set(None);
                 return Err(Refused::StillWritten);
             }
         }
-        if let (Some(left_by), Ok((store, _))) = (order.takes_back, &store) {
+        if let Some(left_by) = order.takes_back {
             self.reservoir.reopen(left_by, Rc::clone(store));
         }
         let stay = StayId::Arrived(order.migration.0);
-        let begun = match &store {
-            Ok((store, _)) => {
-                let size_bytes = store.geometry().size;
-                self.volume.begin_stay(stay, order.generation, order.left_behind, size_bytes).await
-            }
-            // The volume does not arrive.
-            Err(_) => Ok(()),
-        };
-        self.migration.opening.set(None);
-        if let Err(error) = begun {
+        let size_bytes = store.geometry().size;
+        let begun = self.volume.begin_stay(stay, order.generation, order.left_behind, size_bytes).await;
+        begun.map_err(|error| {
             warn!(migration = %order.migration, %error, "cannot delete an earlier daemon's record of this residency");
-            return Err(Refused::NotRecorded(CommitFault::NotWritten));
-        }
-        self.begin_incoming(order, store.map_err(Refused::Target)?, channels, role)
+            Refused::NotRecorded(CommitFault::NotWritten)
+        })
     }
 
-    fn begin_incoming(
+    /// Returns the service for the calls of the source from which the volume last returned into the image that it had left here.
+    pub fn came_by(&self) -> Option<Rc<Service>> {
+        self.migration.came_by.borrow().clone()
+    }
+
+    /// Takes part in a migration from another host, after [`Self::prepare_arrival`]. Returns the driver, if this lane has it: the
+    /// caller delivers the source's messages to it, and runs the channel and the service.
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`]: nothing is left to do.
+    pub fn arrive(
         self: &Rc<Self>,
         order: &IncomingOrder,
-        (store, leased): (Rc<dyn BlockDevice>, Option<Rc<LeasedImage>>),
-        IncomingChannels { source: channel, reservoir }: IncomingChannels,
+        arriving: Arriving,
         role: IncomingRole,
-    ) -> Result<(), Refused> {
-        let rpc = RpcChannel::new(channel.channel);
+    ) -> Result<Option<TargetHandle>, Refused> {
+        let Arriving { store, leased, reservoir, rpc, service } = arriving;
         self.volume.clients().expect_word(self.handle.now());
-        let service = Service::new(self.handle.clone(), self.engine.buffers().clone());
         let index = match &role {
             IncomingRole::Drives(_) => VolumeIndex(0),
             IncomingRole::Joins(participation) => participation.index(),
@@ -112,7 +167,7 @@ impl Lane {
         service.offer_learner(Address::Copies(index.0), Rc::clone(&learner));
         let filling = reservoir.map(|reservoir| {
             let missing = order.missing.clone().map(|missing| *missing);
-            self.may_be_filled(order.migration, Rc::clone(&store), (reservoir, index), missing)
+            self.may_be_filled(order.migration, Rc::clone(&store), (&reservoir, index), missing)
         });
         if let Some(filling) = &filling {
             service.offer_filling(Address::Replica(index.0), Rc::clone(filling));
@@ -123,14 +178,13 @@ impl Lane {
         }
         let volume = Rc::clone(&self.volume);
         let coming = IncomingVolume { volume, store, leased, filling, image: order.image.clone() };
-        let listener: Rc<dyn Listener> = match role {
+        let driver = match role {
             IncomingRole::Drives(group) => {
-                let driver = self.drive_incoming(order, coming, group, (&service, &learner), &rpc)?;
-                Rc::new(FromSource { remote: order.remote, driver })
+                Some(self.drive_incoming(order, coming, group, (&service, &learner), &rpc)?)
             }
             IncomingRole::Joins(participation) => {
-                self.join_incoming(order, coming, participation, (&service, learner), Rc::clone(&rpc));
-                Rc::new(CallsOnly)
+                self.join_incoming(order, coming, participation, (&service, learner), rpc);
+                None
             }
         };
         // A waiting VM reads its disks when it begins (design §5.10), once all blocks are reachable. N.B. not for a returning
@@ -139,8 +193,7 @@ impl Lane {
         if order.moves == Moves::Vm && waits {
             self.volume.open_for_reading();
         }
-        self.handle.spawn(rpc.run(channel.events, service, listener));
-        Ok(())
+        Ok(driver)
     }
 
     fn drive_incoming(
@@ -155,7 +208,7 @@ impl Lane {
             migration: order.migration,
             volumes: vec![coming],
             group,
-            trial_max: self.settings.mirror_wait_max,
+            trial_max: self.settings.limits.mirror_wait_max,
             service: Some(Rc::clone(service)),
             moves: order.moves,
             patience: Some(order.patience),
@@ -198,7 +251,7 @@ impl Lane {
         rpc: Rc<RpcChannel>,
     ) {
         let (handle, buffers) = (self.handle.clone(), self.engine.buffers().clone());
-        let (trial_max, service) = (self.settings.mirror_wait_max, Rc::clone(service));
+        let (trial_max, service) = (self.settings.limits.mirror_wait_max, Rc::clone(service));
         let follows = participation.follow(handle, buffers, coming, trial_max, service);
         self.migration.followed.set(Some(order.migration));
         let lane = Rc::clone(self);

@@ -5,16 +5,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use block::{BlockDevice, ZeroMode};
-use chronicle::ReplicaOf;
+use chronicle::{Generation, ReplicaOf};
 use migration::journal::Outcome;
-use migration::{Carried, MigrationId, PacingSettings};
+use migration::{Carried, MigrationId};
 use tracing::warn;
 
 use super::Lane;
 use crate::driver::{GivesWay, LocalDriver, Plan, PlannedVolume, TargetContent, TimeLimits};
 use crate::handle::{MigrationOrder, MigrationTarget, Rest};
 use crate::refused::Refused;
-use crate::resuming::{self, Rhythm};
+use crate::resuming;
 
 /// How long a lane lets its driver report progress before it ends.
 const REPORT_TAKES: Duration = Duration::from_millis(1);
@@ -26,51 +26,63 @@ impl Lane {
         target: MigrationTarget,
     ) -> Result<(), Refused> {
         self.check_idle()?;
-        let migration = order.migration;
         let (source_bytes, target_bytes) = (self.volume.store().geometry().size, target.store.size());
         if source_bytes != target_bytes {
             return Err(Refused::SizeDiffers { target_bytes, source_bytes });
         }
-        self.migration.opening.set(Some(migration));
+        self.migration.opening.set(Some(order.migration));
         let store = target.store.into_device(&self.handle, &self.engine).await;
         self.migration.opening.set(None);
         let store = store.map_err(Refused::Target)?;
-        let is_known = self.volume.chronicler().copies(self.volume.generation()).contains(&migration);
-        if order.resumed.is_some() && !is_known {
-            return Err(Refused::CopyUnknown(migration));
-        }
-        self.begin(order, store, target.content, target.zeroes)?;
-        self.remember_copy(migration);
-        Ok(())
+        let planned = self.plan_within(order, store, target.content, target.zeroes)?;
+        self.begin_within(order, vec![planned])
     }
 
-    fn begin(
+    /// Returns this volume's part in a migration to another store of this host.
+    ///
+    /// # Errors
+    /// [`Refused`]: the lane has another migration, or does not know the copy that a restart continues with.
+    pub fn plan_within(
         &self,
         order: &MigrationOrder,
         target: Rc<dyn BlockDevice>,
         target_content: TargetContent,
         zeroes: ZeroMode,
-    ) -> Result<(), Refused> {
-        let of = ReplicaOf::Migration(order.migration.0);
-        let known = order.resumed.is_some().then(|| (of, self.volume.generation()));
+    ) -> Result<PlannedVolume, Refused> {
+        self.check_idle()?;
+        let (migration, generation) = (order.migration, self.volume.generation());
+        if order.resumed.is_some() && !self.volume.chronicler().copies(generation).contains(&migration) {
+            return Err(Refused::CopyUnknown(migration));
+        }
+        let known = order.resumed.is_some().then_some((ReplicaOf::Migration(migration.0), generation));
         let carried = order.resumed.as_ref().map_or_else(Carried::default, |resumed| resumed.carried.clone());
+        Ok(PlannedVolume {
+            volume: Rc::clone(&self.volume),
+            target,
+            target_content,
+            zeroes,
+            known,
+            carried,
+            source_image: order.source.clone(),
+            target_image: order.target.clone(),
+        })
+    }
+
+    /// Drives a migration to another store of this host, of the volumes that lanes of this thread have planned: this one's is the
+    /// first. The other lanes [take part](Self::take_part_within).
+    ///
+    /// # Errors
+    /// [`Refused::NotMigrating`]: the journal shows a later step than the one that is resumed.
+    pub fn begin_within(
+        self: &Rc<Self>,
+        order: &MigrationOrder,
+        volumes: Vec<PlannedVolume>,
+    ) -> Result<(), Refused> {
         let plan = Plan {
             migration: order.migration,
-            volumes: vec![PlannedVolume {
-                volume: Rc::clone(&self.volume),
-                target,
-                target_content,
-                zeroes,
-                known,
-                carried,
-                source_image: order.source.clone(),
-                target_image: order.target.clone(),
-            }],
+            volumes,
             keep_source: order.keep_source,
-            pacing: PacingSettings {
-                bytes_per_second: order.bandwidth_bytes_per_second,
-                ..self.settings.pacing.clone()
-            },
+            pacing: order.pacing.clone(),
             gives_way: GivesWay {
                 disks: self.disks().and(Arc::clone(&order.target_disk)),
                 impact: order.impact,
@@ -78,11 +90,10 @@ impl Lane {
                 ends_by: order.time_left.map(|left| self.handle.now() + left),
             },
             limits: TimeLimits {
-                mirror_wait_max: self.settings.mirror_wait_max,
-                switch_over_max: TimeLimits::default().switch_over_max.max(order.downtime_max),
-                ..TimeLimits::default()
+                switch_over_max: self.settings.limits.switch_over_max.max(order.downtime_max),
+                ..self.settings.limits
             },
-            strategy: order.strategy.here(order.downtime_max / 2),
+            strategy: order.strategy,
             moves: order.moves,
         };
         let control = self.begin_recording(order.migration);
@@ -101,7 +112,18 @@ impl Lane {
         self.migration.within.set(Some(order.migration));
         let run = self.measured_beside(Arc::clone(&order.target_disk), driver.run());
         self.drive(source, run);
+        self.remember_copy(order.migration, None);
         Ok(())
+    }
+
+    /// Lets the volume take part in a migration to another store of this host that the lane `driven` drives.
+    pub fn take_part_within(self: &Rc<Self>, migration: MigrationId, driven: &Rc<Self>) {
+        let current = Rc::clone(&driven.migration);
+        let is_over = move || current.driver.borrow().is_none().then_some(());
+        let current = Rc::clone(&driven.migration);
+        self.migration.within.set(Some(migration));
+        self.follow(migration, async move { current.ended.wait_for(is_over).await });
+        self.remember_copy(migration, None);
     }
 
     /// Measures guests for the target's disk, too, while the volume is copied there, and afterwards for the disk that it is on.
@@ -127,12 +149,16 @@ impl Lane {
         pacer::Stores::default().and(Arc::clone(&self.disk.borrow()))
     }
 
-    /// Keeps the missing set of the copy, while one is made.
-    fn remember_copy(self: &Rc<Self>, migration: MigrationId) {
+    /// Keeps the missing set of the copy, perhaps of the replica `consumed`, while one is made.
+    pub(super) fn remember_copy(
+        self: &Rc<Self>,
+        migration: MigrationId,
+        consumed: Option<(ReplicaOf, Generation)>,
+    ) {
         let lane = Rc::clone(self);
-        let is_over = move || lane.with_migration(migration, |_| Ok(())).is_err();
-        let (handle, volume) = (self.handle.clone(), Rc::clone(&self.volume));
-        self.handle.spawn(resuming::remember(handle, volume, migration, Rhythm::default(), None, is_over));
+        let is_over = move || !lane.leaves_by(migration);
+        let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), self.settings.rhythm);
+        self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, consumed, is_over));
     }
 
     /// Forgets copies of ended migrations: a killed daemon had no time for that.
@@ -150,13 +176,12 @@ impl Lane {
 
     /// Leaves the copy in another store of this host to the next daemon. For a copy at another host the regular record is enough.
     pub(super) async fn leave_copy(&self) {
-        let driver = self.migration.driver.borrow().clone();
-        let Some(driver) = driver.filter(|driver| self.migration.within.get() == Some(driver.migration()))
-        else {
-            return;
-        };
-        resuming::leave(&self.handle, &self.volume, driver.migration()).await;
-        driver.report();
-        self.handle.sleep(REPORT_TAKES).await;
+        let within = self.migration.within.get().filter(|migration| self.leaves_by(*migration));
+        let Some(migration) = within else { return };
+        resuming::leave(&self.handle, &self.volume, migration).await;
+        if let Some(driver) = self.driver() {
+            driver.report();
+            self.handle.sleep(REPORT_TAKES).await;
+        }
     }
 }

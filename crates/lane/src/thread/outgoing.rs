@@ -25,7 +25,6 @@ use crate::peer::{
     CallsOnly, Listener, PeerChannel, PeerStore, PeerVolume, RequestPriority, RpcChannel, Service,
 };
 use crate::refused::Refused;
-use crate::resuming::{self, Rhythm};
 use crate::shared_storage::{HeldLease, ReplicaStore, SharedImage};
 use crate::stack::Home;
 
@@ -36,8 +35,6 @@ const LINK_BYTES_PER_SECOND: f64 = 156e6;
 const DEPTH_MAX: f64 = 64.0;
 /// The longest hold of a write whose guest may be about to be stopped: the VM cannot stop while a write is held (hard case 16).
 const VM_WAIT_MAX: Duration = Duration::from_millis(50);
-/// The limit of guest writes in flight to another host, in bytes: three times what fills 1 Gbit/s at 180 ms.
-const BUFFER_BYTES_MAX: u64 = 64 << 20;
 
 impl Lane {
     pub(super) fn leave(
@@ -57,24 +54,43 @@ impl Lane {
             (None, Home::Elsewhere(owner)) => owner,
             (None, Home::Here(_)) => return Err(Refused::NotMigrating(order.migration)),
         };
+        let listener: Rc<dyn Listener> = match self.depart(order, &rpc, successor, role)? {
+            Departing::Drives(driver) => Rc::new(FromTarget { migration: order.migration, driver }),
+            Departing::Joins(participant) => Rc::new(OfParticipant(participant)),
+        };
+        let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
+        self.handle.spawn(rpc.run(channel.events, nothing, listener));
+        Ok(())
+    }
+
+    /// Begins or continues a migration to another host over `rpc`, which the caller runs. `successor` is the volume at its next
+    /// owner, for clients that stay.
+    ///
+    /// # Errors
+    /// [`Refused`]: the lane has another migration, or nothing is left to do.
+    pub fn depart(
+        self: &Rc<Self>,
+        order: &OutgoingOrder,
+        rpc: &Rc<RpcChannel>,
+        successor: Rc<PeerVolume>,
+        role: OutgoingRole,
+    ) -> Result<Departing, Refused> {
+        self.check_idle()?;
         let index = match &role {
             OutgoingRole::Drives(_) => VolumeIndex(0),
             OutgoingRole::Joins(participation) => participation.index(),
         };
-        let leaving = self.leaving_volume(order, index, &rpc, successor);
-        let listener: Rc<dyn Listener> = match role {
+        let leaving = self.leaving_volume(order, index, rpc, successor);
+        let departing = match role {
             OutgoingRole::Drives(group) => {
-                let driver = self.drive_outgoing(order, leaving, group, &rpc)?;
-                Rc::new(FromTarget { migration: order.migration, driver })
+                Departing::Drives(self.drive_outgoing(order, leaving, group, rpc)?)
             }
             OutgoingRole::Joins(participation) => {
-                Rc::new(OfParticipant(self.join_outgoing(order, leaving, participation)))
+                Departing::Joins(self.join_outgoing(order, leaving, participation))
             }
         };
-        let nothing = Service::new(self.handle.clone(), self.engine.buffers().clone());
-        self.handle.spawn(rpc.run(channel.events, nothing, listener));
         self.remember_progress(order);
-        Ok(())
+        Ok(departing)
     }
 
     fn drive_outgoing(
@@ -127,28 +143,16 @@ impl Lane {
         }
         let (handle, buffers) = (&self.handle, self.engine.buffers());
         let (follower, follows) = participation.follow(handle, buffers, copying.as_ref(), leaving);
-        self.migration.followed.set(Some(order.migration));
-        let current = Rc::clone(&self.migration);
-        self.handle.spawn(async move {
-            follows.await;
-            current.followed.set(None);
-            current.ended.notify();
-        });
+        self.follow(order.migration, follows);
         follower
     }
 
     fn remember_progress(self: &Rc<Self>, order: &OutgoingOrder) {
-        let (lane, migration) = (Rc::clone(self), order.migration);
-        let is_over = move || {
-            let follows = lane.migration.followed.get() == Some(migration);
-            !follows && lane.with_migration(migration, |_| Ok(())).is_err()
-        };
-        let (handle, volume, rhythm) = (self.handle.clone(), Rc::clone(&self.volume), Rhythm::default());
         // The image at the host that the volume returns to stays, whatever the outcome.
         let goes_back = self.filling.borrow().as_ref().is_some_and(|filling| filling.lacks_blocks());
         let consumed =
             order.known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. })).filter(|_| !goes_back);
-        self.handle.spawn(resuming::remember(handle, volume, migration, rhythm, consumed, is_over));
+        self.remember_copy(order.migration, consumed);
     }
 
     fn leaving_volume(
@@ -218,23 +222,22 @@ impl Lane {
     }
 
     fn copy_settings(&self, order: &OutgoingOrder) -> CopySettings {
+        let limits = self.settings.limits;
         CopySettings {
-            pacing: pacing(&self.settings.pacing, order),
+            pacing: PacingSettings {
+                bytes_per_second: order.budget.rate(),
+                ..pacing(&order.pacing, order.round_trip)
+            },
             gives_way: self.gives_way(order),
             limits: TimeLimits {
                 mirror_wait_max: match order.moves {
-                    Moves::Volumes | Moves::VolumesAfterHooks => self.settings.mirror_wait_max,
-                    Moves::Vm => self.settings.mirror_wait_max.min(VM_WAIT_MAX),
+                    Moves::Volumes | Moves::VolumesAfterHooks => limits.mirror_wait_max,
+                    Moves::Vm => limits.mirror_wait_max.min(VM_WAIT_MAX),
                 },
                 switch_over_max: order.switch_over_max,
-                ..TimeLimits::default()
+                ..limits
             },
-            strategy: order.strategy.away(
-                BUFFER_BYTES_MAX,
-                order.downtime_max / 2,
-                order.round_trip,
-                order.switch_over_max,
-            ),
+            strategy: order.strategy,
         }
     }
 
@@ -268,15 +271,11 @@ pub(super) fn owner_elsewhere(
 }
 
 /// Returns the pace: as on one host, plus what a long link holds in flight.
-fn pacing(near: &PacingSettings, order: &OutgoingOrder) -> PacingSettings {
-    let on_the_way = order.round_trip.as_secs_f64() * LINK_BYTES_PER_SECOND;
+fn pacing(near: &PacingSettings, round_trip: Duration) -> PacingSettings {
+    let on_the_way = round_trip.as_secs_f64() * LINK_BYTES_PER_SECOND;
     // Rounded up, and capped for absurd round trips.
     let further = (on_the_way / near.chunk_bytes as f64).ceil().min(DEPTH_MAX) as usize;
-    PacingSettings {
-        depth: near.depth.saturating_add(further),
-        bytes_per_second: order.budget.rate(),
-        ..near.clone()
-    }
+    PacingSettings { depth: near.depth.saturating_add(further), ..near.clone() }
 }
 
 fn to_target(migration: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToTarget> {
@@ -286,6 +285,14 @@ fn to_target(migration: MigrationId, rpc: &Rc<RpcChannel>) -> SendMessage<ToTarg
         // The message is repeated until it is answered, so a deadline shows its fate.
         Err(error) => warn!(%migration, %error, "a message cannot be sent"),
     })
+}
+
+/// A lane's half of a migration to another host, for the messages of the target.
+pub enum Departing {
+    /// The lane drives the migration.
+    Drives(SourceHandle),
+    /// It takes part.
+    Joins(SourceParticipantRef),
 }
 
 struct FromTarget {

@@ -22,6 +22,14 @@ use crate::stack::{GateMode, Home};
 const HELD_WAIT: Duration = Duration::from_millis(50);
 
 impl Lane {
+    /// Ends in order, and closes the connections of clients. Requests that are in flight after `deadline` are cut.
+    ///
+    /// A migration before its commit point is left as it is: the next start continues it. Returns the residency, if all its writes
+    /// have reached the store. A volume of another host has no residency here.
+    pub async fn close(&self, deadline: Duration) -> Option<StayId> {
+        self.stop(deadline, ClientsAtEnd::Closed).await.0
+    }
+
     /// Ends in order. A migration before its commit point is left as it is: the next start continues it. Returns the
     /// residency, if all its writes have reached the store, and the connections that are left open. A volume of another host
     /// has no residency here.

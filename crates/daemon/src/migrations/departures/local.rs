@@ -243,17 +243,18 @@ impl LocalMigration {
         else {
             return Err(RequestError::Internal("a migration has no target".to_owned()));
         };
+        let downtime_max = held_max(&self.order, Moves::Volumes);
         let order = MigrationOrder {
             migration,
             source: self.record.image.clone(),
             target: reserved.location.clone(),
             target_disk: self.departures.serving.disk_of(&reserved.location.place).await?,
             keep_source: self.order.keep_source,
-            bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
+            pacing: self.departures.runner.pacing(&self.order),
             impact: self.departures.runner.impact(&self.order),
             time_left: time_left(&self.order),
-            strategy: choice(&self.order),
-            downtime_max: held_max(&self.order, Moves::Volumes),
+            strategy: choice(&self.order).here(downtime_max / 2),
+            downtime_max,
             moves: self.departures.migration_hooks.prepare_hooks_here(migration),
             resumed: None,
         };

@@ -5,14 +5,17 @@ use std::time::Duration;
 use api::{MigrateVolume, Strategy};
 use migration::journal::MigrationState;
 use migration::source::Moves;
-use migration::strategy::{Choice, HotBlocks, Recording};
+use migration::strategy::{Choice, HotBlocks, Recording, Strategy as CopyStrategy};
 use migration::wire::OfferedStrategy;
+use transport::Session;
 
 use crate::error::RequestError;
 use crate::journal::now_unix_ms;
-use crate::migrations::departures::leave::SWITCH_OVER_MAX;
+use crate::migrations::departures::leave::{SWITCH_OVER_MAX, round_trip, switch_over_max};
 use crate::vms::orders::move_vm::downtime_max;
 
+/// The limit of guest writes in flight to another host, in bytes: three times what fills 1 Gbit/s at 180 ms.
+const BUFFER_BYTES_MAX: u64 = 64 << 20;
 /// The largest useful number of rounds: further rounds achieve nothing more.
 const ROUNDS_MAX: u32 = 50;
 
@@ -36,6 +39,12 @@ pub(crate) fn choice_again(order: &MigrateVolume, recorded: &MigrationState) -> 
         known if known.leaves_blocks() || recorded.hollow_now().is_none() => known,
         _ => Choice::PostCopy { rounds_max: 0 },
     }
+}
+
+/// Returns the strategy towards the host of a session.
+pub(crate) fn away(choice: Choice, order: &MigrateVolume, moves: Moves, session: &Session) -> CopyStrategy {
+    let (drain_max, switch_over_max) = (held_max(order, moves) / 2, switch_over_max(session, moves, order));
+    choice.away(BUFFER_BYTES_MAX, drain_max, round_trip(session), switch_over_max)
 }
 
 pub(crate) fn offered(strategy: Strategy) -> OfferedStrategy {

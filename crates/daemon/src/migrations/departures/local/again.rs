@@ -170,17 +170,18 @@ impl LocalMigration {
         target_disk: &Arc<pacer::Store>,
     ) -> MigrationOrder {
         let spent = now_unix_ms().saturating_sub(recorded.started_unix_ms);
+        let downtime_max = held_max(&self.order, Moves::Volumes);
         MigrationOrder {
             migration,
             source: self.record.image.clone(),
             target: image.clone(),
             target_disk: Arc::clone(target_disk),
             keep_source: recorded.keep_source,
-            bandwidth_bytes_per_second: self.order.bandwidth_bytes_per_second,
+            pacing: self.departures.runner.pacing(&self.order),
             impact: self.departures.runner.impact(&self.order),
             time_left: time_left(&self.order),
-            strategy: choice_again(&self.order, &recorded),
-            downtime_max: held_max(&self.order, Moves::Volumes),
+            strategy: choice_again(&self.order, &recorded).here(downtime_max / 2),
+            downtime_max,
             moves: self.departures.migration_hooks.prepare_hooks_here(migration),
             resumed: Some(Box::new(ResumedMigration {
                 recorded,

@@ -22,7 +22,7 @@ use crate::hooks::HookSide;
 use crate::host::{Departures, blocking};
 use crate::migrations::arrivals::shared::Found;
 use crate::migrations::departures::leave::{Departing, round_trip, switch_over_max};
-use crate::migrations::departures::strategies::{choice, choice_again, held_max, time_left};
+use crate::migrations::departures::strategies::{away, choice, choice_again, time_left};
 use crate::migrations::metadata::Metadata;
 use crate::peers::channel::{Kind, Subject};
 use crate::peers::host_id;
@@ -75,10 +75,10 @@ impl OutgoingMigration {
                 source: record.image.clone(),
                 keep_source: order.keep_source,
                 budget: budget.clone(),
+                pacing: host.runner.pacing(order),
                 impact: host.runner.impact(order),
                 time_left: time_left(order),
-                strategy: choice(order),
-                downtime_max: held_max(order, moves),
+                strategy: away(choice(order), order, moves, session),
                 content: accepted.map_or(TargetContent::Unknown, content),
                 known: accepted.filter(|_| !order.full).and_then(|accepted| held(accepted, peer)),
                 zeroes: zeroes(order.allocation),
@@ -282,10 +282,10 @@ impl Departures {
             source: moving.source.clone(),
             keep_source: recorded.keep_source,
             budget: self.migrations.budgets.of(migration, ordered.bandwidth_bytes_per_second),
+            pacing: self.runner.pacing(&ordered),
             impact: self.runner.impact(&ordered),
             time_left: time_left(&ordered),
-            strategy: choice_again(&ordered, recorded),
-            downtime_max: held_max(&ordered, moves),
+            strategy: away(choice_again(&ordered, recorded), &ordered, moves, session),
             // If its content is not recorded, the target may hold anything.
             content: TargetContent::Unknown,
             known: here.map(|generation| (ReplicaOf::Migration(migration.0), generation)),
