@@ -1,9 +1,9 @@
-//! One or several hosts: the halves of the product's driver on either side of links that lose, delay and reorder messages. Each
-//! host has a journal, clocks and a daemon that crashes. Volumes tour the hosts.
+//! One or several hosts: the product's lanes on either side of links that lose, delay and reorder messages. Each host has a
+//! journal, clocks and a daemon that crashes. Volumes tour the hosts.
 //!
 //! ```text
 //!   guests ──► volume (gate, align, tracker, mirror) ──► disks             disks ◄── volume (gate closed)
-//!                │ a host: SourceDriver                    another: TargetDriver │
+//!                │ a host: lanes, SourceDriver     another: lanes, TargetDriver │
 //!                └───── PeerStore, messages ═══ link: late, out of order, broken ═══ Service
 //!
 //!   A ──► B ──► A ──► C ──► B …      operators: begin migrations, promote, move guests after their volumes
@@ -23,6 +23,7 @@ mod hooks;
 mod host;
 mod incoming;
 mod kept;
+mod lanes;
 mod line;
 mod link;
 mod listener;

@@ -1,9 +1,9 @@
-//! Runs the product's core, driver, copyings, filters and volumes in virtual time against disks that lie.
+//! Runs the product's core and lanes, with all their filters, in virtual time against disks that lie.
 //!
 //! ```text
 //!   seed ──► scenario: volumes, guests, disks, migrations, faults
 //!                │
-//!   guests ──► align ──► probe ──► volume (gate, tracker, mirror) ──► disks      driver, core: the product's
+//!   guests ──► align ──► probe ──► lane: volume (gate, tracker, mirror) ──► disks       lane, core: the product's
 //!                │                                                      │             │
 //!                └──────────────── checkers ◄───────────────────────────┴── journal ◄─┘
 //! ```

@@ -1,4 +1,7 @@
-//! The control plane of a driver's halves, on one of several hosts.
+//! The control plane of a lane.
+//!
+//! While a volume moves to another store of its host, work on images and messages between the halves have the faults of
+//! [`LocalControl`].
 
 use std::cell::RefCell;
 use std::rc::{Rc, Weak};
@@ -6,29 +9,40 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use lane::{Control, ControlFault, HooksFault, Keeper, LaneFuture, Report, VmFault};
-use migration::journal::{ImageLocation, Record};
+use migration::journal::{ImageLocation, Record, Side};
 use migration::recovery::{self, Retirement};
 use migration::{CommitFault, MigrationId, Phase};
 
 use super::host::SimHost;
-use super::place::Place;
+use super::local::LocalControl;
 use super::tally::Event;
 use super::vm::SimVm;
 use crate::checker::progress::ProgressWatch;
 
 const FILE_WORK: Duration = Duration::from_micros(300);
 
-pub(super) struct HostControl {
+pub(super) struct LaneControl {
     host: Weak<SimHost>,
     incarnation: u64,
-    source: Place,
+    /// While the volume moves within its host.
+    within: RefCell<Option<Rc<LocalControl>>>,
     progress: RefCell<ProgressWatch>,
 }
 
-impl HostControl {
-    pub(super) fn new(host: &Rc<SimHost>, source: Place) -> Rc<Self> {
-        let progress = RefCell::default();
-        Rc::new(Self { host: Rc::downgrade(host), incarnation: host.incarnation(), source, progress })
+impl LaneControl {
+    pub(super) fn new(host: &Rc<SimHost>) -> Rc<Self> {
+        let (host, incarnation) = (Rc::downgrade(host), host.incarnation());
+        Rc::new(Self { host, incarnation, within: RefCell::default(), progress: RefCell::default() })
+    }
+
+    /// Notes that the lane begins to drive a migration, with these faults if it stays on this host.
+    pub(super) fn begins(&self, within: Option<Rc<LocalControl>>) {
+        self.within.replace(within);
+        self.progress.take();
+    }
+
+    fn within(&self) -> Option<Rc<LocalControl>> {
+        self.within.borrow().clone()
     }
 
     fn vm(&self) -> Option<Rc<SimVm>> {
@@ -60,7 +74,7 @@ impl HostControl {
     }
 }
 
-impl Control for HostControl {
+impl Control for LaneControl {
     fn keeper(&self) -> Option<Rc<dyn Keeper>> {
         let host = self.host.upgrade()?;
         Some(Rc::clone(&host.chronicles) as Rc<dyn Keeper>)
@@ -86,6 +100,9 @@ impl Control for HostControl {
     }
 
     fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
+        if let Some(within) = self.within() {
+            return within.retire(image, retirement);
+        }
         self.file_work(image, move |host, path| match retirement {
             Retirement::Delete => host.delete_image(path),
             Retirement::Keep => host.keep_image(path),
@@ -93,7 +110,10 @@ impl Control for HostControl {
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
-        self.file_work(image, SimHost::discard_image)
+        match self.within() {
+            Some(within) => within.discard(image),
+            None => self.file_work(image, SimHost::discard_image),
+        }
     }
 
     fn stop_vm(
@@ -138,15 +158,42 @@ impl Control for HostControl {
     }
 
     fn report(&self, report: Report) {
-        let Report::Progress { progress, .. } = report else { return };
         let Some(host) = self.host.upgrade() else { return };
-        let wrong = self.progress.borrow_mut().report(host.handle.now(), &progress);
-        if let Some(wrong) = wrong {
-            host.world.violated("progress", || wrong);
+        match report {
+            Report::Progress { progress, .. } if self.within().is_some() => {
+                host.progressed_locally(&progress)
+            }
+            Report::Progress { progress, .. } => {
+                let wrong = self.progress.borrow_mut().report(host.handle.now(), &progress);
+                if let Some(wrong) = wrong {
+                    host.world.violated("progress", || wrong);
+                }
+            }
+            Report::Ended { migration, outcome, .. } => {
+                match host
+                    .journal()
+                    .look(|state, _| state.migrations.get(&migration).map(|it| it.side.clone()))
+                {
+                    Some(Side::OneHost) => host.local_driver_ended(),
+                    Some(Side::Outgoing { .. }) => host.departure_ended(migration, Some(&outcome)),
+                    Some(Side::Incoming { .. }) => host.arrival_ended(migration, &outcome),
+                    None => {}
+                }
+                host.driver_ended(migration, outcome);
+            }
+            Report::Recorded { .. } | Report::RecordingEnded { .. } | Report::DataPath { .. } => {}
         }
     }
 
+    fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
+        self.within()?.carry()
+    }
+
     fn entered(&self, migration: MigrationId, phase: Phase) {
+        if let (Some(host), Some(_)) = (self.host.upgrade(), self.within()) {
+            host.entered_locally(migration, phase);
+            return;
+        }
         if let (Phase::Closing, Some(host)) = (phase, self.host.upgrade()) {
             host.check_goes_on(migration);
             host.check_not_paused();
@@ -155,7 +202,7 @@ impl Control for HostControl {
                 host.world.violated("hooks", detail);
             }
         }
-        if let Some(host) = self.host.upgrade().filter(|host| host.place == self.source) {
+        if let Some(host) = self.host.upgrade().filter(|host| host.sends(migration)) {
             if let (Phase::Discarding, Some(vm)) = (phase, self.vm()) {
                 vm.go_on(host.place);
             }

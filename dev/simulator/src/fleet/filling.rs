@@ -1,58 +1,31 @@
 //! Incomplete volumes: opens their stores, and computes their content with the missing blocks.
 
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 
-use block::BlockDevice;
 use block::filter::FlushDebt;
 use chronicle::ReplicaOf;
-use lane::filling::{FillingStore, Missing, Surroundings};
 use lane::peer::{CallsOnly, RpcChannel, Service};
-use migration::filling::{FillingSettings, UNIT_BYTES, UnitMap};
+use migration::filling::UNIT_BYTES;
 use migration::journal::VolumeFilling;
 use migration::message::{ToSource, ToTarget};
 use migration::wire::Message;
 use migration::{HostId, MigrationId, StayKey, VolumeId, recovery};
 
-use super::control::HostControl;
 use super::host::{SimHost, volume_id};
+use super::lanes::Beginning;
 use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
 use crate::disk::SimDisk;
 
 impl SimHost {
-    pub(super) fn filling_store(
-        self: &Rc<Self>,
-        (index, key): (usize, StayKey),
-        store: Rc<FlushDebt>,
-        (from, remote): (Place, MigrationId),
-        missing: Option<UnitMap>,
-    ) -> Option<Rc<FillingStore>> {
-        let rpc = self.way_to_reservoir(from, remote)?;
-        let geometry = self.manner.geometries[index];
-        let there = Missing::new(&rpc, index as u32, geometry);
-        let settings =
-            FillingSettings { size_bytes: store.geometry().size, pacing: self.manner.pacing.clone() };
-        let surroundings = Surroundings {
-            handle: self.handle.clone(),
-            buffers: self.buffers.clone(),
-            control: HostControl::new(self, from),
-        };
-        let filling = FillingStore::new(surroundings, key, store, there, settings, missing);
-        self.with_serving(|serving| {
-            serving.fillings.resize(serving.fillings.len().max(index + 1), Weak::new());
-            serving.fillings[index] = Rc::downgrade(&filling);
-        });
-        filling.limit_waits(self.manner.wait_max);
-        Some(filling)
-    }
-
-    pub(super) fn reopen_filling(
-        self: &Rc<Self>,
+    /// Returns the beginning of a lane whose volume lacks blocks.
+    pub(super) fn lacking(
+        &self,
         index: usize,
         disk: &Rc<SimDisk>,
         filling: &VolumeFilling,
-    ) -> Option<Rc<dyn BlockDevice>> {
+    ) -> Option<Beginning> {
         let key = StayKey { volume: volume_id(index), stay: filling.stay };
         let Some(missing) = self.chronicles.missing(key) else {
             self.world.violated("presence", || format!("what volume {index} lacks is not known any more"));
@@ -61,11 +34,8 @@ impl SimHost {
         if missing.manifest != filling.manifest {
             self.world.violated("presence", || format!("what volume {index} lacks is not what was promised"));
         }
-        let store = FlushDebt::new(disk.clone());
-        let from = (Place::of(filling.peer), filling.remote);
-        let filling = self.filling_store((index, key), store, from, Some(missing))?;
-        filling.begin();
-        Some(filling)
+        let rpc = self.way_to_reservoir(Place::of(filling.peer), filling.remote)?;
+        Some(Beginning::Lacking(FlushDebt::new(disk.clone()), rpc, missing))
     }
 
     /// Returns the answer to a source that asks for completeness, if its volumes are incomplete here.
@@ -83,18 +53,15 @@ impl SimHost {
 
     pub(super) fn units_missing(&self) -> Option<u64> {
         // The receiver of the question may already hold the borrow.
-        let fillings = self.serving.borrow().as_ref().map(|serving| serving.fillings.clone())?;
-        let progress = fillings.iter().filter_map(|filling| filling.upgrade()?.progress());
+        let lanes = self.serving.borrow().as_ref().map(|serving| serving.lanes.clone())?;
+        let progress = lanes.iter().flatten().filter_map(|lane| lane.filling()?.progress());
         Some(progress.map(|progress| progress.units_missing).sum())
     }
 
     pub(super) fn forget_copies(&self, copies: Vec<(VolumeId, ReplicaOf)>) {
         for (id, of) in copies {
             let index = usize::from(id.0[0]) - 1;
-            let serving = self.serving.borrow();
-            let Some(volume) = serving.as_ref().and_then(|serving| serving.volumes[index].clone()) else {
-                continue;
-            };
+            let Some(volume) = self.volume(index) else { continue };
             // A full data folder may keep the record, which has no user.
             self.handle.spawn(async move { drop(volume.chronicler().forget(of).await) });
         }
@@ -112,7 +79,7 @@ impl SimHost {
         }
     }
 
-    fn way_to_reservoir(&self, from: Place, remote: MigrationId) -> Option<Rc<RpcChannel>> {
+    pub(super) fn way_to_reservoir(&self, from: Place, remote: MigrationId) -> Option<Rc<RpcChannel>> {
         let subject = Subject::Reservoir(from, remote);
         let known = self.with_serving(|serving| serving.reservoirs.get(&subject).cloned())?;
         if known.is_some() {

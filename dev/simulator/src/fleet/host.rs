@@ -7,9 +7,8 @@ use std::time::Duration;
 
 use block::{BlockDevice, BufferPool, Geometry, Handle};
 use chronicle::{BlockSize, MarkPolicy};
-use lane::peer::Service;
+use lane::TimeLimits;
 use lane::resuming::Rhythm;
-use lane::{Control as _, TimeLimits};
 use migration::journal::{ImageLocation, MigrationState, Promotion, Record, Side, Stage, State};
 use migration::planted::{Bug, broken};
 use migration::recovery::{self, Step};
@@ -97,8 +96,6 @@ pub(crate) struct SimHost {
     pub(super) vm_note: Cell<VmNote>,
     pub(super) vm_note_under_way: Cell<Option<VmNote>>,
     pub(super) vm_expected: Cell<Option<Subject>>,
-    /// The service of the last incoming source.
-    pub(super) came_by: RefCell<Option<Rc<Service>>>,
     /// Migrations whose cancellation was confirmed, and the daemon that did.
     pub(super) cancelled: RefCell<BTreeMap<MigrationId, u64>>,
     /// The daemon of another host that has agreed to run the VM.
@@ -260,7 +257,6 @@ impl SimHost {
                 vm_note: Cell::default(),
                 vm_note_under_way: Cell::default(),
                 vm_expected: Cell::default(),
-                came_by: RefCell::default(),
                 cancelled: RefCell::default(),
                 vm_examined_by: Cell::default(),
                 phase: Cell::default(),
@@ -347,7 +343,6 @@ impl SimHost {
         self.vm_note_torn();
         self.vm_examined_by.set(None);
         self.vm_expected.set(None);
-        self.came_by.take();
         self.answers.borrow_mut().clear();
         self.local.crash();
         for link in &self.links {

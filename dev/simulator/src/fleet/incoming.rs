@@ -1,43 +1,33 @@
 //! Arriving volumes: the work of the daemon before and around the target's half.
 
-use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
 use ::host::Work;
-use block::BlockDevice;
-use block::filter::FlushDebt;
 use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
-use futures_util::future::{Either, select};
-use lane::peer::head::Address;
-use lane::stack::GateMode;
-use lane::{Control, Home, IncomingGroup, IncomingVolume, Learner, TargetContent, TargetDriver, TargetPlan};
+use lane::{Arriving, IncomingGroup, IncomingOrder, IncomingRole, Opening, Refused, TargetContent};
 use migration::journal::{FailureCode, MigrationState, Outcome, Record, Side, Stage, State};
 use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::Moves;
 use migration::target::SourcePatience;
 use migration::vm::cold::Form;
-use migration::wire::Message;
 use migration::{CommitFault, Failure, MigrationId, StayKey};
 
-use super::control::HostControl;
 use super::host::SimHost;
+use super::lanes::{Beginning, SimLane};
 use super::link::Subject;
-use super::listener::send;
 use super::place::Place;
 use super::serving::Resumed;
 use super::session::{Ends, PATIENCE, driver_ends};
 use super::taking_back::SetAside;
 use super::vm_note::VmNote;
-use crate::disk;
+use crate::disk::{self, SimDisk};
 
 const FAILS_PERCENT: u64 = 3;
 /// The source's longest silence before anything is promised: as in the product.
 const SOURCE_PATIENCE: SourcePatience =
     SourcePatience { silent_max: Duration::from_secs(600), away_max: Duration::from_secs(86_400) };
-/// The longest wait for writes of an earlier return.
-const EARLIER_END_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Accepted {
@@ -295,156 +285,127 @@ impl SimHost {
         keeps: bool,
         moves: Moves,
     ) -> Option<Ends> {
-        let stay = StayId::Arrived(id.0);
-        // A lane does the same: writes of an earlier return must not land on those of this one.
-        let before = self.came_by.borrow().clone();
-        if let Some(before) = before.filter(|_| self.left_in_place(recorded).is_some()) {
+        let subject = Subject::Migration(from, remote);
+        let takes_back = self.journal().look(|state, _| state.takes_back(id));
+        let before = self.lanes().into_iter().flatten().find_map(|lane| lane.lane.came_by());
+        if let Some(before) = before.filter(|_| takes_back.is_some()) {
             // N.B. no lane receives later messages of its line: the journal answers, as a daemon's does.
             self.hear_anew(&before);
-            let late = self.handle.sleep(EARLIER_END_MAX);
-            if let Either::Right(_) = select(pin!(before.end()), pin!(late)).await {
-                self.world.say(|| format!("{}: {id}: an earlier way back still writes", self.place));
-                return None;
-            }
         }
-        let coming = self.wait_for_volumes(stay, recorded, resumed, (from, remote))?;
-        let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
-        for (coming, generation) in coming.iter().zip(generations_of(recorded)) {
-            let size_bytes = coming.store.geometry().size;
-            let begun = coming.volume.begin_stay(stay, generation, left_behind, size_bytes).await;
-            if let Err(error) = begun {
-                self.world.violated("chronicle", || error.to_string());
-            }
-        }
-        self.drive_incoming((id, (from, remote)), recorded, resumed, coming, moves)
-    }
-
-    /// Makes the waiting stack of each volume; for a volume with remaining clients, it is the one they use.
-    fn wait_for_volumes(
-        self: &Rc<Self>,
-        stay: StayId,
-        recorded: &MigrationState,
-        resumed: Resumed,
-        source: (Place, MigrationId),
-    ) -> Option<Vec<IncomingVolume>> {
-        let mut waiting = Vec::new();
-        let takes_back = match stay {
-            StayId::Arrived(id) => self.journal().look(|state, _| state.takes_back(MigrationId(id))),
-            StayId::Made => None,
-        };
         if let Some(left_by) = takes_back {
-            self.reopen_reservoirs(source.0, left_by, recorded);
+            self.offer_reservoirs_again(from, left_by, recorded);
         }
+        let stay = StayId::Arrived(id.0);
+        let left_behind = keeps.then_some(ReplicaOf::Host { host: from.host().0, departure: remote.0 });
+        let mut arrivals = Vec::new();
         for ((index, moving), generation) in recorded.volumes.iter().enumerate().zip(generations_of(recorded))
         {
-            let path = moving.target.place.name();
-            let is_there = self.images.borrow().contains_key(path);
-            if resumed == Resumed::Yes && !is_there && recorded.stage != Stage::Copying {
-                self.world.violated("owner", || format!("{path} is gone, and {:?}", recorded.stage));
-            }
-            let disk = self.make_image(path, index);
-            disk.set_role(disk::Role::Target);
-            let store: Rc<dyn BlockDevice> = disk.clone();
-            let home = self.with_serving(|serving| serving.volumes[index].clone()).flatten();
-            let volume = match home {
-                Some(volume) => {
-                    let key = StayKey { volume: moving.volume, stay };
-                    self.chronicles.note_image(key, disk.look());
-                    volume
-                }
-                None => {
-                    let (home, look) = (Home::Here(Rc::clone(&store)), Some(disk.look()));
-                    let volume = self.make_volume(index, stay, generation, home, look);
-                    volume.gate().set_mode(GateMode::Hold);
-                    volume
-                }
+            let (lane, disk) = self.waiting_lane(index, (stay, generation), recorded, resumed);
+            let key = StayKey { volume: moving.volume, stay };
+            let order = IncomingOrder {
+                migration: id,
+                remote,
+                generation,
+                left_behind,
+                image: moving.target.clone(),
+                moves,
+                patience: SOURCE_PATIENCE,
+                recorded: (resumed == Resumed::Yes).then(|| Box::new(recorded.clone())),
+                missing: (resumed == Resumed::Yes)
+                    .then(|| self.chronicles.missing(key).map(Box::new))
+                    .flatten(),
+                takes_back,
             };
-            disk.set_volume(&volume);
-            self.with_serving(|serving| serving.volumes[index] = Some(Rc::clone(&volume)));
-            self.offer_to_clients(index);
-            let store = FlushDebt::new(store);
-            let filling = match self.manner.leaves_blocks() && takes_back.is_none() {
-                false => None,
-                true => {
-                    let key = StayKey { volume: moving.volume, stay };
-                    let missing = (resumed == Resumed::Yes).then(|| self.chronicles.missing(key)).flatten();
-                    let filling = self.filling_store((index, key), Rc::clone(&store), source, missing)?;
-                    if volume.gate().mode() == GateMode::Hold {
-                        volume.wait_at(Rc::clone(&filling) as Rc<dyn BlockDevice>);
-                    }
-                    Some(filling)
-                }
-            };
-            let image = moving.target.clone();
-            waiting.push(IncomingVolume { volume, store, leased: None, filling, image });
+            let store = lane.lane.left_store(&order).unwrap_or(disk);
+            arrivals.push((lane, order, store));
         }
-        Some(waiting)
-    }
-
-    fn drive_incoming(
-        self: &Rc<Self>,
-        (id, (from, remote)): (MigrationId, (Place, MigrationId)),
-        recorded: &MigrationState,
-        resumed: Resumed,
-        mut coming: Vec<IncomingVolume>,
-        moves: Moves,
-    ) -> Option<Ends> {
-        let subject = Subject::Migration(from, remote);
+        for (lane, order, store) in &arrivals {
+            match lane.lane.prepare_arrival(order, store).await {
+                Ok(()) => {}
+                Err(Refused::StillWritten) => {
+                    self.world.say(|| format!("{}: {id}: an earlier way back still writes", self.place));
+                    return None;
+                }
+                Err(error) => self.world.violated("chronicle", || error.to_string()),
+            }
+        }
+        let reservoir = match self.manner.leaves_blocks() && takes_back.is_none() {
+            true => Some(self.way_to_reservoir(from, remote)?),
+            false => None,
+        };
         let channel = self.channel(from, subject)?;
-        let is_taken_back = self.left_in_place(recorded).is_some();
-        for (index, coming) in coming.iter().enumerate() {
-            channel
-                .service
-                .offer(Address::Replica(index as u32), Rc::clone(&coming.store) as Rc<dyn BlockDevice>);
-            let learner = Learner::new(&coming.volume);
-            channel.service.offer_learner(Address::Copies(index as u32), learner);
-            if let Some(filling) = &coming.filling {
-                channel.service.offer_filling(Address::Replica(index as u32), Rc::clone(filling));
+        let (mut group, mut first, mut driven) = (IncomingGroup::default(), None, None);
+        for (index, (lane, order, store)) in arrivals.into_iter().enumerate() {
+            let arriving = Arriving {
+                store,
+                leased: None,
+                reservoir: reservoir.clone(),
+                rpc: Rc::clone(&channel.channel),
+                service: Rc::clone(&channel.service),
+            };
+            if index == 0 {
+                first = Some((lane, order, arriving));
+                continue;
             }
-            // As in a lane: a waiting VM reads the arriving volume, but not an old image here.
-            let waits = coming.volume.gate().mode() == GateMode::Hold && !is_taken_back;
-            if moves == Moves::Vm && waits {
-                coming.volume.gate().set_mode(GateMode::ReadsOnly);
-            }
+            let role = IncomingRole::Joins(group.add(lane.volume().id(), order.image.clone()));
+            lane.lane.arrive(&order, arriving, role).ok()?;
+            self.limit_waits(&lane);
         }
-        let (trial_max, service) = (self.manner.limits.mirror_wait_max, &channel.service);
-        // Other services stay: lost calls are repeated.
-        if is_taken_back {
-            self.came_by.replace(Some(Rc::clone(service)));
+        if let Some((lane, order, arriving)) = first {
+            lane.control.begins(None);
+            driven = lane.lane.arrive(&order, arriving, IncomingRole::Drives(group)).ok()?;
+            self.limit_waits(&lane);
         }
-        let mut group = IncomingGroup::default();
-        for coming in coming.split_off(1) {
-            let participation = group.add(coming.volume.id(), coming.image.clone());
-            let (handle, buffers) = (self.handle.clone(), self.buffers.clone());
-            self.handle.spawn(participation.follow(handle, buffers, coming, trial_max, Rc::clone(service)));
-        }
-        let plan = TargetPlan {
-            migration: id,
-            volumes: coming,
-            group,
-            trial_max,
-            service: Some(Rc::clone(service)),
-            moves,
-            patience: Some(SOURCE_PATIENCE),
-        };
-        let channel = Rc::clone(&channel.channel);
-        let post = Box::new(move |message| send(&channel, &Message::ToSource { migration: remote, message }));
-        let control: Rc<dyn Control> = HostControl::new(self, from);
-        let (handle, buffers) = (self.handle.clone(), &self.buffers);
-        let made = match resumed {
-            Resumed::No => Some(TargetDriver::new(handle, control, buffers, plan, post)),
-            Resumed::Yes => TargetDriver::resume(handle, control, buffers, plan, post, recorded),
-        };
-        let (driver, target) = made?;
-        self.with_serving(|serving| serving.target.replace(Some((subject, target))));
-        let (me, (ended, ends)) = (Rc::clone(self), oneshot::channel());
-        self.handle.spawn(async move {
-            let outcome = driver.run().await;
-            me.world.say(|| format!("{}: incoming {id} ended: {outcome:?}", me.place));
-            me.with_serving(|serving| serving.target.replace(None));
-            let _ = ended.send(Some(outcome));
+        let (ended, ends) = oneshot::channel();
+        self.with_serving(|serving| {
+            serving.target.replace(driven.map(|driver| (subject, driver)));
+            serving.ends.insert(id, ended);
         });
         Some(ends)
+    }
+
+    fn limit_waits(&self, lane: &SimLane) {
+        if let Some(filling) = lane.filling() {
+            filling.limit_waits(self.manner.wait_max);
+        }
+    }
+
+    /// Returns the lane that an arriving volume waits in, and its store; the lane of remaining clients, if there are any.
+    fn waiting_lane(
+        self: &Rc<Self>,
+        index: usize,
+        (stay, generation): (StayId, Generation),
+        recorded: &MigrationState,
+        resumed: Resumed,
+    ) -> (SimLane, Rc<SimDisk>) {
+        let moving = &recorded.volumes[index];
+        let path = moving.target.place.name();
+        let is_there = self.images.borrow().contains_key(path);
+        if resumed == Resumed::Yes && !is_there && recorded.stage != Stage::Copying {
+            self.world.violated("owner", || format!("{path} is gone, and {:?}", recorded.stage));
+        }
+        let disk = self.make_image(path, index);
+        disk.set_role(disk::Role::Target);
+        let lane = match self.lane(index) {
+            Some(lane) => {
+                self.chronicles.note_image(StayKey { volume: moving.volume, stay }, disk.look());
+                lane
+            }
+            None => {
+                let beginning = Beginning::Here(disk.clone());
+                self.begin_lane(index, (stay, generation), beginning, Some(disk.look()), Opening::Waiting)
+            }
+        };
+        disk.set_volume(lane.volume());
+        self.with_serving(|serving| serving.lanes[index] = Some(lane.clone()));
+        self.offer_to_clients(index);
+        (lane, disk)
+    }
+
+    /// Notes the end of a target's half.
+    pub(super) fn arrival_ended(&self, id: MigrationId, outcome: &Outcome) {
+        self.world.say(|| format!("{}: incoming {id} ended: {outcome:?}", self.place));
+        self.with_serving(|serving| serving.target.replace(None));
     }
 
     /// Checks lanes after an arrival: a lane that waited for a volume that did not arrive is dropped.
@@ -455,7 +416,7 @@ impl SimHost {
             let is_known =
                 state.volumes.contains_key(&moving.volume) || state.moved.contains_key(&moving.volume);
             if !is_known {
-                self.with_serving(|serving| serving.volumes[index] = None);
+                self.with_serving(|serving| serving.lanes[index] = None);
             }
         }
     }

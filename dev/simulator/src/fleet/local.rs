@@ -15,8 +15,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ::host::Work;
-use ::lane::Control as _;
-use futures_channel::oneshot;
 use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Record, Side};
 use migration::session::{MigrationSession, Role, Step, Undo};
 use migration::{CommitFault, Failure, MigrationId, Phase};
@@ -170,22 +168,14 @@ impl Work for LocalMigration {
 
 impl LocalMigration {
     fn begin(&mut self, recorded: Option<&MigrationState>) -> Result<(), Failure> {
-        let host = Rc::clone(&self.host);
-        let driver = host.drive_locally(self.id, &self.plan, &self.moving, recorded);
-        let driver = driver.ok_or_else(|| Failure {
-            code: FailureCode::Internal,
-            detail: "a volume is not served".to_owned(),
-        })?;
-        host.world.note("migration", self.id.0, self.moving.len() as u64);
-        host.entered_locally(self.id, Phase::Copying);
-        let (ending, ends) = oneshot::channel();
-        self.ends = Some(ends);
-        let handle = host.handle.clone();
-        handle.spawn(async move {
-            let outcome = driver.run().await;
-            host.local_driver_ended();
-            let _ = ending.send(Some(outcome));
-        });
+        let ends = self.host.drive_locally(self.id, &self.plan, &self.moving, recorded);
+        self.ends =
+            Some(ends.ok_or_else(|| Failure {
+                code: FailureCode::Internal,
+                detail: "no lane takes it".to_owned(),
+            })?);
+        self.host.world.note("migration", self.id.0, self.moving.len() as u64);
+        self.host.entered_locally(self.id, Phase::Copying);
         Ok(())
     }
 }

@@ -4,37 +4,29 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use ::host::Work;
-use block::{BlockDevice, Geometry, ZeroMode};
+use block::ZeroMode;
 use chronicle::{Generation, ReplicaOf, StayId};
 use futures_channel::oneshot;
-use futures_util::future::{Either, select};
-use lane::peer::head::Address;
-use lane::peer::{CallsOnly, PeerStore, RequestPriority, RpcChannel, Service};
-use lane::reservoir::Reservoir;
-use lane::resuming;
-use lane::{
-    Control, CopySettings, GivesWay, Home, OutgoingGroup, OutgoingVolume, Replica, Rest, SourceDriver,
-    SourcePlan, TargetContent,
-};
+use lane::peer::{CallsOnly, RpcChannel, Service};
+use lane::{Departing, Home, OutgoingGroup, OutgoingOrder, OutgoingRole, Rest, TargetContent, Volume};
 use migration::journal::{
     FailureCode, Forwarding, ImageLocation, MigratingVolume, MigrationState, Outcome, Record, Side, Stage,
 };
 use migration::message::ToTarget;
 use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
-use migration::source::{Moves, Peer};
+use migration::source::Moves;
 use migration::vm::cold::{Form, Purpose};
 use migration::wire::Message;
-use migration::{Attempt, Carried, CommitFault, Failure, HostId, MigrationId, Phase};
+use migration::{Attempt, CommitFault, Failure, HostId, MigrationId, Phase, VolumeIndex};
 
-use super::control::HostControl;
 use super::host::{SimHost, volume_id};
 use super::incoming::{Accepted, Taken};
 use super::link::Subject;
 use super::listener::send;
 use super::place::Place;
-use super::serving::{Channel, SourceHalf};
+use super::serving::SourceHalf;
 use super::session::{Ends, PATIENCE, driver_ends};
-use super::taking_back::{GOES_BACK, SetAside, goes_back};
+use super::taking_back::GOES_BACK;
 use super::vm_note::VmNote;
 use crate::disk;
 
@@ -302,6 +294,7 @@ impl SimHost {
         self.link_to(peer.place).is_some_and(|link| link.is_up())
     }
 
+    /// Has the lanes of the volumes drive the source's half; returns its end, or `None` if they do not.
     fn leave(
         self: &Rc<Self>,
         id: MigrationId,
@@ -313,83 +306,87 @@ impl SimHost {
         let known = state.migrations.get(&id)?;
         let peer = known.side.peer().map(|(peer, _)| Place::of(peer))?;
         let channel = self.channel(peer, Subject::Migration(self.place, id))?;
-        let mut volumes = self.leaving_volumes(known, recorded, accepted, peer, &channel)?;
-        let remembered: Vec<_> =
-            volumes.iter().map(|leaving| (Rc::clone(&leaving.volume), leaving.replica.known)).collect();
-        self.world.copies_by(self.strategy_of(known));
         let strategy = self.strategy_of(known);
-        let copying = CopySettings {
-            pacing: self.manner.pacing.clone(),
-            gives_way: GivesWay::default(),
-            limits: self.manner.limits,
-            strategy,
-        };
+        self.world.copies_by(strategy);
         let copies = recorded.is_none_or(|recorded| recorded.stage == Stage::Copying);
-        let (mut group, mut followers) = (OutgoingGroup::default(), Vec::new());
-        for leaving in volumes.split_off(1) {
-            let (id, generation) = (leaving.volume.id(), leaving.volume.generation());
-            let participation = group.add(id, generation, leaving.source_image.clone());
-            let copying = copies.then_some(&copying);
-            let (follower, follows) = participation.follow(&self.handle, &self.buffers, copying, leaving);
-            followers.push(follower);
-            self.handle.spawn(follows);
+        let (mut group, mut departures) = (OutgoingGroup::default(), Vec::new());
+        for (index, moving) in known.volumes.iter().enumerate() {
+            let lane = self.lane(index)?;
+            if self.with_serving(|serving| serving.source.borrow().is_some()) != Some(false) {
+                return None;
+            }
+            if let Some(disk) = self.images.borrow().get(moving.source.place.name()) {
+                disk.set_role(disk::Role::Source);
+            }
+            let volume = lane.volume();
+            let (content, known_there) =
+                self.target_of_departure(id, volume, recorded, accepted.get(index), peer);
+            let order = OutgoingOrder {
+                migration: id,
+                to: peer.host(),
+                source: moving.source.clone(),
+                keep_source: known.keep_source,
+                pacing: self.manner.pacing.clone(),
+                impact: None,
+                strategy,
+                content,
+                known: known_there,
+                zeroes: ZeroMode::MayUnmap,
+                shared: None,
+                switch_over_max: self.manner.limits.switch_over_max,
+                round_trip: Duration::ZERO,
+                moves,
+                rest: Rest::Resume,
+                recorded: recorded.cloned().map(Box::new),
+            };
+            let successor = match volume.home() {
+                Home::Elsewhere(owner) => owner,
+                Home::Here(_) => self.elsewhere(index, peer, id)?,
+            };
+            let participation =
+                (index > 0).then(|| group.add(volume.id(), volume.generation(), moving.source.clone()));
+            departures.push((lane, order, successor, participation));
         }
-        let plan = SourcePlan {
-            migration: id,
-            volumes,
-            group,
-            keep_source: known.keep_source,
-            copying,
-            switch_over_max: self.manner.limits.switch_over_max,
-            peer: Peer::OtherHost,
-            moves,
+        if strategy.leaves_blocks() {
+            self.offer_reservoirs(peer, id);
+        }
+        let mut followers = Vec::new();
+        for (lane, order, successor, participation) in departures.split_off(1) {
+            let role = OutgoingRole::Joins(participation?);
+            match lane.lane.depart(&order, &channel.channel, successor, role).ok()? {
+                Departing::Joins(follower) => followers.push(follower),
+                Departing::Drives(_) => return None,
+            }
+        }
+        let (lane, order, successor, _) = departures.pop()?;
+        lane.control.begins(None);
+        let role = OutgoingRole::Drives(group);
+        let Departing::Drives(driver) = lane.lane.depart(&order, &channel.channel, successor, role).ok()?
+        else {
+            return None;
         };
-        let (subject, channel) = (channel.subject, Rc::clone(&channel.channel));
-        let post = Box::new(move |message| send(&channel, &Message::ToTarget { migration: id, message }));
-        let (handle, buffers) = (self.handle.clone(), &self.buffers);
-        let control: Rc<dyn Control> = HostControl::new(self, self.place);
-        let made = match recorded {
-            None => Some(SourceDriver::new(handle, control, buffers, plan, post)),
-            Some(recorded) => SourceDriver::resume(handle, control, buffers, plan, post, recorded),
-        };
-        let (driver, source) = made?;
-        let (set_aside, is_set_aside) = oneshot::channel::<oneshot::Sender<SetAside>>();
-        let handle = source.clone();
-        let half = SourceHalf { subject, driver: source, followers, set_aside: Some(set_aside) };
-        self.with_serving(|serving| serving.source.replace(Some(half)));
+        let half = SourceHalf { subject: channel.subject, driver, followers };
+        let (ended, ends) = oneshot::channel();
+        self.with_serving(|serving| {
+            serving.source.replace(Some(half));
+            serving.ends.insert(id, ended);
+        });
         if copies {
             self.enter_copying();
         }
-        remembered.into_iter().for_each(|(volume, known)| self.remember(id, volume, known));
-        let (me, (ended, ends)) = (Rc::clone(self), oneshot::channel());
-        self.handle.spawn(async move {
-            let (outcome, asked) = match select(Box::pin(driver.run()), is_set_aside).await {
-                Either::Left((outcome, _)) => (Some(outcome), None),
-                // N.B. as in the lane: the driver may have learned at this very instant that nothing is missing.
-                Either::Right((Ok(asked), run)) if handle.phase() != Phase::Filling => {
-                    drop(asked);
-                    (Some(run.await), None)
-                }
-                Either::Right((Ok(asked), run)) => {
-                    drop(run);
-                    (None, Some(asked))
-                }
-                Either::Right((Err(_), run)) => (Some(run.await), None),
-            };
-            me.world.say(|| format!("{}: outgoing {id} ended: {outcome:?}", me.place));
-            me.world.note("migration ended", id.0, 0);
-            me.world.set_phase(None);
-            me.set_phase(None);
-            me.with_serving(|serving| serving.source.replace(None));
-            if let Some(fleet) = me.fleet() {
-                fleet.draw_kill_after_end(me.place);
-            }
-            match asked {
-                Some(asked) => drop(asked.send(SetAside::new(ended))),
-                None => drop(ended.send(outcome)),
-            }
-        });
         Some(ends)
+    }
+
+    /// Notes the end of a source's half; `None`: it was set aside.
+    pub(super) fn departure_ended(&self, id: MigrationId, outcome: Option<&Outcome>) {
+        self.world.say(|| format!("{}: outgoing {id} ended: {outcome:?}", self.place));
+        self.world.note("migration ended", id.0, 0);
+        self.world.set_phase(None);
+        self.set_phase(None);
+        self.with_serving(|serving| serving.source.replace(None));
+        if let Some(fleet) = self.fleet() {
+            fleet.draw_kill_after_end(self.place);
+        }
     }
 
     fn enter_copying(&self) {
@@ -400,105 +397,34 @@ impl SimHost {
         }
     }
 
-    fn leaving_volumes(
+    /// Returns what the target's store of a volume holds when the migration begins.
+    fn target_of_departure(
         &self,
-        known: &MigrationState,
+        id: MigrationId,
+        volume: &Volume,
         recorded: Option<&MigrationState>,
-        accepted: &[Accepted],
+        accepted: Option<&Accepted>,
         peer: Place,
-        channel: &Channel,
-    ) -> Option<Vec<OutgoingVolume>> {
-        let id = match channel.subject {
-            Subject::Migration(_, id) => id,
-            Subject::Clients(..) | Subject::Reservoir(..) => return None,
+    ) -> (TargetContent, Option<(ReplicaOf, Generation)>) {
+        let (content, replica) = match (recorded, accepted) {
+            // A target that was copied to before may hold anything.
+            (Some(_), _) | (None, None) => {
+                (TargetContent::Unknown, recorded.map(|_| (ReplicaOf::Migration(id.0), volume.generation())))
+            }
+            (None, Some(accepted)) => (accepted.content, accepted.replica_at(peer)),
         };
-        let mut leaving = Vec::new();
-        for (index, moving) in known.volumes.iter().enumerate() {
-            let volume = {
-                let serving = self.serving.borrow();
-                let serving = serving.as_ref()?;
-                if serving.source.borrow().is_some() {
-                    return None;
-                }
-                serving.volumes[index].clone()?
-            };
-            if let Some(disk) = self.images.borrow().get(moving.source.place.name()) {
-                disk.set_role(disk::Role::Source);
+        if let Some((of @ ReplicaOf::Host { .. }, generation)) = replica
+            && volume.chronicler().lacking(of, generation).is_some()
+        {
+            self.tally(super::tally::Event::IncrementalReturn);
+            if self.local.has_moved.get() {
+                self.tally(super::tally::Event::ReturnAfterWithin);
             }
-            let store = |priority| -> Rc<dyn BlockDevice> {
-                let address = Address::Replica(index as u32);
-                let geometry = Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
-                Rc::new(PeerStore::new(Rc::clone(&channel.channel), address, geometry, priority))
-            };
-            let (content, replica) = match (recorded, accepted.get(index)) {
-                // A target that was copied to before may hold anything.
-                (Some(_), _) | (None, None) => (
-                    TargetContent::Unknown,
-                    recorded.map(|_| (ReplicaOf::Migration(id.0), volume.generation())),
-                ),
-                (None, Some(accepted)) => (accepted.content, accepted.replica_at(peer)),
-            };
-            if let Some((of @ ReplicaOf::Host { .. }, generation)) = replica
-                && volume.chronicler().lacking(of, generation).is_some()
-            {
-                self.tally(super::tally::Event::IncrementalReturn);
-                if self.local.has_moved.get() {
-                    self.tally(super::tally::Event::ReturnAfterWithin);
-                }
-                if self.came_from(volume.chronicler().stay()) != Some(peer.host()) {
-                    self.tally(super::tally::Event::ReturnFromFurther);
-                }
+            if self.came_from(volume.chronicler().stay()) != Some(peer.host()) {
+                self.tally(super::tally::Event::ReturnFromFurther);
             }
-            let leaves_blocks = self.manner.leaves_blocks() && !goes_back(known);
-            let filling = self.filling_of(index);
-            let replica = Replica {
-                bulk: store(RequestPriority::Bulk),
-                mirrored: store(RequestPriority::Mirrored),
-                content,
-                known: replica,
-                carried: Carried::default(),
-                zeroes: ZeroMode::MayUnmap,
-                guests_there: None,
-                manifest: leaves_blocks.then(|| {
-                    let address = Address::Replica(index as u32);
-                    let geometry =
-                        Geometry { read_only: false, discards: true, ..self.manner.geometries[index] };
-                    let channel = Rc::clone(&channel.channel);
-                    Rc::new(PeerStore::new(channel, address, geometry, RequestPriority::Mirrored))
-                }),
-            };
-            let reservoir = match leaves_blocks {
-                true => self.with_serving(|serving| serving.reservoir_of(index)),
-                false => None,
-            };
-            // An open reservoir stays: the volume may be forwarded to its owner since.
-            if let Some(reservoir) = reservoir.as_ref().filter(|reservoir| reservoir.store_of(id).is_none()) {
-                reservoir.open(id, volume.store());
-            }
-            if let Some(reservoir) = &reservoir {
-                reservoir.rest(Rest::Resume);
-            }
-            let source_image = moving.source.clone();
-            let successor = match volume.home() {
-                Home::Elsewhere(owner) => Some(owner),
-                Home::Here(_) => self.elsewhere(index, peer, id),
-            };
-            let channel = Some(Rc::clone(&channel.channel));
-            let lease = None;
-            leaving.push(OutgoingVolume {
-                volume,
-                replica,
-                source_image,
-                successor,
-                channel,
-                to: Some(peer.host()),
-                lease,
-                reservoir,
-                filling,
-            });
         }
-        self.offer_reservoirs(peer, id, &leaving);
-        Some(leaving)
+        (content, replica)
     }
 
     fn came_from(&self, stay: StayId) -> Option<HostId> {
@@ -506,15 +432,10 @@ impl SimHost {
         self.journal().look(|state, _| Some(state.migrations.get(&MigrationId(id))?.side.peer()?.0))
     }
 
-    fn offer_reservoirs(&self, peer: Place, id: MigrationId, leaving: &[OutgoingVolume]) {
-        let reservoirs: Vec<_> = leaving.iter().filter_map(|leaving| leaving.reservoir.clone()).collect();
-        self.offer_reservoirs_of(peer, id, &reservoirs);
-    }
-
-    pub(super) fn offer_reservoirs_of(&self, peer: Place, id: MigrationId, reservoirs: &[Rc<Reservoir>]) {
+    /// Lets the target of a migration read the blocks that its volumes lack, if it does not already.
+    pub(super) fn offer_reservoirs(&self, peer: Place, id: MigrationId) {
         let subject = Subject::Reservoir(self.place, id);
-        let is_offered = self.with_serving(|serving| serving.reservoirs.contains_key(&subject));
-        if reservoirs.is_empty() || is_offered == Some(true) {
+        if self.with_serving(|serving| serving.reservoirs.contains_key(&subject)) != Some(false) {
             return;
         }
         let Some(link) = self.link_to(peer) else { return };
@@ -523,34 +444,13 @@ impl SimHost {
         line.is_known_to(peer);
         let Some((line, arrivals)) = line.open(self.place, self.guard(subject, peer)) else { return };
         let service = Service::new(self.handle.clone(), self.buffers.clone());
-        for (index, reservoir) in reservoirs.iter().enumerate() {
-            let store = reservoir.of(id, self.manner.geometries[index]);
-            let (geometry, handle) = (self.manner.geometries[index], self.handle.clone());
-            let background = reservoir.in_background(id, geometry, handle);
-            service.offer(Address::Reservoir(index as u32), store);
-            service.offer(Address::ReservoirInBackground(index as u32), background);
+        for (index, lane) in self.lanes().into_iter().enumerate() {
+            if let Some(lane) = lane {
+                lane.lane.offer_reservoir(&service, id, VolumeIndex(index as u32));
+            }
         }
         let channel = RpcChannel::new(line);
         self.handle.spawn(channel.run(arrivals, service, Rc::new(CallsOnly)));
         self.with_serving(|serving| serving.reservoirs.insert(subject, channel));
-    }
-
-    fn remember(
-        self: &Rc<Self>,
-        id: MigrationId,
-        volume: Rc<lane::Volume>,
-        known: Option<(ReplicaOf, Generation)>,
-    ) {
-        let (handle, me) = (self.handle.clone(), self.weak());
-        let subject = Subject::Migration(self.place, id);
-        let is_over = move || {
-            let host = me.upgrade();
-            let serving = host.as_ref().map(|host| host.serving.borrow());
-            let serving = serving.as_ref().and_then(|serving| serving.as_ref());
-            serving.is_none_or(|serving| serving.source_of(subject).is_none())
-        };
-        // The image at the host that the volume returns to stays, whatever the outcome.
-        let consumed = known.filter(|(of, _)| matches!(of, ReplicaOf::Host { .. }) && !self.lacks_blocks());
-        self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, consumed, is_over));
     }
 }

@@ -4,47 +4,40 @@ use std::cell::{Ref, RefCell};
 use std::collections::BTreeMap;
 use std::rc::{Rc, Weak};
 
-use block::filter::Aligner;
 use block::{BlockDevice, Geometry};
 use chronicle::Generation;
-use chronicle::StayId;
 use futures_channel::{mpsc, oneshot};
-use lane::filling::FillingStore;
 use lane::peer::{CallsOnly, PeerVolume, RpcChannel, Service};
-use lane::reservoir::Reservoir;
-use lane::stack::GateMode;
 use lane::{
-    Chronicler, ClientRequests, ClientSession, Home, Keeper, Keeping, Presence, SourceHandle,
-    SourceParticipantRef, TargetHandle, Volume,
+    ClientRequests, ClientSession, Opening, Presence, SourceHandle, SourceParticipantRef, TargetHandle,
 };
-use migration::journal::{MigrationState, Side, State};
+use migration::MigrationId;
+use migration::journal::{MigrationState, Outcome, Side, State};
 use migration::session::Event;
-use migration::stay::{Beginning, Look};
-use migration::{MigrationId, StayKey};
 
 use super::branch::Branch;
 use super::host::{SimHost, volume_id};
+use super::lanes::{Beginning, SimLane};
 use super::line::Ends;
 use super::link::{Link, Subject};
 use super::listener::MigrationListener;
 use super::local::LocalHalves;
 use super::place::Place;
-use super::taking_back::SetAside;
 use crate::guest::{Caller, Connection};
 use crate::probe::Probe;
 
 pub(super) struct Serving {
-    /// Volumes that are served here, arrive, or have ever left from here.
-    pub(super) volumes: Vec<Option<Rc<Volume>>>,
+    /// Lanes of volumes that are served here, arrive, or have ever left from here.
+    pub(super) lanes: Vec<Option<SimLane>>,
     /// Channels for clients that stayed at other hosts, and for local clients of other hosts' volumes.
     clients: BTreeMap<Subject, (Rc<RpcChannel>, Rc<Service>, Place)>,
     pub(super) reservoirs: BTreeMap<Subject, Rc<RpcChannel>>,
-    of_volumes: BTreeMap<usize, Rc<Reservoir>>,
-    pub(super) fillings: Vec<Weak<FillingStore>>,
     channels: BTreeMap<Subject, Rc<Channel>>,
     pub(super) source: RefCell<Option<SourceHalf>>,
     pub(super) target: RefCell<Option<(Subject, TargetHandle)>>,
     pub(super) local: RefCell<Option<LocalHalves>>,
+    /// What waits for the ends of migrations that lanes drive.
+    pub(super) ends: BTreeMap<MigrationId, oneshot::Sender<Option<Outcome>>>,
     pub(super) sessions: BTreeMap<u64, mpsc::UnboundedSender<Event>>,
     pub(super) sessions_begun: u64,
 }
@@ -60,8 +53,6 @@ pub(super) struct SourceHalf {
     pub(super) driver: SourceHandle,
     /// Volumes on lanes of their own.
     pub(super) followers: Vec<SourceParticipantRef>,
-    /// Ends the driver and leaves the migration; the asker gets what its session waits for.
-    pub(super) set_aside: Option<oneshot::Sender<oneshot::Sender<SetAside>>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -76,10 +67,6 @@ impl Serving {
         (source.subject == subject).then_some(source)
     }
 
-    pub(super) fn reservoir_of(&mut self, index: usize) -> Rc<Reservoir> {
-        Rc::clone(self.of_volumes.entry(index).or_default())
-    }
-
     pub(super) fn target_of(&self, subject: Subject) -> Option<TargetHandle> {
         let target = self.target.borrow();
         target.as_ref().filter(|(of, _)| *of == subject).map(|(_, driver)| driver.clone())
@@ -90,21 +77,20 @@ impl SimHost {
     pub(super) fn serve(self: &Rc<Self>, resumes: &[MigrationId]) {
         let state = self.journal().acknowledged();
         *self.serving.borrow_mut() = Some(Serving {
-            volumes: Vec::new(),
+            lanes: Vec::new(),
             clients: BTreeMap::new(),
             reservoirs: BTreeMap::new(),
-            of_volumes: BTreeMap::new(),
-            fillings: Vec::new(),
             channels: BTreeMap::new(),
             source: RefCell::default(),
             target: RefCell::default(),
             local: RefCell::default(),
+            ends: BTreeMap::new(),
             sessions: BTreeMap::new(),
             sessions_begun: 0,
         });
         let count = self.manner.block_sizes.len();
-        let volumes: Vec<_> = (0..count).map(|index| self.volume(&state, index)).collect();
-        self.with_serving(|serving| serving.volumes = volumes);
+        let lanes: Vec<_> = (0..count).map(|index| self.lane_of_state(&state, index)).collect();
+        self.with_serving(|serving| serving.lanes = lanes);
         for link in &self.links {
             let of_clients = |subject: &Subject| matches!(subject, Subject::Clients(..));
             let subjects = link.subjects().into_iter().filter(of_clients);
@@ -135,30 +121,30 @@ impl SimHost {
         self.serving.borrow_mut().as_mut().map(change)
     }
 
-    /// Returns the stack of a volume: its own; past the commit point, behind a closed gate; or at its owner.
-    fn volume(self: &Rc<Self>, state: &State, index: usize) -> Option<Rc<Volume>> {
+    /// Begins the lane of a volume: in its own store; past the commit point, behind a closed gate; or at its owner.
+    fn lane_of_state(self: &Rc<Self>, state: &State, index: usize) -> Option<SimLane> {
         let id = volume_id(index);
         let disk_of = |path: &str| self.images.borrow().get(path).cloned();
-        let (known, mode, disk) = match (state.volumes.get(&id), state.moved.get(&id)) {
-            (Some(known), _) => (known, GateMode::Open, disk_of(known.record.image.place.name())),
+        let (known, opening, disk) = match (state.volumes.get(&id), state.moved.get(&id)) {
+            (Some(known), _) => (known, Opening::Serving, disk_of(known.record.image.place.name())),
             (None, Some(moved)) => {
                 let is_released = state.unfinished().any(|(id, _)| id == moved.migration);
                 let path = moved.volume.record.image.place.name();
                 match is_released {
-                    true => (&moved.volume, GateMode::Hold, disk_of(path)),
-                    false => (&moved.volume, GateMode::Open, None),
+                    true => (&moved.volume, Opening::Waiting, disk_of(path)),
+                    false => (&moved.volume, Opening::Serving, None),
                 }
             }
             (None, None) => return None,
         };
-        let home = match (&disk, state.moved.get(&id)) {
+        let beginning = match (&disk, state.moved.get(&id)) {
             (Some(disk), _) if state.fillings.contains_key(&id) => {
-                Home::Here(self.reopen_filling(index, disk, &state.fillings[&id])?)
+                self.lacking(index, disk, &state.fillings[&id])?
             }
-            (Some(disk), _) => Home::Here(disk.clone()),
+            (Some(disk), _) => Beginning::Here(disk.clone()),
             // A source image that was retired before the recorded end is as useless as one before.
             (None, Some(moved)) => {
-                Home::Elsewhere(self.elsewhere(index, Place::of(moved.host), moved.migration)?)
+                Beginning::Elsewhere(self.elsewhere(index, Place::of(moved.host), moved.migration)?)
             }
             (None, None) => {
                 self.world.violated("owner", || format!("the image of volume {index} is gone"));
@@ -166,50 +152,20 @@ impl SimHost {
             }
         };
         let look = disk.as_ref().map(|disk| disk.look());
-        let volume = self.make_volume(index, known.stay, known.record.generation, home, look);
-        volume.gate().set_mode(mode);
+        let lane = self.begin_lane(index, (known.stay, known.record.generation), beginning, look, opening);
         if let Some(disk) = disk {
             // The disk needs it to know when its trial is over.
-            disk.set_volume(&volume);
+            disk.set_volume(lane.volume());
         }
-        Some(volume)
-    }
-
-    /// Makes a volume whose residency continues as far as its records can be trusted.
-    pub(super) fn make_volume(
-        &self,
-        index: usize,
-        stay: StayId,
-        generation: Generation,
-        home: Home,
-        look: Option<Look>,
-    ) -> Rc<Volume> {
-        let id = volume_id(index);
-        let key = StayKey { volume: id, stay };
-        let believed = look.and_then(|look| self.chronicles.open_stay(key, look));
-        let beginning = Beginning {
-            id: stay,
-            block_size: self.manner.block_size(self.place, index),
-            size_bytes: self.manner.geometries[index].size,
-            regions: self.manner.regions,
-        };
-        let keeper: Rc<dyn Keeper> = Rc::clone(&self.chronicles) as Rc<dyn Keeper>;
-        let wait_max = self.manner.limits.mirror_wait_max;
-        let keeping = Keeping { keeper, handle: self.handle.clone(), wait_max };
-        let chronicler = Chronicler::kept(id, beginning, believed, keeping);
-        let aligner = Aligner::new(self.buffers.clone(), self.handle.clone());
-        let volume = Volume::with_chronicler(id, chronicler, generation, home, aligner);
-        volume.fencing().begin(self.new_life());
-        volume.clients().are_at(self.place.host());
-        volume
+        Some(lane)
     }
 
     pub(super) fn offer_to_clients(&self, index: usize) {
         let serving = self.serving.borrow();
         let Some(serving) = &*serving else { return };
-        if let Some(volume) = &serving.volumes[index] {
+        if let Some(lane) = &serving.lanes[index] {
             for (_, service, peer) in serving.clients.values() {
-                service.offer_volume(Rc::clone(volume), peer.host());
+                service.offer_volume(Rc::clone(lane.volume()), peer.host());
             }
         }
     }
@@ -244,8 +200,8 @@ impl SimHost {
         self.handle.spawn(channel.run(arrivals, Rc::clone(&service), Rc::new(CallsOnly)));
         self.with_serving(|serving| {
             let peer = link.beyond(self.place);
-            let volumes = serving.volumes.iter().flatten();
-            volumes.for_each(|volume| service.offer_volume(Rc::clone(volume), peer.host()));
+            let lanes = serving.lanes.iter().flatten();
+            lanes.for_each(|lane| service.offer_volume(Rc::clone(lane.volume()), peer.host()));
             serving.clients.insert(subject, (Rc::clone(&channel), service, peer));
         });
         Some(channel)
@@ -324,11 +280,7 @@ impl SimHost {
 
     pub(super) fn connect(&self, branch: &Branch) {
         for (index, guest) in branch.guests.iter().enumerate() {
-            let volume = {
-                let serving = self.serving.borrow();
-                serving.as_ref().and_then(|serving| serving.volumes[index].clone())
-            };
-            let Some(volume) = volume else {
+            let Some(volume) = self.volume(index) else {
                 self.world.violated("owner", || format!("{} knows nothing of volume {index}", self.place));
                 continue;
             };
@@ -351,13 +303,13 @@ impl SimHost {
             volumes.all(|id| state.moved.contains_key(&id) || rests && state.volumes.contains_key(&id))
         });
         let serving = self.serving.borrow();
-        let mut volumes = serving.iter().flat_map(|serving| &serving.volumes);
-        is_known && self.is_up() && serving.is_some() && volumes.all(Option::is_some)
+        let mut lanes = serving.iter().flat_map(|serving| &serving.lanes);
+        is_known && self.is_up() && serving.is_some() && lanes.all(Option::is_some)
     }
 
     /// Returns the path of an additional client; `None` if the volume is not known here.
     pub(super) fn way_of_client(&self, index: usize) -> Option<(Rc<dyn BlockDevice>, Rc<Caller>)> {
-        let volume = self.serving.borrow().as_ref().and_then(|serving| serving.volumes[index].clone())?;
+        let volume = self.volume(index)?;
         let caller = Rc::<Caller>::default();
         let presence = Rc::clone(&caller) as Rc<dyn Presence>;
         let requests = ClientRequests::new(Rc::clone(&volume), Rc::clone(&presence));
@@ -406,6 +358,13 @@ impl SimHost {
         let serving = self.serving.borrow();
         let target = serving.as_ref().map(|serving| serving.target.borrow());
         target.and_then(|target| target.as_ref().map(|(_, driver)| driver.cancel())).is_some()
+    }
+
+    /// Notes the end of a migration that lanes drove, for the session that waits for it.
+    pub(super) fn driver_ended(&self, id: MigrationId, outcome: Outcome) {
+        if let Some(ended) = self.with_serving(|serving| serving.ends.remove(&id)).flatten() {
+            let _ = ended.send(Some(outcome));
+        }
     }
 
     pub(super) fn weak(self: &Rc<Self>) -> Weak<Self> {

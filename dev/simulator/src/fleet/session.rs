@@ -185,6 +185,13 @@ impl SimHost {
         }
     }
 
+    /// Returns whether this host is the source of a migration to another one.
+    pub(super) fn sends(&self, id: MigrationId) -> bool {
+        self.journal().look(|state, _| {
+            state.migrations.get(&id).is_some_and(|known| matches!(known.side, Side::Outgoing { .. }))
+        })
+    }
+
     pub(super) fn perhaps_fails(&self, percent: u64, what: &str) -> Result<(), Failure> {
         match self.random.borrow_mut().percent(percent) {
             true => Err(Failure { code: FailureCode::Internal, detail: what.to_owned() }),

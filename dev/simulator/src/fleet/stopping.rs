@@ -9,12 +9,13 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use lane::stack::GateMode;
+use futures_util::future::join_all;
 use lane::{Home, Volume};
 use migration::StayKey;
 
 use super::Fleet;
 use super::host::{SimHost, volume_id};
+use super::lanes::SimLane;
 use super::link::Break;
 use super::place::Place;
 use super::tally::Event;
@@ -25,10 +26,8 @@ use crate::world::Stop;
 const LATEST: Duration = Duration::from_secs(5);
 /// The longest time that a data folder is full: longer than a guest's write may be held.
 const FULL_MAX: Duration = Duration::from_secs(3);
-/// How often a stop checks for requests in flight before it is abandoned …
-const DRAIN_LOOKS: u32 = 300;
-/// … and how long apart.
-const DRAIN_LOOK: Duration = Duration::from_millis(1);
+/// How long a stopped daemon waits for requests in flight, and again for a flush.
+const STOP_MAX: Duration = Duration::from_millis(300);
 /// The percentage of arrivals after which the daemon is soon stopped.
 const STOPPED_AFTER_ARRIVAL_PERCENT: u64 = 15;
 /// The percentage of ended migrations, of any outcome, after which the source's daemon is soon killed …
@@ -147,8 +146,8 @@ impl Fleet {
                 if fleet.random.borrow_mut().percent(CHANGED_PERCENT) {
                     fleet.change_an_image(&host);
                 }
-                fleet.crash(host.place, Stop::Kill);
             }
+            fleet.crash(host.place, Stop::Kill);
         });
     }
 
@@ -174,51 +173,29 @@ impl Fleet {
 }
 
 impl SimHost {
-    /// Closes all volumes as a stopped daemon does; returns whether it succeeded.
+    /// Ends all lanes as a stopped daemon does; returns whether all volumes here were closed. Nothing is served afterwards.
     pub(super) async fn close_in_order(&self) -> bool {
-        let closing = self.volumes_here();
-        let modes: Vec<_> = closing.iter().map(|(_, volume)| volume.gate().mode()).collect();
+        let closing = self.lanes_here();
         self.is_stopping.set(true);
-        closing.iter().for_each(|(_, volume)| volume.gate().set_mode(GateMode::Hold));
-        let is_drained = || closing.iter().all(|(_, volume)| volume.gate().in_flight() == 0);
-        for _ in 0..DRAIN_LOOKS {
-            if !is_drained() {
-                self.handle.sleep(DRAIN_LOOK).await;
-            }
-        }
-        let mut is_closed = is_drained();
-        if is_closed {
-            self.leave_copies().await;
-        }
-        for (index, volume) in &closing {
-            // One that has left meanwhile is its new owner's.
-            let is_owned = self.own_disk(*index).is_some();
-            if is_closed && is_owned && volume.store().flush().await.is_err() {
-                volume.chronicler().store_failed().await;
-                is_closed = false;
-            }
-            // On failure the marks remain.
-            let _ = volume.chronicler().close().await;
-        }
-        self.is_stopping.set(false);
-        if !is_closed {
-            closing.iter().zip(modes).for_each(|((_, volume), mode)| volume.gate().set_mode(mode));
-            return false;
-        }
+        let closed = join_all(closing.iter().map(|(_, lane)| lane.lane.close(STOP_MAX))).await;
         self.note_left_copies().await;
-        for (index, volume) in &closing {
+        let mut all_closed = true;
+        for ((index, lane), closed) in closing.iter().zip(closed) {
+            // One that has left meanwhile is its new owner's.
             if let Some((disk, _)) = self.own_disk(*index) {
-                self.chronicles.close_image(key_of(volume), disk.look());
+                all_closed &= closed.is_some();
+                if closed.is_some() {
+                    self.chronicles.close_image(key_of(lane.volume()), disk.look());
+                }
             }
         }
-        true
+        all_closed
     }
 
-    fn volumes_here(&self) -> Vec<(usize, Rc<Volume>)> {
-        let serving = self.serving.borrow();
-        let volumes = serving.iter().flat_map(|serving| serving.volumes.iter().enumerate());
-        let here = volumes.filter_map(|(index, volume)| Some((index, Rc::clone(volume.as_ref()?))));
-        here.filter(|(_, volume)| matches!(volume.home(), Home::Here(_))).collect()
+    fn lanes_here(&self) -> Vec<(usize, SimLane)> {
+        let lanes = self.lanes().into_iter().enumerate();
+        let here = lanes.filter_map(|(index, lane)| Some((index, lane?)));
+        here.filter(|(_, lane)| matches!(lane.volume().home(), Home::Here(_))).collect()
     }
 
     /// Returns the image of a volume of this host, and whether it would be trusted if the volume left it.
@@ -238,8 +215,7 @@ impl SimHost {
 
 impl SimHost {
     pub(super) fn key_of_volume(&self, index: usize) -> Option<StayKey> {
-        let serving = self.serving.borrow();
-        serving.as_ref()?.volumes.get(index)?.as_deref().map(key_of)
+        self.volume(index).map(|volume| key_of(&volume))
     }
 }
 

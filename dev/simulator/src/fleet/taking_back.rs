@@ -1,11 +1,9 @@
 //! Incomplete volumes return to the host that has the missing blocks, into the images that they left.
 
 use futures_channel::oneshot;
-use std::rc::Rc;
 
-use block::BlockDevice;
 use chronicle::Generation;
-use lane::filling::FillingStore;
+use lane::Aside;
 use migration::journal::{FailureCode, MigratingVolume, MigrationState, Outcome, Side, Stage};
 use migration::strategy::Strategy;
 use migration::{Failure, MigrationId, Phase, StayKey, VolumeId};
@@ -40,15 +38,6 @@ impl SimHost {
     /// Returns the strategy of a migration's volumes. Volumes that return to their missing blocks are copied completely.
     pub(super) fn strategy_of(&self, known: &MigrationState) -> Strategy {
         if goes_back(known) { self.manner.strategy_back } else { self.manner.strategy }
-    }
-
-    pub(super) fn filling_of(&self, index: usize) -> Option<Rc<FillingStore>> {
-        let filling = self.with_serving(|serving| serving.fillings.get(index)?.upgrade())?;
-        filling.filter(|filling| filling.lacks_blocks())
-    }
-
-    pub(super) fn lacks_blocks(&self) -> bool {
-        (0..self.manner.block_sizes.len()).any(|index| self.filling_of(index).is_some())
     }
 
     /// Returns the host to which incomplete volumes may return, if they have nothing else to do.
@@ -86,15 +75,22 @@ impl SimHost {
 
     pub(super) async fn set_aside(&self, left_by: MigrationId) -> Result<SetAside, Failure> {
         let gone = || Failure { code: FailureCode::Internal, detail: "it is over".to_owned() };
-        let (asked, given) = oneshot::channel();
-        let is_asked = self.with_serving(|serving| {
-            let mut source = serving.source.borrow_mut();
-            let half = source.as_mut().filter(|half| half.driver.migration() == left_by);
-            let half = half.filter(|half| half.driver.phase() == Phase::Filling)?;
-            half.set_aside.take()?.send(asked).ok()
+        let is_filling = self.with_serving(|serving| {
+            let source = serving.source.borrow();
+            let half = source.as_ref().filter(|half| half.driver.migration() == left_by);
+            half.is_some_and(|half| half.driver.phase() == Phase::Filling)
         });
-        is_asked.flatten().ok_or_else(gone)?;
-        given.await.map_err(|_| gone())
+        if is_filling != Some(true) {
+            return Err(gone());
+        }
+        for lane in self.lanes().into_iter().flatten() {
+            lane.lane.set_aside(left_by, Aside::Filling).await.map_err(|_| gone())?;
+        }
+        // N.B. the driver may have learned at this very instant that nothing is missing.
+        let session =
+            self.with_serving(|serving| serving.ends.remove(&left_by)).flatten().ok_or_else(gone)?;
+        self.departure_ended(left_by, None);
+        Ok(SetAside::new(session))
     }
 
     pub(super) async fn let_vm_come_again(&self) -> Result<(), Failure> {
@@ -133,16 +129,10 @@ impl SimHost {
         })
     }
 
-    pub(super) fn reopen_reservoirs(&self, peer: Place, left_by: MigrationId, coming: &MigrationState) {
+    pub(super) fn offer_reservoirs_again(&self, peer: Place, left_by: MigrationId, coming: &MigrationState) {
         if !matches!(coming.stage, Stage::Copying | Stage::Prepared(_)) {
             return;
         }
-        let reservoirs = coming.volumes.iter().enumerate().filter_map(|(index, moving)| {
-            let disk = self.images.borrow().get(moving.target.place.name()).cloned()?;
-            let reservoir = self.with_serving(|serving| serving.reservoir_of(index))?;
-            reservoir.reopen(left_by, disk as Rc<dyn BlockDevice>);
-            Some(reservoir)
-        });
-        self.offer_reservoirs_of(peer, left_by, &reservoirs.collect::<Vec<_>>());
+        self.offer_reservoirs(peer, left_by);
     }
 }

@@ -9,7 +9,6 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use block::BlockDevice as _;
-use lane::resuming;
 use migration::journal::{FailureCode, MigratingVolume, MigrationState, Side};
 use migration::session::{MigrationSession, Role};
 use migration::stay::{ImageRecord, copy};
@@ -86,9 +85,9 @@ impl SimHost {
         let recorded =
             recorded.ok_or_else(|| lost(FailureCode::Internal)("no journal knows of it".to_owned()))?;
         for (index, moving) in moving.iter().enumerate() {
-            let volume = self.with_serving(|serving| serving.volumes[index].clone()).flatten();
-            let volume =
-                volume.ok_or_else(|| lost(FailureCode::Internal)("a volume is not served".to_owned()))?;
+            let volume = self
+                .volume(index)
+                .ok_or_else(|| lost(FailureCode::Internal)("a volume is not served".to_owned()))?;
             let path = moving.target.place.name();
             let look = self.images.borrow().get(path).map(|disk| disk.look());
             let record = self.local.note_of(path);
@@ -118,19 +117,6 @@ impl SimHost {
         if let Some(disk) = self.images.borrow().get(path) {
             self.local.note(path, copy::in_use(disk.look(), self.chronicles.lives().run()));
         }
-    }
-
-    pub(in crate::fleet) async fn leave_copies(&self) {
-        let Some(id) = self.with_local(|halves| halves.id) else { return };
-        let volumes = self.with_serving(|serving| serving.volumes.clone()).unwrap_or_default();
-        for volume in volumes.iter().flatten() {
-            resuming::leave(&self.handle, volume, id).await;
-        }
-    }
-
-    /// Continues the copying: the daemon is not stopped after all.
-    pub(in crate::fleet) fn go_on_copying(&self) {
-        self.with_local(|halves| halves.driver.resume());
     }
 
     pub(in crate::fleet) async fn note_left_copies(&self) {
@@ -179,10 +165,8 @@ impl Fleet {
                 if touches && host.touch_a_copy(&mut fleet.random.borrow_mut()) {
                     fleet.tally(Tallied::CopyTouched);
                 }
-                fleet.crash(host.place, Stop::Kill);
-            } else {
-                host.go_on_copying();
             }
+            fleet.crash(host.place, Stop::Kill);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! The control plane of a migration's lanes within one host: work on images fails, hangs or takes long; messages between the
+//! What lanes order during a migration within one host: work on images fails, hangs or takes long; messages between the
 //! halves come late, twice or never.
 
 use std::cell::RefCell;
@@ -9,10 +9,10 @@ use std::time::Duration;
 
 use futures_channel::oneshot;
 use futures_util::future::select;
-use lane::{Control, ControlFault, LaneFuture, Report};
-use migration::journal::{ImageLocation, Record};
+use lane::{ControlFault, LaneFuture};
+use migration::Phase;
+use migration::journal::ImageLocation;
 use migration::recovery::Retirement;
-use migration::{CommitFault, MigrationId, Phase};
 
 use crate::faults::Fault;
 use crate::fleet::host::SimHost;
@@ -138,18 +138,13 @@ impl LocalControl {
     }
 }
 
-impl Control for LocalControl {
-    fn commit(&self, records: Vec<Record>) -> LaneFuture<Result<(), CommitFault>> {
-        match self.host.upgrade() {
-            Some(host) => {
-                host.perhaps_cancel_first(&records);
-                host.journal().commit(records)
-            }
-            None => Box::pin(std::future::ready(Err(CommitFault::Unknown))),
-        }
-    }
-
-    fn retire(&self, image: ImageLocation, retirement: Retirement) -> LaneFuture<Result<(), ControlFault>> {
+impl LocalControl {
+    /// See [`lane::Control::retire`].
+    pub(in crate::fleet) fn retire(
+        &self,
+        image: ImageLocation,
+        retirement: Retirement,
+    ) -> LaneFuture<Result<(), ControlFault>> {
         let faults = FileFaults { fails: Fault::SourceError, slow: Fault::SourceSlow, hangs: None };
         self.file_work("retire", image, faults, move |host, path| match retirement {
             Retirement::Delete => host.delete_image(path),
@@ -157,24 +152,14 @@ impl Control for LocalControl {
         })
     }
 
-    fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
+    /// See [`lane::Control::discard`].
+    pub(in crate::fleet) fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {
         let (fails, slow, hangs) = (Fault::TargetError, Fault::TargetSlow, Some(Fault::TargetHang));
         self.file_work("delete", image, FileFaults { fails, slow, hangs }, SimHost::delete_image)
     }
 
-    fn report(&self, report: Report) {
-        if let (Report::Progress { progress, .. }, Some(host)) = (report, self.host.upgrade()) {
-            host.progressed_locally(&progress);
-        }
-    }
-
-    fn entered(&self, migration: MigrationId, phase: Phase) {
-        if let Some(host) = self.host.upgrade() {
-            host.entered_locally(migration, phase);
-        }
-    }
-
-    fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
+    /// See [`lane::Control::carry`].
+    pub(in crate::fleet) fn carry(&self) -> Option<Vec<LaneFuture<()>>> {
         let mut random = self.random.borrow_mut();
         if !self.world.strikes(Fault::MessageMishap) {
             // On one host there is no journey; between two hosts it takes a moment.

@@ -1,12 +1,11 @@
-//! The lanes of a migration within one host: their plans, their reports, and their faults.
+//! The lanes of a migration within one host: their orders, their reports, and their faults.
 
 use std::rc::Rc;
 use std::time::Duration;
 
 use block::{BlockDevice, ZeroMode};
-use chronicle::ReplicaOf;
-use lane::resuming;
-use lane::{GivesWay, LocalDriver, Plan, PlannedVolume, SourceHandle, TargetContent};
+use futures_channel::oneshot;
+use lane::{MigrationOrder, Rest, ResumedMigration, SourceHandle, TargetContent};
 use migration::journal::{MigratingVolume, MigrationState};
 use migration::source::Moves;
 use migration::{Carried, MigrationId, Phase, Progress, VolumeIndex};
@@ -17,10 +16,10 @@ use crate::checker::progress::ProgressWatch;
 use crate::disk::{Role, SimDisk};
 use crate::faults::Fault;
 use crate::fleet::host::SimHost;
+use crate::fleet::session::Ends;
 use crate::scenario::MigrationPlan;
 
 pub(in crate::fleet) struct LocalHalves {
-    pub(super) id: MigrationId,
     pub(in crate::fleet) driver: SourceHandle,
     targets: Vec<Rc<SimDisk>>,
     phases: PhaseWatch,
@@ -28,78 +27,53 @@ pub(in crate::fleet) struct LocalHalves {
 }
 
 impl SimHost {
+    /// Has the lanes of the volumes drive a migration within this host; returns its end, or `None` if they do not.
     pub(super) fn drive_locally(
         self: &Rc<Self>,
         id: MigrationId,
         plan: &MigrationPlan,
         moving: &[MigratingVolume],
         recorded: Option<&MigrationState>,
-    ) -> Option<LocalDriver> {
-        let images = self.images.borrow();
-        let volumes = self.with_serving(|serving| serving.volumes.clone())?;
-        let (mut planned, mut targets, mut remembered) = (Vec::new(), Vec::new(), Vec::new());
-        for (volume, moving) in volumes.into_iter().zip(moving) {
-            let volume = volume?;
+    ) -> Option<Ends> {
+        let (mut orders, mut planned, mut targets, mut lanes) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        for (lane, moving) in self.lanes().into_iter().zip(moving) {
+            let lane = lane?;
+            let images = self.images.borrow();
             let source = images.get(moving.source.place.name())?;
             let target = images.get(moving.target.place.name())?;
             source.set_role(Role::Source);
             target.set_role(Role::Target);
-            target.set_volume(&volume);
+            target.set_volume(lane.volume());
+            let order = order_within(id, plan, moving, recorded);
+            let content = if recorded.is_some() { TargetContent::Unknown } else { TargetContent::Zero };
+            let device = Rc::clone(target) as Rc<dyn BlockDevice>;
+            planned.push(lane.lane.plan_within(&order, device, content, ZeroMode::MayUnmap).ok()?);
             targets.push(Rc::clone(target));
-            let known = recorded.map(|_| (ReplicaOf::Migration(id.0), volume.generation()));
-            remembered.push(Rc::clone(&volume));
-            planned.push(PlannedVolume {
-                volume,
-                target: Rc::clone(target) as Rc<dyn BlockDevice>,
-                target_content: if known.is_some() { TargetContent::Unknown } else { TargetContent::Zero },
-                zeroes: ZeroMode::MayUnmap,
-                known,
-                carried: Carried::default(),
-                source_image: moving.source.clone(),
-                target_image: moving.target.clone(),
-            });
+            orders.push(order);
+            lanes.push(lane);
         }
         self.world.copies_by(plan.strategy);
-        let plan_of_lane = Plan {
-            migration: id,
-            volumes: planned,
-            keep_source: plan.keep_source,
-            pacing: plan.pacing.clone(),
-            gives_way: GivesWay::default(),
-            limits: self.manner.limits,
-            strategy: plan.strategy,
-            moves: Moves::Volumes,
-        };
-        let control = LocalControl::new(self);
-        let handle = self.handle.clone();
-        let (driver, source) = match recorded {
-            None => LocalDriver::new(handle, control, &self.buffers, plan_of_lane),
-            Some(recorded) => {
-                LocalDriver::resume(handle, control, &self.buffers, plan_of_lane, recorded, Duration::ZERO)?
-            }
-        };
+        let (first, others) = lanes.split_first()?;
+        first.control.begins(Some(LocalControl::new(self)));
+        first.lane.begin_within(orders.first()?, planned).ok()?;
+        others.iter().for_each(|lane| lane.lane.take_part_within(id, &first.lane));
+        let driver = first.lane.driver()?;
         if let Some((delay, rate)) = plan.bandwidth_change {
-            let changed = source.clone();
+            let changed = driver.clone();
             self.world.clock.after(delay, move || changed.set_bandwidth(rate));
         }
         let (phases, progress) = (PhaseWatch::default(), ProgressWatch::default());
-        let halves = LocalHalves { id, driver: source, targets, phases, progress };
-        self.with_serving(|serving| serving.local.replace(Some(halves)));
-        remembered.into_iter().for_each(|volume| self.remember_copy(id, volume));
-        Some(driver)
+        let halves = LocalHalves { driver, targets, phases, progress };
+        let (ended, ends) = oneshot::channel();
+        self.with_serving(|serving| {
+            serving.local.replace(Some(halves));
+            serving.ends.insert(id, ended);
+        });
+        Some(ends)
     }
 
-    fn remember_copy(self: &Rc<Self>, id: MigrationId, volume: Rc<lane::Volume>) {
-        let me = self.weak();
-        let is_over = move || {
-            let made = me.upgrade().and_then(|host| host.with_local(|halves| halves.id));
-            made != Some(id)
-        };
-        let handle = self.handle.clone();
-        self.handle.spawn(resuming::remember(handle, volume, id, self.manner.rhythm, None, is_over));
-    }
-
-    pub(super) fn entered_locally(&self, id: MigrationId, phase: Phase) {
+    pub(in crate::fleet) fn entered_locally(&self, id: MigrationId, phase: Phase) {
         self.world.note("phase", id.0, phase as u64);
         self.world.say(|| format!("{}: {id} within: {phase}", self.place));
         self.world.set_phase(Some(phase));
@@ -116,14 +90,14 @@ impl SimHost {
         }
     }
 
-    pub(super) fn progressed_locally(&self, progress: &Progress) {
+    pub(in crate::fleet) fn progressed_locally(&self, progress: &Progress) {
         let now = self.world.now();
         if let Some(wrong) = self.with_local(|halves| halves.progress.report(now, progress)).flatten() {
             self.world.violated("progress", || wrong);
         }
     }
 
-    pub(super) fn local_driver_ended(&self) {
+    pub(in crate::fleet) fn local_driver_ended(&self) {
         self.with_serving(|serving| serving.local.replace(None));
         self.world.set_phase(None);
         self.set_phase(None);
@@ -143,5 +117,30 @@ impl SimHost {
 
     pub(in crate::fleet) fn with_local<T>(&self, look: impl FnOnce(&mut LocalHalves) -> T) -> Option<T> {
         self.serving.borrow().as_ref().and_then(|serving| serving.local.borrow_mut().as_mut().map(look))
+    }
+}
+
+fn order_within(
+    id: MigrationId,
+    plan: &MigrationPlan,
+    moving: &MigratingVolume,
+    recorded: Option<&MigrationState>,
+) -> MigrationOrder {
+    let resumed = recorded.map(|recorded| {
+        let (recorded, spent, carried) = (recorded.clone(), Duration::ZERO, Carried::default());
+        Box::new(ResumedMigration { recorded, spent, carried, rest: Rest::Resume })
+    });
+    MigrationOrder {
+        migration: id,
+        source: moving.source.clone(),
+        target: moving.target.clone(),
+        target_disk: pacer::Store::new(),
+        keep_source: plan.keep_source,
+        pacing: plan.pacing.clone(),
+        impact: None,
+        strategy: plan.strategy,
+        downtime_max: Duration::ZERO,
+        moves: Moves::Volumes,
+        resumed,
     }
 }
