@@ -82,6 +82,7 @@ impl SimHost {
             limits: self.manner.limits,
             rhythm: self.manner.rhythm,
             pacing: self.manner.pacing.clone(),
+            impact: None,
             disk: pacer::Store::new(),
             access: Access::ReadWrite,
             connections_max: None,

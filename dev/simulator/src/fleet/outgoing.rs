@@ -17,7 +17,7 @@ use migration::session::{MigrationSession, Role, Step, Undo, VmPlace};
 use migration::source::Moves;
 use migration::vm::cold::{Form, Purpose};
 use migration::wire::Message;
-use migration::{Attempt, CommitFault, Failure, HostId, MigrationId, Phase, VolumeIndex};
+use migration::{Attempt, Budget, CommitFault, Failure, HostId, MigrationId, Phase, VolumeIndex};
 
 use super::host::{SimHost, volume_id};
 use super::incoming::{Accepted, Taken};
@@ -326,8 +326,10 @@ impl SimHost {
                 to: peer.host(),
                 source: moving.source.clone(),
                 keep_source: known.keep_source,
+                budget: Budget::of(self.manner.pacing.bytes_per_second),
                 pacing: self.manner.pacing.clone(),
                 impact: None,
+                time_left: None,
                 strategy,
                 content,
                 known: known_there,

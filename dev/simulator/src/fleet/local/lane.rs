@@ -138,6 +138,7 @@ fn order_within(
         keep_source: plan.keep_source,
         pacing: plan.pacing.clone(),
         impact: None,
+        time_left: None,
         strategy: plan.strategy,
         downtime_max: Duration::ZERO,
         moves: Moves::Volumes,
