@@ -161,7 +161,7 @@ impl Control for LaneControl {
         let Some(host) = self.host.upgrade() else { return };
         match report {
             Report::Progress { progress, .. } if self.within().is_some() => {
-                host.progressed_locally(&progress)
+                host.progressed_locally(&progress);
             }
             Report::Progress { progress, .. } => {
                 let wrong = self.progress.borrow_mut().report(host.handle.now(), &progress);

@@ -35,7 +35,7 @@ impl SimHost {
             self.world.violated("presence", || format!("what volume {index} lacks is not what was promised"));
         }
         let rpc = self.way_to_reservoir(Place::of(filling.peer), filling.remote)?;
-        Some(Beginning::Lacking(FlushDebt::new(disk.clone()), rpc, missing))
+        Some(Beginning::Lacking(FlushDebt::new(disk.clone()), rpc, Box::new(missing)))
     }
 
     /// Returns the answer to a source that asks for completeness, if its volumes are incomplete here.

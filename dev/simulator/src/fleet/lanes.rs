@@ -31,7 +31,7 @@ pub(super) struct SimLane {
 pub(super) enum Beginning {
     Here(Rc<dyn BlockDevice>),
     /// In a store that lacks these blocks; they are read over the channel.
-    Lacking(Rc<FlushDebt>, Rc<RpcChannel>, UnitMap),
+    Lacking(Rc<FlushDebt>, Rc<RpcChannel>, Box<UnitMap>),
     Elsewhere(Rc<PeerVolume>),
 }
 
@@ -92,7 +92,7 @@ impl SimHost {
         let control = LaneControl::new(self);
         let surroundings = LaneSurroundings {
             handle: self.handle.clone(),
-            engine: NoFiles::new(&self.buffers),
+            engine: NoFiles::engine(&self.buffers),
             control: Rc::clone(&control) as Rc<dyn Control>,
         };
         let mut lacking = None;
@@ -100,7 +100,7 @@ impl SimHost {
             Beginning::Here(store) => Home::Here(store),
             Beginning::Lacking(store, rpc, missing) => {
                 let reservoir = (&rpc, VolumeIndex(index as u32));
-                let filling = Lane::reopen_filling(&surroundings, &settings, store, reservoir, missing);
+                let filling = Lane::reopen_filling(&surroundings, &settings, store, reservoir, *missing);
                 filling.limit_waits(self.manner.wait_max);
                 Home::Here(Rc::clone(lacking.insert(filling)) as Rc<dyn BlockDevice>)
             }

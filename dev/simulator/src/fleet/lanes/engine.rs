@@ -11,7 +11,7 @@ use block::{Buffer, BufferPool, ByteRange, Durability, IoError, IoFuture};
 pub(super) struct NoFiles(BufferPool);
 
 impl NoFiles {
-    pub(super) fn new(buffers: &BufferPool) -> Rc<dyn Engine> {
+    pub(super) fn engine(buffers: &BufferPool) -> Rc<dyn Engine> {
         Rc::new(Self(buffers.clone()))
     }
 }
