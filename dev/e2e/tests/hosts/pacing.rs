@@ -4,8 +4,9 @@ use anyhow::ensure;
 use api::{LimitedBy, MigrationState, Volume};
 use e2e::{guest, play_pair, until};
 
-const DISK_BYTES: u64 = 32 << 20;
-const FILL_BYTES: u64 = 16 << 20;
+const DISK_BYTES: u64 = 160 << 20;
+/// So much that it takes seconds, unless it does not give way.
+const FILL_BYTES: u64 = 128 << 20;
 
 #[test]
 fn a_copy_gives_way_to_a_guest_of_the_targets_store() {
@@ -30,7 +31,8 @@ fn a_copy_gives_way_to_a_guest_of_the_targets_store() {
         pair.alpha.sterna(["migration", "set", &begun.id, "--impact", "none"])?.success()?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Moved && ended.limited_by.is_none(), "{ended:?}");
-        pair.beta.check_place("a")?;
+        let there: Volume = pair.beta.ask(&["volume", "show", "v"])?;
+        ensure!(there.store.as_deref() == Some("a"), "{there:?}");
         guest::stop_and_verify(neighbour).map(drop)
     });
 }
