@@ -137,18 +137,19 @@ fn memory_goes_over_several_streams_there_and_home() {
 #[test]
 fn a_limit_binds_the_memory_and_the_disks_of_a_machine_together() {
     play_pair(|pair| {
-        let console = start(pair, FILL_BYTES, 24 << 20, 0)?;
+        // Memory that is written faster than the limit would never be sent.
+        let console = start(pair, FILL_BYTES, 0, 0)?;
         let ways = [(&pair.alpha, &pair.beta, "beta:a"), (&pair.beta, &pair.alpha, "alpha:a")];
         for (from, to, name) in ways {
             console.work_on(REQUESTS)?;
             let (began, before) = (Instant::now(), pair.link.carried_bytes());
-            let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name, "--bandwidth", "4MiB/s"])?;
+            let moved: Migration = from.ask(&["migrate", vm::NAME, "--to", name, "--bandwidth", "8MiB/s"])?;
             ensure!(moved.state == MigrationState::Moved, "{moved:?}");
             let (took, carried) = (began.elapsed(), pair.link.carried_bytes() - before);
             ensure!(carried >= MUCH_BYTES, "{carried} bytes prove nothing");
             // The whole link carries many times that. The guest's writes, and what goes while it stands still, have no limit.
             let rate = carried as f64 / took.as_secs_f64();
-            ensure!(rate < 2.0 * f64::from(4 << 20), "{carried} bytes in {took:?}");
+            ensure!(rate < 1.5 * f64::from(8 << 20), "{carried} bytes in {took:?}");
             vm::check_at(to, from)?;
         }
         console.work_on(REQUESTS)?;
