@@ -249,7 +249,8 @@ function askWhere(name, named, overview) {
 // Describes a dry run, as `sterna migrate --dry-run` does.
 function describe(plan) {
   const place = (location) => location ? location.store ?? location.image : "–";
-  const time = plan.seconds == null ? "" : `, about ${units.duration(plan.seconds)} at ${units.rate(plan.bytes_per_second)}`;
+  const seconds = plan.forecast?.seconds;
+  const time = seconds == null ? "" : `, about ${units.duration(seconds.middle)} (${units.duration(seconds.least)} to ${units.duration(seconds.most)})`;
   return [
     el("p", {}, el("b", {}, plan.can_begin ? `${plan.name} would move${plan.host ? " to " + plan.host : ""}.` : `${plan.name} would not move:`)),
     el("ul", {}, plan.refusals.map((refusal) => el("li", { class: "refusal" }, refusal.message))),

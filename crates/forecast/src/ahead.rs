@@ -18,14 +18,17 @@ use crate::load::Load;
 use crate::random::Random;
 use crate::writing::Written;
 
-/// The size of the volume that is run ahead.
-const MODEL_BYTES: f64 = (64 << 20) as f64;
+/// The largest volume that is run ahead, and the smallest that a larger one is made to.
+const MODEL_BYTES: f64 = (32 << 20) as f64;
+const MODEL_BYTES_MIN: f64 = (4 << 20) as f64;
+/// So many writes of the guest are expected in a run, at most: each costs as much as a chunk.
+const MODEL_WRITES: f64 = 1000.0;
 /// The least bytes of a chunk in the model.
 const CHUNK_BYTES_MIN: u64 = 32 << 10;
 /// The most writes of the guest that wait at a time: what waits longer is not written yet.
 const WRITES_MAX: usize = 32;
 /// A run that takes more steps than this does not end.
-const STEPS_MAX: u32 = 400_000;
+const STEPS_MAX: u32 = 60_000;
 /// The time that a source's disk takes for a write.
 const DISK_LATENCY: Duration = Duration::from_micros(200);
 /// The guest writes that are in flight to another host, at most.
@@ -63,6 +66,8 @@ pub struct Course {
     pub downtime: f64,
     /// Whether it ends.
     pub ends: bool,
+    /// The steps that running it ahead took.
+    pub(crate) steps: u32,
 }
 
 impl Question {
@@ -77,7 +82,7 @@ impl Question {
             seconds: disks.seconds + memory / bytes_per_second.max(1.0),
             bytes: disks.bytes + memory,
             downtime: disks.downtime + last_round,
-            ends: disks.ends,
+            ..disks
         }
     }
 }
@@ -143,11 +148,14 @@ enum End {
 
 impl<'a> Ahead<'a> {
     fn new(question: &Question, load: Load, bytes_per_second: f64, random: &'a mut Random) -> Self {
-        let factor = (question.held_bytes as f64 / MODEL_BYTES).max(1.0);
+        let held = question.held_bytes as f64;
+        let writes = load.bytes_per_second * (held / bytes_per_second) / load.write_bytes.max(1) as f64;
+        let smaller = (writes / MODEL_WRITES).min(held / MODEL_BYTES_MIN);
+        let factor = (held / MODEL_BYTES).max(smaller).max(1.0);
         let block = u64::from(BlockSize::MIN_BYTES);
         // Whole blocks, at least one.
         let whole = |bytes: f64| ((bytes / block as f64).ceil() as u64).max(1) * block;
-        let size_bytes = whole(question.held_bytes as f64 / factor);
+        let size_bytes = whole(held / factor);
         let usual = PacingSettings::default();
         let chunk_bytes = whole(usual.chunk_bytes as f64 / factor).max(CHUNK_BYTES_MIN);
         let round_trip = question.round_trip.unwrap_or_default();
@@ -200,13 +208,9 @@ impl<'a> Ahead<'a> {
     fn run(mut self) -> Course {
         self.write_later();
         self.drain();
-        for _ in 0..STEPS_MAX {
-            if self.end.is_some() {
-                break;
-            }
-            if !self.step() {
-                break;
-            }
+        let mut steps = 0;
+        while self.end.is_none() && steps < STEPS_MAX && self.step() {
+            steps += 1;
         }
         let left = self.copying.blocks_remaining() * u64::from(BlockSize::MIN_BYTES);
         let follows = if self.leaves_blocks { left as f64 } else { 0.0 };
@@ -217,6 +221,7 @@ impl<'a> Ahead<'a> {
             bytes: (self.carried as f64 + follows) * self.factor,
             downtime: held.as_secs_f64(),
             ends: self.end == Some(End::Synchronised),
+            steps,
         }
     }
 

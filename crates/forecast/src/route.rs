@@ -11,6 +11,9 @@ use crate::random::Random;
 const RUNS: u64 = 50;
 /// How many earlier migrations are remembered of one way: the latest.
 const SAMPLES_MAX: usize = 24;
+/// After this many steps in all there are no further runs, if there were some: people wait for the answer.
+const STEPS_MAX: u32 = 300_000;
+const RUNS_MIN: usize = 12;
 /// The part of runs below and above the range: eight of ten lie within it.
 const OUTSIDE: f64 = 0.1;
 /// The deviation of the natural logarithm of the time, where nothing has been learned: a factor of 1.5 both ways.
@@ -162,6 +165,10 @@ impl Route {
                 mean + deviation * random.normal()
             };
             courses.push(Course { seconds: (course.seconds + overhead) * off.exp(), ..course });
+            let steps: u32 = courses.iter().map(|course| course.steps).sum();
+            if steps > STEPS_MAX && courses.len() >= RUNS_MIN {
+                break;
+            }
         }
         let ended: Vec<&Course> = courses.iter().filter(|course| course.ends).collect();
         // Of migrations that never end, what they cost until they are given up.
