@@ -87,12 +87,16 @@ const RUN: [&str; 16] = [
 ];
 
 /// Blocks that are not run, by document and heading, with the reason.
-const NOT_RUN: [(&str, &str); 7] = [
+const NOT_RUN: [(&str, &str); 8] = [
     ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
     ("docs/hostile-input.md#Fuzzing", "it takes ten minutes a target, and a nightly compiler"),
     ("docs/observe.md#The page", "it opens a browser; e2e/tests/views"),
     ("docs/strategies.md#Guests first", "it needs a busy guest; e2e/tests/program/pacing.rs"),
+    (
+        "docs/strategies.md#When it begins, and when it is to end",
+        "it would wait until four; e2e/tests/program/queue.rs and pacing.rs",
+    ),
     ("docs/observe.md#What happens", "it waits for ever; e2e/tests/program/watch.rs"),
     ("docs/performance.md#", "benchmarks take hours; lab/tests/bench.rs runs short ones"),
 ];
