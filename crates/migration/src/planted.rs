@@ -32,6 +32,8 @@ pub enum Bug {
     OverlapsUnordered,
     /// 4: a chunk is sent while a value to it is still in flight.
     ChunkOvertakesValue,
+    /// 1: a target flushes for an attempt that is over, and holds the source's changes for it.
+    ConfirmedTooLate,
     /// 4: a volume changes hands while values are still in flight.
     ValuesInFlight,
     /// 5: a write into a hole ahead of the cursor does not join the missing set.
@@ -313,6 +315,7 @@ impl Bug {
         Self::TwoValuesInFlight,
         Self::OverlapsUnordered,
         Self::ChunkOvertakesValue,
+        Self::ConfirmedTooLate,
         Self::ValuesInFlight,
         Self::HoleAhead,
         Self::WritesInFlight,

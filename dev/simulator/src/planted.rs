@@ -89,6 +89,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
         | Bug::ColdVmKeptAfterAnswer
         | Bug::ColdVmNotAskedAgain
         | Bug::PromiseForgotten
+        | Bug::ConfirmedTooLate
         | Bug::TryNotCounted
         | Bug::PromiseOfAnotherIncarnation
         | Bug::AbortNotRecorded => 2,

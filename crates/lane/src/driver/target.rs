@@ -18,6 +18,7 @@ use futures_util::StreamExt;
 use futures_util::future::{Either, select};
 use migration::journal::{ImageLocation, MigrationState, Outcome, Promotion};
 use migration::message::{ToSource, ToTarget};
+use migration::planted::{Bug, broken};
 use migration::source::Moves;
 use migration::target::{FlushResult, TargetAction, TargetEvent, Wrote};
 use migration::{MigrationId, Target, VolumeIndex};
@@ -197,7 +198,11 @@ impl TargetDriver {
                     self.failing = Some((detail, gone.collect()));
                     self.order_all(TargetOrder::CloseAndCount);
                 }
-                Some(Heard::Confirmed(volume, order)) => self.order(volume, order),
+                Some(Heard::Confirmed(volume, order)) => {
+                    if self.is_wanted(volume, &order) || broken(Bug::ConfirmedTooLate) {
+                        self.order(volume, order);
+                    }
+                }
                 Some(Heard::Changes(volume, changes)) => self.changes_counted(now, volume, changes),
                 None => self.target.handle_timeout(now),
             }
@@ -280,6 +285,23 @@ impl TargetDriver {
                 }
             }
         });
+    }
+
+    /// Returns whether the target still waits for an order that took time to confirm.
+    ///
+    /// **N.B.** A flush for an attempt that is over would hold the source's changes, and nothing would let them go.
+    fn is_wanted(&self, volume: VolumeIndex, order: &TargetOrder) -> bool {
+        match order {
+            TargetOrder::Flush(attempt) | TargetOrder::FlushHollow(attempt, _) => {
+                self.target.is_flushing(*attempt)
+            }
+            TargetOrder::Start | TargetOrder::StartHollow => self.target.is_starting(volume),
+            TargetOrder::PromiseNothing
+            | TargetOrder::Open
+            | TargetOrder::Close
+            | TargetOrder::CloseAndCount
+            | TargetOrder::LeaveStore => true,
+        }
     }
 
     /// Lets the VM run. If it does not run, finds out whether it has written anything.

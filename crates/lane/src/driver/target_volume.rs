@@ -7,11 +7,11 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use block::{BlockDevice, BufferPool, Handle, IoError};
+use block::{BlockDevice, BufferPool, Handle};
 use chronicle::Generation;
 use futures_channel::mpsc;
 use futures_util::StreamExt;
-use futures_util::future::{Either, select};
+use futures_util::future::{Either, OptionFuture, select};
 use migration::filling::Manifest;
 use migration::planted::{Bug, broken};
 use migration::target::{FlushResult, TargetEvent};
@@ -94,10 +94,12 @@ impl TargetVolume {
             TargetOrder::Flush(attempt) => {
                 self.hold_changes();
                 // N.B. This flush fails until the copying has learned of an earlier failed one.
-                let (store, leased) = (self.coming.store.ours(), self.coming.leased.clone());
+                let store = self.coming.store.ours();
+                let taken_back = self.coming.leased.as_ref().map(LeasedImage::promise);
                 self.answer_after(async move {
-                    let result = match take_back(leased).await {
-                        Ok(()) => flush(&store).await,
+                    let taken_back = OptionFuture::from(taken_back).await.transpose();
+                    let result = match taken_back {
+                        Ok(_) => flush(&store).await,
                         Err(error) => {
                             warn!(%error, "the target cannot become prepared: the source's host has not closed its image");
                             FlushResult::Failed
@@ -230,13 +232,6 @@ impl TargetVolume {
             let event = Heard::Target(task.await);
             let _ = events.unbounded_send(event);
         });
-    }
-}
-
-async fn take_back(leased: Option<Rc<LeasedImage>>) -> Result<(), IoError> {
-    match leased {
-        None => Ok(()),
-        Some(leased) => leased.promise().await.map(drop),
     }
 }
 

@@ -160,7 +160,7 @@ impl Service {
         self.ended.notify();
     }
 
-    /// Ignores the peer's messages from now on; resolves when all its calls have been answered.
+    /// Takes none of the peer's messages from this call on; the future resolves when all calls that were taken have been answered.
     pub async fn end(&self) {
         self.is_over.set(true);
         self.over.notify();
@@ -169,11 +169,14 @@ impl Service {
     }
 
     /// Returns the next item of `heard`, unless the service has ended.
+    ///
+    /// **N.B.** The end is looked at first: a busy peer has a next message ready at any time, and whoever ends the service counts
+    /// on no call beginning afterwards.
     pub(super) async fn unless_ended<T>(&self, heard: impl Future<Output = Option<T>>) -> Option<T> {
         let is_over = self.over.wait_for(|| self.is_over.get().then_some(()));
-        match select(pin!(heard), pin!(is_over)).await {
-            Either::Left((heard, _)) => heard,
-            Either::Right(_) => None,
+        match select(pin!(is_over), pin!(heard)).await {
+            Either::Left(_) => None,
+            Either::Right((heard, _)) => heard,
         }
     }
 
@@ -190,6 +193,11 @@ impl Service {
         let clients = ByHost::decode(said, peer).ok_or(IoError::Unsupported)?;
         ways.entry(address).or_insert_with(|| volume.clients().way(peer)).says(number, clients);
         Ok(Answered::Done)
+    }
+
+    /// Returns whether these are the calls of the peer's present process.
+    fn is_present(&self, calls: &Rc<Cell<usize>>) -> bool {
+        Rc::ptr_eq(calls, &*self.under_way.borrow())
     }
 
     fn left_behind(&self) -> Vec<Rc<Cell<usize>>> {
@@ -230,21 +238,23 @@ impl Service {
         if let Some(wanted) = wanted {
             wanted();
         }
-        self.ended.wait_for(|| (self.under_way.borrow().get() < CALLS_MAX).then_some(())).await;
+        // N.B. counted before the wait: a service that ends waits for each call that it has taken.
+        let under_way = UnderWay::begin(self);
+        self.ended.wait_for(|| (self.under_way.borrow().get() <= CALLS_MAX).then_some(())).await;
         let offered = self.offered(address);
         if offered.is_none() && !self.learners.borrow().contains_key(&address) {
             channel.answer(RequestPriority::Control, call, Err(IoError::Closed), Bytes::new());
             return;
         }
-        let under_way = Rc::clone(&*self.under_way.borrow());
         let volume = offered.and_then(|offered| offered.volume).map(|(volume, _)| volume);
         if let (Operation::Attach, Some(volume)) = (operation, &volume) {
             let (service, volume) = (Rc::clone(self), Rc::clone(volume));
             // N.B. does not count as a call, so that no call waits for it. It waits for changes of local clients, and those may
             // have to come back here by way of the peer.
+            let process = under_way.process();
             self.handle.spawn(async move {
                 let result = attach(&volume).await;
-                if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
+                if service.is_present(&process) {
                     channel.answer(RequestPriority::Control, call, result, Bytes::new());
                 }
             });
@@ -254,17 +264,17 @@ impl Service {
             let (service, volume) = (Rc::clone(self), Rc::clone(volume));
             let follower = self.follower(&volume, address, known);
             // N.B. does not count as a call: it is answered when the volume has grown, perhaps never.
+            let process = under_way.process();
             self.handle.spawn(async move {
                 let grown = service.unless_ended(async { Some(volume.larger_than(&follower).await) }).await;
                 if let Some(size) = grown
-                    && Rc::ptr_eq(&under_way, &*service.under_way.borrow())
+                    && service.is_present(&process)
                 {
                     channel.answer(RequestPriority::Control, call, Ok(Answered::Size(size)), Bytes::new());
                 }
             });
             return;
         }
-        under_way.set(under_way.get() + 1);
         let credit = match address {
             Address::Owner(_) => self.set_aside(payload.len(), credit),
             // N.B. guests' writes use the same credit, and wait for none of these chunks.
@@ -304,11 +314,11 @@ impl Service {
                 }
                 (Operation::Write { offset, durable }, Some(Offered { device, .. })) if chunks.is_some() => {
                     let write = (offset, durability(durable), payload);
-                    service.write_chunk(&device, chunks.as_ref(), &under_way, write).await
+                    service.write_chunk(&device, chunks.as_ref(), &under_way.calls, write).await
                 }
                 (_, Some(Offered { device, .. })) => {
                     let applied = service.apply(&device, operation, payload);
-                    service.unless_left_behind(address, &under_way, applied).await
+                    service.unless_left_behind(address, &under_way.calls, applied).await
                 }
             };
             // N.B. after the write: the credit paces the peer by the replica's store.
@@ -329,11 +339,10 @@ impl Service {
                 ) => RequestPriority::Bulk,
             };
             // N.B. a former process is not answered: its successor may have used the same number for its own call.
-            if Rc::ptr_eq(&under_way, &*service.under_way.borrow()) {
+            if service.is_present(&under_way.calls) {
                 channel.answer(priority, call, result, payload);
             }
-            under_way.set(under_way.get() - 1);
-            service.ended.notify();
+            drop(under_way);
         });
     }
 
@@ -348,7 +357,7 @@ impl Service {
         if !matches!(address, Address::Reservoir(_) | Address::ReservoirInBackground(_)) {
             return applied.await;
         }
-        let is_of_former = || (!Rc::ptr_eq(under_way, &*self.under_way.borrow())).then_some(());
+        let is_of_former = || (!self.is_present(under_way)).then_some(());
         match select(pin!(applied), pin!(self.ended.wait_for(is_of_former))).await {
             Either::Left((applied, _)) => applied,
             Either::Right(_) => Err(IoError::Closed),
@@ -367,7 +376,7 @@ impl Service {
         let (Some(chunks), true) = (chunks, payload.len() <= PAYLOAD_BYTES_MAX) else {
             return Err(IoError::Unsupported);
         };
-        let is_of_former = || !Rc::ptr_eq(under_way, &*self.under_way.borrow());
+        let is_of_former = || !self.is_present(under_way);
         let is_useless = || (is_of_former() || self.is_over.get()).then_some(());
         let mut start = 0;
         while start < payload.len() {
@@ -526,6 +535,33 @@ impl Service {
 fn keeps_promises() -> bool {
     let bugs = [Bug::PromiseNotWithdrawn, Bug::TryNotCounted, Bug::PromiseOfAnotherIncarnation];
     !bugs.into_iter().any(broken)
+}
+
+/// A call of the peer that was taken, until it is dropped.
+struct UnderWay {
+    service: Rc<Service>,
+    /// The calls of the same process of the peer.
+    calls: Rc<Cell<usize>>,
+}
+
+impl UnderWay {
+    fn begin(service: &Rc<Service>) -> Self {
+        let calls = Rc::clone(&*service.under_way.borrow());
+        calls.set(calls.get() + 1);
+        Self { service: Rc::clone(service), calls }
+    }
+
+    /// Returns the calls of the same process. This one no longer counts.
+    fn process(self) -> Rc<Cell<usize>> {
+        Rc::clone(&self.calls)
+    }
+}
+
+impl Drop for UnderWay {
+    fn drop(&mut self) {
+        self.calls.set(self.calls.get() - 1);
+        self.service.ended.notify();
+    }
 }
 
 enum Held {

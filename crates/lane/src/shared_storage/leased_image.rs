@@ -112,12 +112,17 @@ impl LeasedImage {
         })
     }
 
-    /// Returns the image, open and locked here. The source cannot lease it again before [`LeasedImage::promise_nothing`]. Waits
-    /// until the other host has closed it. Fails with [`IoError`]: the other host does not close it, or it cannot be opened.
-    pub(crate) async fn promise(&self) -> Result<Rc<dyn BlockDevice>, IoError> {
+    /// Returns the image, open and locked here. From this call on the source cannot lease it again, until
+    /// [`LeasedImage::promise_nothing`]. The future waits until the other host has closed it. Fails with [`IoError`]: the other
+    /// host does not close it, or it cannot be opened.
+    pub(crate) fn promise(
+        self: &Rc<Self>,
+    ) -> impl Future<Output = Result<Rc<dyn BlockDevice>, IoError>> + use<> {
+        // N.B. at once: the attempt may be over before the future is polled.
         self.promise.set(Promise::Given);
+        let image = Rc::clone(self);
         // After the end of the attempt nothing is taken: the source may be about to lease the image again.
-        self.take_while(|| self.promise.get() == Promise::Given).await
+        async move { image.take_while(|| image.promise.get() == Promise::Given).await }
     }
 
     pub(crate) fn promise_nothing(&self) {

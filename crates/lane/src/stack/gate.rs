@@ -37,6 +37,8 @@ pub enum GateMode {
 /// The gate of one volume.
 pub struct Gate {
     mode: Rc<Cell<GateMode>>,
+    /// Whether its lane ends: then no request is admitted in any mode.
+    has_ended: Cell<bool>,
     below: RefCell<Below>,
     /// The request counts of former stacks that are still in use.
     former: RefCell<Vec<Rc<Cell<usize>>>>,
@@ -76,6 +78,7 @@ impl Gate {
     pub fn new(below: Rc<dyn BlockDevice>) -> Self {
         Self {
             mode: Rc::default(),
+            has_ended: Cell::default(),
             below: RefCell::new(Below::here(below)),
             former: RefCell::default(),
             in_flight: Rc::default(),
@@ -94,6 +97,13 @@ impl Gate {
     pub fn set_mode(&self, mode: GateMode) {
         self.mode.set(mode);
         self.changed.notify();
+    }
+
+    /// Admits no request from now on. Those below the gate continue.
+    ///
+    /// **N.B.** A migration that goes on while its lane ends may still open the gate.
+    pub fn end(&self) {
+        self.has_ended.set(true);
     }
 
     /// Returns the number of requests below the gate.
@@ -211,6 +221,7 @@ impl Gate {
 
     fn admits(&self, access: Access) -> bool {
         match self.mode.get() {
+            _ if self.has_ended.get() => false,
             GateMode::Open => true,
             GateMode::ReadsOnly => access == Access::Read,
             GateMode::Hold => false,

@@ -51,6 +51,8 @@ impl Lane {
         if let Either::Right(_) = select(Box::pin(answered), self.handle.sleep(deadline)).await {
             warn!(volume = %self.settings.name, "requests of other hosts are still under way");
         }
+        // N.B. no request passes from here on: what the chronicle keeps below is to be all that was written.
+        self.volume.gate().end();
         self.leave_copy().await;
         let is_flushed = match self.volume.home() {
             Home::Here(store) => self.flush(&*store, deadline).await,

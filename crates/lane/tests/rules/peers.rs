@@ -467,9 +467,17 @@ fn messages_reach_the_other_end_and_garbage_harms_nobody() {
     });
 }
 
-#[test]
-fn what_comes_after_a_service_has_ended_finds_whoever_else_may_hear_it() {
-    play(|scene| async move {
+/// One end that hears what a test says to it, and what nobody has heard of that.
+struct End {
+    service: Rc<Service>,
+    heard: Rc<Heard>,
+    unheard: Arc<Mutex<Vec<Bytes>>>,
+    arrivals: mpsc::UnboundedSender<ChannelEvent>,
+    _rpc: Rc<RpcChannel>,
+}
+
+impl End {
+    fn new(handle: &Handle) -> Self {
         let (arrivals, receiver) = mpsc::unbounded();
         let unheard = Arc::new(Mutex::new(Vec::new()));
         let taken = Arc::clone(&unheard);
@@ -478,23 +486,44 @@ fn what_comes_after_a_service_has_ended_finds_whoever_else_may_hear_it() {
                 taken.lock().unwrap().push(payload);
             }
         });
-        let handle = scene.handle.clone();
         let wire = Wire { handle: handle.clone(), arrivals: arrivals.clone(), state: Rc::default() };
         let (rpc, heard) = (RpcChannel::new(Box::new(wire)), Rc::<Heard>::default());
         let service = Service::new(handle.clone(), BufferPool::new());
         handle.spawn(rpc.run(events, Rc::clone(&service), Rc::clone(&heard) as Rc<dyn Listener>));
+        Self { service, heard, unheard, arrivals, _rpc: rpc }
+    }
+
+    /// Says something; returns whether somebody seems to hear it.
+    fn say(&self, what: &'static [u8]) -> bool {
+        let (head, payload) = (Head::Message.encode(), Bytes::from_static(what));
+        self.arrivals.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) }).is_ok()
+    }
+}
+
+#[test]
+fn what_comes_after_a_service_has_ended_finds_whoever_else_may_hear_it() {
+    play(|scene| async move {
+        let (handle, end) = (scene.handle.clone(), End::new(&scene.handle));
+        assert!(end.say(b"before"));
         handle.sleep(Duration::from_millis(1)).await;
-        let say = |what: &'static [u8]| {
-            let (head, payload) = (Head::Message.encode(), Bytes::from_static(what));
-            arrivals.unbounded_send(ChannelEvent::Message { head, payload, credit: Box::new(()) })
-        };
-        say(b"before").unwrap();
+        assert_eq!(end.heard.0.borrow().len(), 1);
+        end.service.end().await;
         handle.sleep(Duration::from_millis(1)).await;
-        assert_eq!(heard.0.borrow().len(), 1);
-        service.end().await;
+        assert!(!end.say(b"COMMIT"), "somebody seems to hear it, and nobody does");
+        assert_eq!(end.heard.0.borrow().len(), 1);
+        assert!(end.unheard.lock().unwrap().is_empty());
+    });
+}
+
+#[test]
+fn a_service_takes_nothing_from_its_end_on_however_much_has_arrived() {
+    play(|scene| async move {
+        let (handle, end) = (scene.handle.clone(), End::new(&scene.handle));
         handle.sleep(Duration::from_millis(1)).await;
-        assert!(say(b"COMMIT").is_err(), "somebody seems to hear it, and nobody does");
-        assert_eq!(heard.0.borrow().len(), 1);
-        assert!(unheard.lock().unwrap().is_empty());
+        assert!(end.say(b"one") && end.say(b"two"));
+        end.service.end().await;
+        handle.sleep(Duration::from_millis(1)).await;
+        assert!(end.heard.0.borrow().is_empty(), "it was said that no call is under way");
+        assert_eq!(*end.unheard.lock().unwrap(), ["one", "two"]);
     });
 }

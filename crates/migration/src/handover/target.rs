@@ -373,6 +373,17 @@ impl Target {
         self.state == State::Receiving
     }
 
+    /// Returns whether the attempt waits for the flush of its target stores. Work for a flush takes time, and the attempt may be
+    /// over when it ends.
+    pub fn is_flushing(&self, attempt: Attempt) -> bool {
+        matches!(self.state, State::Flushing { attempt: flushing, .. } if flushing == attempt)
+    }
+
+    /// Returns whether a volume waits for its start.
+    pub fn is_starting(&self, volume: VolumeIndex) -> bool {
+        matches!(&self.state, State::Starting { left, .. } if left.contains(&volume))
+    }
+
     /// Returns whether nothing of the migration is left here.
     pub fn is_gone(&self) -> bool {
         matches!(self.state, State::Gone { .. })

@@ -18,6 +18,7 @@ impl Bug {
             Self::TwoValuesInFlight => "two-values-in-flight",
             Self::OverlapsUnordered => "overlaps-unordered",
             Self::ChunkOvertakesValue => "chunk-overtakes-value",
+            Self::ConfirmedTooLate => "confirmed-too-late",
             Self::ValuesInFlight => "values-in-flight",
             Self::HoleAhead => "hole-ahead",
             Self::WritesInFlight => "writes-in-flight",

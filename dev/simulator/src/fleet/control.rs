@@ -20,6 +20,9 @@ use super::vm::SimVm;
 use crate::checker::progress::ProgressWatch;
 
 const FILE_WORK: Duration = Duration::from_micros(300);
+/// How often a look at a target image takes long, and how long: the attempt that it was for may be over then.
+const LONG_LOOK_PERCENT: u64 = 6;
+const LONG_LOOK_MAX: Duration = Duration::from_millis(900);
 
 pub(super) struct LaneControl {
     host: Weak<SimHost>,
@@ -54,10 +57,19 @@ impl LaneControl {
         image: ImageLocation,
         work: impl FnOnce(&SimHost, &str) + 'static,
     ) -> LaneFuture<Result<(), ControlFault>> {
+        self.file_work_of(FILE_WORK, image, work)
+    }
+
+    fn file_work_of(
+        &self,
+        takes: Duration,
+        image: ImageLocation,
+        work: impl FnOnce(&SimHost, &str) + 'static,
+    ) -> LaneFuture<Result<(), ControlFault>> {
         let (done, dealt_with) = oneshot::channel();
         if let Some(host) = self.host.upgrade() {
             let (me, incarnation) = (Weak::clone(&self.host), self.incarnation);
-            host.world.clock.after(FILE_WORK, move || {
+            host.world.clock.after(takes, move || {
                 if let Some(host) = me.upgrade().filter(|host| host.incarnation() == incarnation) {
                     work(&host, image.place.name());
                     let _ = done.send(());
@@ -107,6 +119,16 @@ impl Control for LaneControl {
             Retirement::Delete => host.delete_image(path),
             Retirement::Keep => host.keep_image(path),
         })
+    }
+
+    fn confirm(&self, image: &ImageLocation) -> Option<LaneFuture<Result<(), ControlFault>>> {
+        let host = self.host.upgrade().filter(|_| self.within().is_none())?;
+        let mut random = host.random.borrow_mut();
+        let takes = match random.percent(LONG_LOOK_PERCENT) {
+            true => random.duration(FILE_WORK, LONG_LOOK_MAX),
+            false => FILE_WORK,
+        };
+        Some(self.file_work_of(takes, image.clone(), |_, _| {}))
     }
 
     fn discard(&self, image: ImageLocation) -> LaneFuture<Result<(), ControlFault>> {

@@ -177,7 +177,13 @@ impl SimHost {
     pub(super) async fn close_in_order(&self) -> bool {
         let closing = self.lanes_here();
         self.is_stopping.set(true);
+        let began = self.handle.now();
         let closed = join_all(closing.iter().map(|(_, lane)| lane.lane.close(STOP_MAX))).await;
+        let in_time = self.handle.now() < began + STOP_MAX;
+        if in_time && closing.iter().any(|(_, lane)| lane.volume().gate().in_flight() > 0) {
+            self.world
+                .violated("stopping", || "a lane has ended in order, and requests are under way".to_owned());
+        }
         self.note_left_copies().await;
         let mut all_closed = true;
         for ((index, lane), closed) in closing.iter().zip(closed) {

@@ -1,10 +1,9 @@
-//! The front end of simulated guests. They call their devices directly, so a closed gate stands for a server that takes no
-//! more requests.
+//! The front end of simulated guests. They call their devices directly, so a gate that has ended stands for a server that takes
+//! no more requests.
 
 use std::rc::Weak;
 use std::time::Duration;
 
-use lane::stack::GateMode;
 use lane::{ClientProcess, FrontEnd, LaneFuture, PassedConnection};
 
 use crate::fleet::host::SimHost;
@@ -38,7 +37,7 @@ impl FrontEnd for Guests {
         else {
             return Box::pin(std::future::ready(0));
         };
-        volume.gate().set_mode(GateMode::Hold);
+        volume.gate().end();
         Box::pin(async move {
             let until = host.now() + deadline;
             while volume.gate().in_flight() > 0 && host.now() < until {
