@@ -482,8 +482,8 @@ impl End {
         let unheard = Arc::new(Mutex::new(Vec::new()));
         let taken = Arc::clone(&unheard);
         let events = ChannelEvents::or_else(receiver, move |arrival| {
-            if let ChannelEvent::Message { payload, .. } = arrival {
-                taken.lock().unwrap().push(payload);
+            if let (ChannelEvent::Message { payload, .. }, Ok(mut unheard)) = (arrival, taken.lock()) {
+                unheard.push(payload);
             }
         });
         let wire = Wire { handle: handle.clone(), arrivals: arrivals.clone(), state: Rc::default() };
