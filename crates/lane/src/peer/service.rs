@@ -170,8 +170,8 @@ impl Service {
 
     /// Returns the next item of `heard`, unless the service has ended.
     ///
-    /// **N.B.** The end is looked at first: a busy peer has a next message ready at any time, and whoever ends the service counts
-    /// on no call beginning afterwards.
+    /// **N.B.** The end is looked at first: a busy peer has a next message ready at any time, and no call may begin after the
+    /// end.
     pub(super) async fn unless_ended<T>(&self, heard: impl Future<Output = Option<T>>) -> Option<T> {
         let is_over = self.over.wait_for(|| self.is_over.get().then_some(()));
         match select(pin!(is_over), pin!(heard)).await {
@@ -551,7 +551,7 @@ impl UnderWay {
         Self { service: Rc::clone(service), calls }
     }
 
-    /// Returns the calls of the same process. This one no longer counts.
+    /// Ends this call; returns the count of calls of the same process.
     fn process(self) -> Rc<Cell<usize>> {
         Rc::clone(&self.calls)
     }

@@ -101,7 +101,7 @@ impl Gate {
 
     /// Admits no request from now on. Those below the gate continue.
     ///
-    /// **N.B.** A migration that goes on while its lane ends may still open the gate.
+    /// **N.B.** A migration may still open the gate while its lane ends.
     pub fn end(&self) {
         self.has_ended.set(true);
     }
