@@ -15,12 +15,11 @@ const SEEDS_MAX: u64 = 10_000;
 
 /// Rules whose breach only shows after thousands of seeds, with the first such seed. That seed is tried first, to save time; if
 /// it shows nothing, all seeds are run.
-const NOTICED_LATE: [(Bug, u64); 5] = [
+const NOTICED_LATE: [(Bug, u64); 4] = [
     (Bug::PromiseNotWithdrawn, 4067),
     (Bug::FailedFlushForgotten, 3444),
     (Bug::EndNotRepeated, 4748),
     (Bug::NotedForgotten, 1502),
-    (Bug::ColdVmNotAskedAgain, 3321),
 ];
 
 /// The first seed that shows [`PacerBug::StuckIsIdle`].

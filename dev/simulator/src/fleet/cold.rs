@@ -31,6 +31,11 @@ impl SimHost {
         target: Place,
         purpose: Purpose,
     ) -> Result<(), String> {
+        if purpose == Purpose::Copying
+            && let Some(fleet) = self.fleet()
+        {
+            fleet.draw_kill_at_question(self.place);
+        }
         if !cold::is_asked(purpose) {
             return Ok(());
         }

@@ -35,6 +35,8 @@ const KILLED_AFTER_END_PERCENT: u64 = 30;
 /// … at the latest by one of these.
 const KILLED_WITHIN: [Duration; 3] =
     [Duration::from_millis(1), Duration::from_millis(20), Duration::from_millis(200)];
+/// The percentage of first questions whether a stopped VM is kept during which the source's daemon is killed.
+const KILLED_AT_QUESTION_PERCENT: u64 = 10;
 /// How many daemons are killed soon after they have durably forgotten a copy …
 const KILLS_AFTER_FORGETTING: [u32; 3] = [0, 1, 6];
 /// … at this percentage of such times.
@@ -91,6 +93,14 @@ impl Fleet {
     pub(super) fn draw_kill_after_end(self: &Rc<Self>, place: Place) {
         if self.random.borrow_mut().percent(KILLED_AFTER_END_PERCENT) {
             self.kill_soon(place, Event::KillAfterEnd);
+        }
+    }
+
+    /// Draws whether a daemon is killed soon after it begins to ask another host to keep a stopped VM: its next process continues
+    /// with the copying, and asks again only before the handover.
+    pub(super) fn draw_kill_at_question(self: &Rc<Self>, place: Place) {
+        if self.random.borrow_mut().percent(KILLED_AT_QUESTION_PERCENT) {
+            self.kill_soon(place, Event::KillAtQuestion);
         }
     }
 

@@ -26,6 +26,8 @@ pub(crate) enum Event {
     /// An idle daemon that has volumes was killed.
     KillAtRest,
     KillAfterEnd,
+    /// A daemon was killed as it asked another host to keep a stopped VM.
+    KillAtQuestion,
     /// A daemon was killed soon after it had durably forgotten a copy.
     KillAfterForgetting,
     OwnImageTouched,
@@ -55,13 +57,19 @@ pub(crate) enum Event {
     LateRead,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tally([u64; EVENTS]);
+
+impl Default for Tally {
+    fn default() -> Self {
+        Self([0; EVENTS])
+    }
+}
 
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 32] = [
+    const ALL: [Self; 33] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -76,6 +84,7 @@ impl Event {
         Self::StopInOrder,
         Self::KillAtRest,
         Self::KillAfterEnd,
+        Self::KillAtQuestion,
         Self::KillAfterForgetting,
         Self::OwnImageTouched,
         Self::FolderFull,
@@ -112,6 +121,7 @@ impl Event {
             Self::StopInOrder => "an owner's daemon is stopped in order",
             Self::KillAtRest => "an owner's daemon is killed at rest",
             Self::KillAfterEnd => "a source's daemon is killed after the end",
+            Self::KillAtQuestion => "a daemon is killed as it asks to keep a stopped VM",
             Self::KillAfterForgetting => "a daemon is killed as it forgets a copy",
             Self::OwnImageTouched => "its image is changed meanwhile",
             Self::FolderFull => "data folder full for a while",
