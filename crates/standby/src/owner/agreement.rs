@@ -1,0 +1,121 @@
+//! Agrees with the standby's host on what it has, and on who owns the group.
+
+use std::time::Duration;
+
+use chronicle::Epoch;
+
+use super::sending::Stream;
+use super::{Action, Phase, Replication};
+use crate::identity::Watermark;
+use crate::planted::{Bug, broken};
+use crate::wire::{Answer, RefusedBecause, StreamId, ToOwner, ToStandby};
+
+impl Replication {
+    /// Offers the group on a new stream. What an older one has carried without a seal is lost.
+    pub(super) fn offer(&mut self, id: StreamId) {
+        self.stream = Some(Stream::new(id));
+        let offer = ToStandby::Offer {
+            standby: self.record.standby,
+            generation: self.record.generation,
+            life: self.record.life,
+            acknowledged: self.record.acknowledged,
+        };
+        self.outbox.push(Action::Send(id, offer));
+    }
+
+    pub(super) fn receive(&mut self, now: Duration, id: StreamId, message: ToOwner) {
+        let Some(stream) = self.stream.as_mut().filter(|stream| stream.id == id) else { return };
+        match message {
+            ToOwner::Answer(answer) => self.agree(now, answer),
+            ToOwner::Ready { epoch } => {
+                self.ages.refused = None;
+                stream.ready(epoch);
+            }
+            ToOwner::Refused { reason } => {
+                stream.hold();
+                if reason == RefusedBecause::BaseMissing {
+                    stream.base = None;
+                }
+                let base = stream.base;
+                self.ages.refused = Some(reason);
+                if base.is_none() {
+                    self.lack_everything();
+                }
+                self.forget_sent(base);
+            }
+            ToOwner::Acknowledged { epoch } => self.confirm(epoch),
+        }
+    }
+
+    fn agree(&mut self, now: Duration, answer: Answer) {
+        match answer {
+            Answer::Receiving { watermark, sealed_through, has_point } => {
+                self.begin_serving();
+                self.ages.has_point = has_point;
+                match self.known(watermark) {
+                    Some(epoch) => {
+                        let base = epoch.max(sealed_through);
+                        self.confirm(epoch);
+                        self.agree_as_of(Some(base));
+                    }
+                    None => {
+                        self.lack_everything();
+                        self.agree_as_of(None);
+                    }
+                }
+                if self.epochs.frozen_len() == 0 && self.epochs.open_is_empty() {
+                    self.ages.as_of = Some(now);
+                }
+            }
+            Answer::Promoted | Answer::Consumed | Answer::Fenced if self.phase == Phase::Asking => {
+                self.phase = Phase::Replaced;
+            }
+            Answer::Promoted if broken(Bug::DivergedQuietly) => {}
+            Answer::Promoted | Answer::Fenced if self.phase == Phase::Serving => self.phase = Phase::Diverged,
+            // Unknown is never "no": nothing is served, and nothing is sent (law 37).
+            Answer::Promoted | Answer::Consumed | Answer::Fenced | Answer::Unsure => {}
+        }
+    }
+
+    /// Returns the epoch of a watermark if everything that was written since is known here.
+    fn known(&self, watermark: Option<Watermark>) -> Option<Epoch> {
+        let Watermark { standby, life, epoch } = watermark?;
+        let is_ours = standby == self.record.standby && life == self.record.life;
+        let is_in_range = self.record.acknowledged <= Some(epoch) && epoch <= self.record.numbered_through;
+        (is_ours && is_in_range).then_some(epoch)
+    }
+
+    /// Begins anew: the standby has nothing that is known here. Its points stay until it has everything.
+    fn lack_everything(&mut self) {
+        if let Some(oldest) = self.epochs.oldest() {
+            self.mix(oldest);
+        }
+        self.epochs.lacks_all();
+        self.ages.acknowledged = None;
+    }
+
+    fn agree_as_of(&mut self, base: Option<Epoch>) {
+        self.stream.iter_mut().for_each(|stream| stream.agree(base));
+        self.forget_sent(base);
+    }
+
+    /// Sends epochs again whose seals the standby does not have. One that cannot be sent again is a mixture.
+    fn forget_sent(&mut self, through: Option<Epoch>) {
+        if let Some(lossy) = self.epochs.begin_stream(through) {
+            self.mix(lossy);
+        }
+    }
+
+    /// Notes that the standby's image is durably as of an epoch.
+    fn confirm(&mut self, epoch: Epoch) {
+        if self.ages.acknowledged >= Some(epoch) {
+            return;
+        }
+        let (confirmed, cut_at) = self.epochs.confirm(epoch);
+        confirmed.into_iter().for_each(|epoch| self.outbox.push(Action::Release(epoch)));
+        self.ages.acknowledged = Some(epoch);
+        self.ages.has_point = true;
+        self.ages.as_of = cut_at.or(self.ages.as_of);
+        self.flush_before_forgetting(epoch);
+    }
+}

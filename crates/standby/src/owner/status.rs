@@ -1,0 +1,83 @@
+//! The state of a replication, as an administrator sees it.
+
+use std::time::Duration;
+
+use chronicle::Epoch;
+
+use super::{Pause, Phase, Replication};
+use crate::wire::RefusedBecause;
+
+/// The state of a replication.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The standby has never had everything.
+    Seeding,
+    /// The standby is younger than the `rpo`.
+    Current,
+    /// The standby is older than the `rpo`.
+    Behind(BehindBecause),
+    /// An administrator has paused it.
+    Paused,
+    /// The standby has lost its recovery points.
+    NoRecoveryPoint,
+    /// The standby was promoted, and the group is not served here.
+    Promoted,
+    /// The standby was promoted, and the group is served here as well. An administrator decides.
+    Diverged,
+}
+
+/// Why a standby is behind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BehindBecause {
+    /// Its host has not answered since this process began.
+    NoAnswer,
+    /// Its host takes no epoch.
+    Refused(RefusedBecause),
+    /// Blocks are still fetched after a handover.
+    Incomplete,
+    /// The link, or what it may use, is too slow for what guests write.
+    Slow,
+}
+
+/// How old the standby is, and why.
+#[derive(Debug, Default)]
+pub(super) struct Ages {
+    /// The cut that the standby has, or a later moment up to which nothing was written; `None`: not known.
+    pub(super) as_of: Option<Duration>,
+    /// The newest epoch that the standby has confirmed to this process.
+    pub(super) acknowledged: Option<Epoch>,
+    /// Whether it had a recovery point when it last told.
+    pub(super) has_point: bool,
+    /// Why it has refused the last epoch.
+    pub(super) refused: Option<RefusedBecause>,
+    told: Option<State>,
+}
+
+impl Ages {
+    /// Returns a state that was not told before.
+    pub(super) fn changed(&mut self, state: State) -> Option<State> {
+        (self.told != Some(state)).then(|| *self.told.insert(state))
+    }
+}
+
+impl Replication {
+    /// Returns the state.
+    pub fn state(&self, now: Duration) -> State {
+        let ages = &self.ages;
+        let is_old = ages.as_of.is_none_or(|as_of| now.saturating_sub(as_of) > self.settings.rpo);
+        let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::is_agreed);
+        let had_all = self.record.acknowledged.is_some() || ages.acknowledged.is_some();
+        match (self.phase, self.pause) {
+            (Phase::Replaced, _) => State::Promoted,
+            (Phase::Diverged, _) => State::Diverged,
+            (_, Pause::Ordered) => State::Paused,
+            _ if has_answered && !ages.has_point && had_all => State::NoRecoveryPoint,
+            _ if !had_all && !ages.has_point => State::Seeding,
+            _ if !is_old => State::Current,
+            (_, Pause::Filling) => State::Behind(BehindBecause::Incomplete),
+            _ if let Some(reason) = ages.refused => State::Behind(BehindBecause::Refused(reason)),
+            _ if has_answered => State::Behind(BehindBecause::Slow),
+            _ => State::Behind(BehindBecause::NoAnswer),
+        }
+    }
+}

@@ -1,0 +1,411 @@
+//! The side of the standby's host: it receives epochs, applies them, keeps recovery points, and is promoted.
+//!
+//! ```text
+//!   Begin ─► room? ─► Ready ─► spool ─Seal─► flushed ─► sealed ─► point kept ─► applied ─► image flushed ─► watermark ─► unlinked
+//!              │                              (all volumes)  (record)  (record)                              (record)
+//!              └ too large for the spool: a point is kept (record: torn), written in place, image flushed, watermark (record)
+//!
+//!   receiving ──promoted: redo complete (record)──► owned          receiving ──consumed (record)──► another migration's
+//! ```
+//! A restart applies each sealed spool again from its beginning, and drops what has no seal. So an interruption at any moment leaves
+//! the image as of a cut, or on the way to one that its spools complete, or a point (decision 0099).
+
+mod applying;
+mod points;
+mod promotion;
+mod receiving;
+
+use std::collections::{BTreeSet, VecDeque};
+use std::time::Duration;
+
+use chronicle::{BlockCount, BlockRange, Epoch, Generation};
+
+pub use promotion::{PromoteOrder, Refusal};
+
+use crate::identity::{LifeId, StandbyId, VolumeIndex, Watermark};
+use crate::outbox::Outbox;
+use crate::planted::{Bug, broken};
+use crate::record::{ImageState, KeptBy, Point, Sealed, Standing, StandbyRecord};
+use crate::retention::Keep;
+use crate::wire::{Content, StreamId, ToOwner, ToStandby};
+
+/// What the order and the host fix for one standby.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The number of blocks that its spools may occupy.
+    pub spool_blocks: u64,
+    /// The number of blocks that its points may occupy: its quota, less the host's reserve.
+    pub points_blocks: u64,
+    /// How its file system keeps points.
+    pub kept_by: KeptBy,
+    /// Which points are kept.
+    pub keep: Keep,
+}
+
+/// Where the records of a starting daemon come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Journal {
+    /// They are those of the daemon before.
+    Own,
+    /// They were restored from a backup. They give no right before both sides agree (case 21).
+    Restored,
+}
+
+/// Whether an image is as it was left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Image {
+    /// Only daemons have written to it, and these records know of it.
+    AsLeft,
+    /// Others may have changed it (case 20).
+    Touched,
+}
+
+/// What happens.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A message of an owner. A payload lies beside it until the actions are polled.
+    Received(StreamId, ToStandby),
+    /// The owner's host cannot be reached.
+    OwnerLost,
+    /// The spool of a volume is durable ([`Action::FlushSpool`]).
+    SpoolFlushed(VolumeIndex),
+    /// The point is kept ([`Action::KeepPoint`]).
+    PointKept,
+    /// The images have the sizes of the epoch that is written in place, or cannot have them.
+    Opened(Grown),
+    /// A sealed spool is applied, as far as the image's cache. `Grown::No`: nothing was applied.
+    Applied(Grown),
+    /// The images of all volumes are flushed.
+    ImageFlushed,
+    /// A point was copied into the image.
+    PointRestored,
+    /// The record of this number is durable.
+    Durable(u64),
+    /// Others have changed the image. It was seen before a stream was answered.
+    ImageTouched,
+    /// An administrator orders to promote the standby.
+    Promote(PromoteOrder),
+    /// A migration to this host uses the image.
+    Consume,
+    /// An administrator says that this is a standby, after a journal was restored.
+    Agreed,
+    /// A test of a point begins, and ends at a time at the latest.
+    TestBegins(Watermark, Duration),
+    /// The test has ended.
+    TestEnded,
+}
+
+/// Whether images have the sizes of an epoch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grown {
+    /// They have.
+    Yes,
+    /// Their store has no room for it.
+    No,
+}
+
+/// What is to be done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message to the owner.
+    Send(StreamId, ToOwner),
+    /// Append the extent that was just received to the volume's spool without a seal.
+    Spool(VolumeIndex, BlockRange, Content),
+    /// Write the extent that was just received into the volume's image.
+    WriteInPlace(VolumeIndex, BlockRange, Content),
+    /// Make a volume's spool without a seal durable, and report [`Event::SpoolFlushed`].
+    FlushSpool(VolumeIndex),
+    /// From now on the spools without a seal are those of this epoch.
+    NameSpools(Watermark),
+    /// Delete the spools without a seal.
+    DropUnsealed,
+    /// Keep the images of all volumes as a point, and report [`Event::PointKept`].
+    KeepPoint(Watermark, KeptBy),
+    /// Delete a point.
+    DropPoint(Watermark),
+    /// Copy a point into the images, sizes included, and report [`Event::PointRestored`].
+    RestorePoint(Watermark),
+    /// Grow the images to these sizes, so that an epoch can be written in place, and report [`Event::Opened`].
+    OpenInPlace(Vec<BlockCount>),
+    /// Grow the images to the sizes of a sealed epoch, write its spools into them in order, and report [`Event::Applied`].
+    Apply(Sealed),
+    /// Flush the images of all volumes, and report [`Event::ImageFlushed`].
+    FlushImage,
+    /// Delete the spools of a sealed epoch.
+    UnlinkSpool(Watermark),
+    /// Make a record durable, and report [`Event::Durable`].
+    MakeDurable(u64, StandbyRecord),
+    /// The group is owned here, as of this cut.
+    Own(Watermark),
+    /// The image belongs to the migration. It holds at least what this cut holds; `None`: nothing is known of it.
+    Consumed(Option<Watermark>),
+    /// An order is refused.
+    Refuse(Refusal),
+    /// Make a clone of a point for a test.
+    Clone(Watermark),
+    /// End the test and delete its clone.
+    EndTest,
+}
+
+/// What a restored journal permits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rights {
+    Full,
+    /// Nothing, before both sides agree. The image is as it was at the backup, or it is not.
+    None(Image),
+}
+
+/// An owner whose offer was answered.
+#[derive(Clone, Copy, Debug)]
+struct Owner {
+    stream: StreamId,
+    life: LifeId,
+    /// When it last said that the watermark is current, or when the watermark's seal arrived.
+    current_at: Duration,
+}
+
+/// An epoch that has no seal.
+#[derive(Clone, Debug)]
+struct Unsealed {
+    watermark: Watermark,
+    sizes: Vec<BlockCount>,
+    /// The number of blocks that were received.
+    blocks: u64,
+    stage: Stage,
+}
+
+/// How far an epoch without a seal is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Stage {
+    /// It will be written in place, as soon as a point is kept.
+    Announced,
+    /// It is received into the spool.
+    Spooled,
+    /// It is written in place.
+    InPlace,
+    /// Its seal has arrived. The spools of these volumes are not durable.
+    Sealing(BTreeSet<VolumeIndex>),
+}
+
+/// What is being done to the image. One thing at a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Work {
+    Idle,
+    /// A point is being kept before the oldest sealed epoch is applied, or before one is written in place.
+    KeepingPoint(Next),
+    /// The record with that point, or with the torn image, becomes durable.
+    RecordingPoint(Next, u64),
+    /// The images get the sizes of an epoch that is written in place.
+    Opening,
+    /// An epoch is written in place.
+    InPlace,
+    /// A sealed epoch is being applied.
+    Applying,
+    /// The images are being flushed as of an epoch.
+    Flushing(Sealed),
+    /// The watermark of an epoch becomes durable.
+    Recording(Sealed, u64),
+    /// A point is being copied into the image.
+    Restoring(Watermark),
+    /// What was copied is being flushed.
+    FlushingRestored(Watermark),
+    /// *Promoted*, or *consumed*, becomes durable.
+    Ending,
+    /// Nothing is done to the image any more.
+    Ended,
+}
+
+/// What follows once a point is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    Apply,
+    WriteInPlace,
+}
+
+/// An order that waits until the image is at rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    Promote(Option<Watermark>),
+    Consume,
+}
+
+/// The standby of a group of volumes.
+#[derive(Debug)]
+pub struct Standby {
+    settings: Settings,
+    record: StandbyRecord,
+    rights: Rights,
+    owner: Option<Owner>,
+    /// Whether the owner's host can be reached.
+    is_reachable: bool,
+    unsealed: Option<Unsealed>,
+    /// The record that has each seal of `record.sealed`.
+    seals: VecDeque<u64>,
+    work: Work,
+    /// Whether the image may hold a part of the oldest sealed epoch: no point of its watermark can be kept.
+    is_partly_applied: bool,
+    /// Whether the oldest sealed epoch waits for room to grow.
+    cannot_grow: bool,
+    order: Option<Order>,
+    /// The point that a test uses, and when the test ends.
+    test: Option<(Watermark, Duration)>,
+    /// The number of the last durable record.
+    durable: u64,
+    outbox: Outbox<Action>,
+}
+
+impl Standby {
+    /// Begins a standby with an empty image.
+    pub fn begin(settings: Settings, standby: StandbyId) -> Self {
+        let record = StandbyRecord {
+            standby,
+            generation: Generation(0),
+            standing: Standing::Receiving,
+            watermark: None,
+            arrived_ms: 0,
+            image: ImageState::Torn,
+            sealed: Vec::new(),
+            points: Vec::new(),
+        };
+        Self::restart(settings, record, Journal::Own, Image::AsLeft)
+    }
+
+    /// Continues from a record. Spools that it does not name, and points that it does not name, are dropped.
+    pub fn restart(settings: Settings, record: StandbyRecord, journal: Journal, image: Image) -> Self {
+        let rights = match journal {
+            Journal::Restored if !broken(Bug::RestoredStandbyReceives) => Rights::None(image),
+            Journal::Restored | Journal::Own => Rights::Full,
+        };
+        let work = if record.standing == Standing::Receiving { Work::Idle } else { Work::Ended };
+        let mut standby = Self {
+            seals: record.sealed.iter().map(|_| 0).collect(),
+            is_partly_applied: !record.sealed.is_empty(),
+            settings,
+            record,
+            rights,
+            owner: None,
+            is_reachable: false,
+            unsealed: None,
+            work,
+            cannot_grow: false,
+            order: None,
+            test: None,
+            durable: 0,
+            outbox: Outbox::new(),
+        };
+        standby.outbox.push(Action::DropUnsealed);
+        match standby.record.standing {
+            Standing::Promoted { at } => standby.outbox.push(Action::Own(at)),
+            Standing::Consumed => standby.outbox.push(Action::Consumed(standby.record.watermark)),
+            Standing::Receiving if rights == Rights::Full && image == Image::Touched => standby.touch(),
+            Standing::Receiving => {}
+        }
+        standby.go_on(Duration::ZERO);
+        standby
+    }
+
+    /// Returns the record as it was given out last.
+    pub fn record(&self) -> &StandbyRecord {
+        &self.record
+    }
+
+    /// Returns the next action.
+    pub fn poll_action(&mut self) -> Option<Action> {
+        self.outbox.pop()
+    }
+
+    /// Returns when [`Standby::handle_timeout`] is due, and the reason; `None`: it waits for no time.
+    pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
+        self.test.map(|(_, until)| (until, "the end of a test"))
+    }
+
+    /// Handles a deadline of [`Standby::poll_timeout`].
+    pub fn handle_timeout(&mut self, now: Duration) {
+        if self.test.is_some_and(|(_, until)| now >= until) {
+            self.end_test();
+        }
+        self.go_on(now);
+    }
+
+    /// Handles an event.
+    pub fn handle_event(&mut self, now: Duration, event: Event) {
+        match event {
+            Event::Received(stream, message) => {
+                self.is_reachable = true;
+                self.receive(now, stream, message);
+            }
+            Event::OwnerLost => self.is_reachable = false,
+            Event::SpoolFlushed(volume) => self.end_spool_flush(now, volume),
+            Event::PointKept => self.end_point(now),
+            Event::Opened(grown) => self.end_opening(grown),
+            Event::Applied(grown) => self.end_apply(grown),
+            Event::ImageFlushed => self.end_image_flush(),
+            Event::PointRestored => self.end_restoring(),
+            Event::Durable(sequence) => self.durable(sequence),
+            Event::ImageTouched => self.touch(),
+            Event::Promote(order) => self.promote(now, order),
+            Event::Consume => self.consume(),
+            Event::Agreed => self.agree_by_order(),
+            Event::TestBegins(point, until) => self.begin_test(point, until),
+            Event::TestEnded => self.end_test(),
+        }
+        self.go_on(now);
+    }
+
+    /// Begins what the image waits for.
+    fn go_on(&mut self, now: Duration) {
+        if self.work != Work::Idle || self.rights != Rights::Full {
+            return;
+        }
+        if !self.apply_next() && !self.open_in_place() {
+            self.carry_out_order(now);
+        }
+    }
+
+    fn make_durable(&mut self) -> u64 {
+        let number = self.outbox.next_record();
+        self.outbox.push(Action::MakeDurable(number, self.record.clone()));
+        number
+    }
+
+    /// Returns whether the image is a recovery point, or will be once its spools are applied.
+    fn image_is_point(&self) -> bool {
+        self.record.image == ImageState::AsOfWatermark && self.record.watermark.is_some()
+    }
+
+    fn has_point(&self) -> bool {
+        self.image_is_point() || !self.record.points.is_empty()
+    }
+
+    /// Forgets an epoch without a seal. What of it was written in place stays there, below a point.
+    fn drop_unsealed(&mut self) {
+        if self.unsealed.take().is_some() {
+            self.outbox.push(Action::DropUnsealed);
+            if self.work == Work::InPlace {
+                self.work = Work::Idle;
+            }
+        }
+    }
+
+    /// Notes that others have changed the image: it is no recovery point, and nothing can be applied to it but everything.
+    fn touch(&mut self) {
+        if broken(Bug::TouchedImageTrusted) || self.record.standing != Standing::Receiving {
+            return;
+        }
+        self.drop_unsealed();
+        for sealed in std::mem::take(&mut self.record.sealed) {
+            self.outbox.push(Action::UnlinkSpool(sealed.watermark));
+        }
+        self.seals.clear();
+        self.record.watermark = None;
+        self.record.image = ImageState::Torn;
+        self.record.points.retain(|point: &Point| point.kept_by == KeptBy::Reflink);
+        self.make_durable();
+    }
+
+    /// Returns the newest epoch of a life that is sealed.
+    fn sealed_through(&self, life: LifeId) -> Option<Epoch> {
+        let watermarks = self.record.sealed.iter().map(|sealed| sealed.watermark).chain(self.record.watermark);
+        watermarks.filter(|watermark| watermark.life == life).map(|watermark| watermark.epoch).max()
+    }
+}

@@ -1,0 +1,169 @@
+//! Ends a standby: by a promotion after the owner is lost, or by a migration that uses its image.
+
+use std::time::Duration;
+
+use super::{Action, Order, Rights, Stage, Standby, Work};
+use crate::identity::Watermark;
+use crate::planted::{Bug, broken};
+use crate::record::{ImageState, Standing};
+
+/// An order to promote a standby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PromoteOrder {
+    /// Whether the administrator says that the owner is lost (`--force`).
+    pub owner_is_lost: bool,
+    /// The greatest age that the administrator accepts (`--older-than-ok`).
+    pub age_max: Duration,
+    /// The point to promote; `None`: the newest.
+    pub point: Option<Watermark>,
+}
+
+/// Why an order is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The owner can be reached: migrate the group instead.
+    OwnerReachable,
+    /// The order must say that the owner is lost.
+    ForceNeeded,
+    /// The standby is this old. The order must name an age of at least that.
+    TooOld(Duration),
+    /// There is no recovery point.
+    NoRecoveryPoint,
+    /// There is no such point, or a test is under way.
+    NoSuchPoint,
+    /// The standby has ended, or is ending.
+    Ended,
+}
+
+impl Standby {
+    pub(super) fn promote(&mut self, now: Duration, order: PromoteOrder) {
+        if let Some(refusal) = self.refusal(now, order) {
+            return self.outbox.push(Action::Refuse(refusal));
+        }
+        // N.B. From here on nothing that arrives is taken, although that is not durable yet: the order is not answered either.
+        self.rights = Rights::Full;
+        let unsealed = self.unsealed.take_if(|unsealed| {
+            broken(Bug::UnsealedApplied) && matches!(unsealed.stage, Stage::Spooled)
+        });
+        self.end_receiving(Order::Promote(order.point));
+        if let Some(unsealed) = unsealed {
+            self.outbox.push(Action::NameSpools(unsealed.watermark));
+            self.record.sealed.push(unsealed.seal(now));
+            self.seals.push_back(0);
+        }
+        if broken(Bug::PromotedHalfApplied) && self.work == Work::Applying {
+            self.end_promotion_of(order.point);
+        }
+    }
+
+    fn refusal(&self, now: Duration, order: PromoteOrder) -> Option<Refusal> {
+        let arrived = Duration::from_millis(self.record.arrived_ms);
+        let current_at = self.owner.map_or(arrived, |owner| owner.current_at.max(arrived));
+        let age = now.saturating_sub(current_at);
+        let is_kept = |at: Watermark| self.record.points.iter().any(|point| point.watermark == at);
+        if self.is_ending() {
+            Some(Refusal::Ended)
+        } else if self.is_reachable && !broken(Bug::PromotedBesideOwner) {
+            Some(Refusal::OwnerReachable)
+        } else if !order.owner_is_lost {
+            Some(Refusal::ForceNeeded)
+        } else if !self.has_point() {
+            Some(Refusal::NoRecoveryPoint)
+        } else if order.point.is_some_and(|at| !is_kept(at)) {
+            Some(Refusal::NoSuchPoint)
+        } else if age > order.age_max && !broken(Bug::AgeNotNamed) {
+            Some(Refusal::TooOld(age))
+        } else {
+            None
+        }
+    }
+
+    fn is_ending(&self) -> bool {
+        self.order.is_some() || matches!(self.work, Work::Ending | Work::Ended)
+    }
+
+    /// Gives the image to a migration, once nothing is being applied.
+    pub(super) fn consume(&mut self) {
+        if self.is_ending() {
+            return self.outbox.push(Action::Refuse(Refusal::Ended));
+        }
+        self.end_receiving(Order::Consume);
+    }
+
+    fn end_receiving(&mut self, order: Order) {
+        self.drop_unsealed();
+        self.owner = None;
+        self.cannot_grow = false;
+        self.order = Some(order);
+    }
+
+    /// Carries an order out. The image is at rest.
+    pub(super) fn carry_out_order(&mut self, _: Duration) {
+        match self.order {
+            // A seal that is not durable yet is applied once it is.
+            _ if !self.record.sealed.is_empty() && self.order.is_some_and(|order| order != Order::Consume) => {}
+            Some(Order::Promote(point)) => self.end_promotion_of(point),
+            // N.B. One record ends the spools. What follows writes to the image (case 17).
+            Some(Order::Consume) => {
+                let spools = self.record.sealed.clone();
+                if !broken(Bug::ConsumedSpoolKept) {
+                    self.record.standing = Standing::Consumed;
+                    self.record.sealed.clear();
+                    self.seals.clear();
+                }
+                self.make_durable();
+                self.work = Work::Ending;
+                self.outbox.push_after_record(Action::Consumed(self.record.watermark));
+                if !broken(Bug::ConsumedSpoolKept) {
+                    for sealed in spools {
+                        self.outbox.push_after_record(Action::UnlinkSpool(sealed.watermark));
+                    }
+                }
+            }
+            None => {}
+        }
+    }
+
+    fn end_promotion_of(&mut self, point: Option<Watermark>) {
+        let newest = self.record.points.last().map(|point| point.watermark);
+        match point.or(newest.filter(|_| !self.image_is_point())) {
+            Some(at) => {
+                self.record.image = ImageState::Torn;
+                self.make_durable();
+                self.work = Work::Restoring(at);
+                self.outbox.push_after_record(Action::RestorePoint(at));
+            }
+            None => match self.record.watermark {
+                Some(at) => self.end_promotion(at),
+                None => {
+                    self.order = None;
+                    self.outbox.push(Action::Refuse(Refusal::NoRecoveryPoint));
+                }
+            },
+        }
+    }
+
+    pub(super) fn end_restoring(&mut self) {
+        if let Work::Restoring(at) = self.work {
+            self.work = Work::FlushingRestored(at);
+            self.outbox.push(Action::FlushImage);
+        }
+    }
+
+    /// Makes *promoted* durable. **N.B.** Only then is the group owned here (law 28).
+    pub(super) fn end_promotion(&mut self, at: Watermark) {
+        self.record.standing = Standing::Promoted { at };
+        self.record.image = ImageState::AsOfWatermark;
+        self.record.watermark = Some(at);
+        self.record.sealed.clear();
+        self.seals.clear();
+        self.work = Work::Ending;
+        if broken(Bug::OwnedBeforeDurable) {
+            self.outbox.push(Action::Own(at));
+            self.make_durable();
+        } else {
+            self.make_durable();
+            self.outbox.push_after_record(Action::Own(at));
+        }
+    }
+}

@@ -1,0 +1,190 @@
+//! Receives offers and epochs.
+
+use std::time::Duration;
+
+use chronicle::{BlockCount, BlockRange, Epoch, Generation};
+
+use super::{Action, Image, Owner, Rights, Stage, Standby, Unsealed, Work};
+use crate::identity::{LifeId, StandbyId, VolumeIndex, Watermark};
+use crate::planted::{Bug, broken};
+use crate::record::{Sealed, Standing};
+use crate::wire::{Answer, Content, RefusedBecause, StreamId, ToOwner, ToStandby};
+
+impl Standby {
+    pub(super) fn receive(&mut self, now: Duration, stream: StreamId, message: ToStandby) {
+        if let ToStandby::Offer { standby, generation, life, acknowledged } = message {
+            return self.answer(now, stream, standby, generation, life, acknowledged);
+        }
+        let is_owner = |owner: &&mut Owner| owner.stream == stream || broken(Bug::FenceNotChecked);
+        let Some(owner) = self.owner.as_mut().filter(is_owner) else { return };
+        let life = owner.life;
+        match message {
+            ToStandby::Offer { .. } => {}
+            ToStandby::StillCurrent => owner.current_at = now,
+            ToStandby::Begin { epoch, base, blocks, sizes } => {
+                let answer_to = owner.stream;
+                if let Some(answer) = self.announce(life, epoch, base, blocks, sizes) {
+                    self.outbox.push(Action::Send(answer_to, answer));
+                }
+            }
+            ToStandby::Extent { volume, blocks, content } => self.take_extent(volume, blocks, content),
+            ToStandby::Seal { epoch } => self.take_seal(now, epoch),
+        }
+    }
+
+    /// Answers an offer, once the fence is durable.
+    fn answer(
+        &mut self,
+        now: Duration,
+        stream: StreamId,
+        standby: StandbyId,
+        generation: Generation,
+        life: LifeId,
+        acknowledged: Option<Epoch>,
+    ) {
+        let is_ours = standby == self.record.standby;
+        let is_fenced = generation < self.record.generation && !broken(Bug::FenceNotChecked);
+        let is_ended = self.work == Work::Ended || self.work == Work::Ending || self.order.is_some();
+        let answer = match self.record.standing {
+            _ if !is_ours => Answer::Unsure,
+            Standing::Promoted { .. } if !broken(Bug::PromotedReceives) => Answer::Promoted,
+            Standing::Consumed => Answer::Consumed,
+            _ if is_fenced => Answer::Fenced,
+            // Which of both it becomes is not durable yet.
+            Standing::Receiving if is_ended => Answer::Unsure,
+            _ if !self.agree(life, acknowledged) => Answer::Unsure,
+            _ => {
+                self.drop_unsealed();
+                self.owner = Some(Owner { stream, life, current_at: Duration::from_millis(self.record.arrived_ms) });
+                if generation > self.record.generation {
+                    self.record.generation = generation;
+                    self.make_durable();
+                }
+                let watermark = self.record.watermark;
+                if self.work == Work::Ended {
+                    self.work = Work::Idle;
+                }
+                let sealed_through = self.sealed_through(life).unwrap_or_default();
+                Answer::Receiving { watermark, sealed_through, has_point: self.has_point() }
+            }
+        };
+        let _ = now;
+        self.outbox.push_after_record(Action::Send(stream, ToOwner::Answer(answer)));
+        self.outbox.durable(self.durable);
+    }
+
+    /// Returns whether the standby may receive. After a restored journal both sides must name the same watermark (case 21).
+    fn agree(&mut self, life: LifeId, acknowledged: Option<Epoch>) -> bool {
+        let Rights::None(image) = self.rights else { return true };
+        let is_same = self.record.watermark.is_some_and(|watermark| {
+            watermark.life == life && Some(watermark.epoch) == acknowledged
+        });
+        let agree = image == Image::AsLeft && is_same;
+        if agree {
+            self.rights = Rights::Full;
+            // Spools of the backup's time are gone, or were applied.
+            self.record.sealed.clear();
+            self.seals.clear();
+            self.make_durable();
+        }
+        agree
+    }
+
+    /// Gives a standby of a restored journal its rights. What its image holds is not known.
+    pub(super) fn agree_by_order(&mut self) {
+        if self.rights != Rights::Full {
+            self.rights = Rights::Full;
+            self.touch();
+        }
+    }
+
+    /// Takes an announcement; returns the answer, if there is one at once.
+    fn announce(
+        &mut self,
+        life: LifeId,
+        epoch: Epoch,
+        base: Option<Epoch>,
+        blocks: u64,
+        sizes: Vec<BlockCount>,
+    ) -> Option<ToOwner> {
+        let watermark = Watermark { standby: self.record.standby, life, epoch };
+        if self.cannot_grow {
+            // Each announcement is an occasion to try again.
+            self.cannot_grow = false;
+            return Some(ToOwner::Refused { reason: RefusedBecause::CannotGrow });
+        }
+        let newest = self.sealed_through(life);
+        if base.is_some() && (newest < base || newest >= Some(epoch)) {
+            self.drop_unsealed();
+            return Some(ToOwner::Refused { reason: RefusedBecause::BaseMissing });
+        }
+        let received = self.unsealed.as_ref().map_or(0, |unsealed| unsealed.blocks);
+        let sealed: u64 = self.record.sealed.iter().map(|sealed| sealed.blocks).sum();
+        let fits = sealed + received + blocks <= self.settings.spool_blocks;
+        let stage = match self.unsealed.take().map(|unsealed| unsealed.stage) {
+            Some(Stage::Spooled) if fits => Stage::Spooled,
+            Some(Stage::Spooled | Stage::Sealing(_)) => {
+                self.outbox.push(Action::DropUnsealed);
+                return Some(ToOwner::Refused { reason: RefusedBecause::NoSpace });
+            }
+            Some(stage @ (Stage::InPlace | Stage::Announced)) => stage,
+            None if fits => Stage::Spooled,
+            None => Stage::Announced,
+        };
+        let is_ready = matches!(stage, Stage::Spooled | Stage::InPlace);
+        self.unsealed = Some(Unsealed { watermark, sizes, blocks: received, stage });
+        is_ready.then_some(ToOwner::Ready { epoch })
+    }
+
+    fn take_extent(&mut self, volume: VolumeIndex, blocks: BlockRange, content: Content) {
+        let Some(unsealed) = &mut self.unsealed else { return };
+        // A range of zeroes needs no room.
+        let count = if content == Content::Zeroes { 1 } else { blocks.len() };
+        match unsealed.stage {
+            Stage::Spooled => self.outbox.push(Action::Spool(volume, blocks, content)),
+            Stage::InPlace => self.outbox.push(Action::WriteInPlace(volume, blocks, content)),
+            Stage::Announced | Stage::Sealing(_) => return,
+        }
+        unsealed.blocks += count;
+    }
+
+    fn take_seal(&mut self, now: Duration, epoch: Epoch) {
+        let Some(unsealed) = self.unsealed.as_mut().filter(|unsealed| unsealed.watermark.epoch == epoch) else {
+            return;
+        };
+        let volumes = (0..unsealed.sizes.len() as u16).map(VolumeIndex);
+        match unsealed.stage {
+            Stage::Spooled => {
+                self.outbox.push(Action::NameSpools(unsealed.watermark));
+                unsealed.stage = Stage::Sealing(volumes.clone().collect());
+                volumes.for_each(|volume| self.outbox.push(Action::FlushSpool(volume)));
+            }
+            Stage::InPlace => {
+                let sealed = self.unsealed.take().map(|unsealed| unsealed.seal(now));
+                self.outbox.push(Action::FlushImage);
+                self.work = sealed.map_or(Work::Idle, Work::Flushing);
+            }
+            Stage::Announced | Stage::Sealing(_) => {}
+        }
+    }
+
+    /// Seals the group's epoch once the spools of all its volumes are durable (case 10).
+    pub(super) fn end_spool_flush(&mut self, now: Duration, volume: VolumeIndex) {
+        let Some(Unsealed { stage: Stage::Sealing(waits), .. }) = &mut self.unsealed else { return };
+        waits.remove(&volume);
+        if !waits.is_empty() && !broken(Bug::VolumeSealsAlone) {
+            return;
+        }
+        self.record.sealed.extend(self.unsealed.take().map(|unsealed| unsealed.seal(now)));
+        let number = self.make_durable();
+        self.seals.push_back(number);
+    }
+}
+
+impl Unsealed {
+    pub(super) fn seal(self, now: Duration) -> Sealed {
+        let Self { watermark, sizes, blocks, .. } = self;
+        let arrived_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        Sealed { watermark, blocks, sizes, arrived_ms }
+    }
+}
