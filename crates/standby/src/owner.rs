@@ -153,8 +153,10 @@ pub enum Event {
     GatesClosed,
     /// All stores of the group are flushed ([`Action::FlushStores`]).
     StoresFlushed,
-    /// A flush of a store has failed, this machine's or a guest's: earlier writes may be lost (law 6).
+    /// [`Action::FlushStores`] has failed: earlier writes may be lost (law 6).
     FlushFailed,
+    /// Another flush of a store has failed, for example a guest's: earlier writes may be lost (law 6).
+    GuestFlushFailed,
     /// A stream begins. Both sides have a process that lives.
     StreamBegins(StreamId),
     /// A message of the standby's host.
@@ -443,7 +445,7 @@ impl Replication {
             }
             Event::GatesClosed => self.cut(now),
             Event::StoresFlushed => self.end_flush(),
-            Event::FlushFailed => self.fail_flush(),
+            Event::FlushFailed | Event::GuestFlushFailed => self.fail_flush(),
             Event::StreamBegins(stream) => self.offer(stream),
             Event::Received(stream, message) => self.receive(now, stream, message),
             Event::MaySend(blocks) => {

@@ -33,6 +33,8 @@ pub enum Refusal {
     NoSuchPoint,
     /// The standby has ended, or is ending.
     Ended,
+    /// The journal was restored. An administrator must say first that this is a standby ([`super::Event::Agreed`]).
+    Unsure,
 }
 
 impl Standby {
@@ -86,6 +88,9 @@ impl Standby {
     pub(super) fn consume(&mut self) {
         if self.is_ending() {
             return self.outbox.push(Action::Refuse(Refusal::Ended));
+        }
+        if self.rights != Rights::Full {
+            return self.outbox.push(Action::Refuse(Refusal::Unsure));
         }
         self.end_receiving(Order::Consume);
     }

@@ -45,6 +45,7 @@ impl Standby {
         let is_ours = standby == self.record.standby;
         let is_fenced = generation < self.record.generation && !broken(Bug::FenceNotChecked);
         let is_ended = self.work == Work::Ended || self.work == Work::Ending || self.order.is_some();
+        let agrees = self.agree(life, acknowledged);
         let answer = match self.record.standing {
             _ if !is_ours => Answer::Unsure,
             Standing::Promoted { .. } if !broken(Bug::PromotedReceives) => Answer::Promoted,
@@ -52,7 +53,7 @@ impl Standby {
             _ if is_fenced => Answer::Fenced,
             // Which of both it becomes is not durable yet.
             Standing::Receiving if is_ended => Answer::Unsure,
-            _ if !self.agree(life, acknowledged) => Answer::Unsure,
+            _ if !agrees => Answer::Unsure,
             _ => {
                 self.drop_unsealed();
                 self.owner = Some(Owner { stream, life, current_at: Duration::from_millis(self.record.arrived_ms) });
