@@ -1,7 +1,7 @@
 //! What one epoch of a group has to carry, and where its content is kept.
 //!
 //! ```text
-//!   written ─┬─ in the ring                     a block is in one of these
+//!   written ─┬─ in the ring                     a block is in one of these four sets
 //!            ├─ in the spool
 //!            └─ only on the disk ── overwritten: the epoch is a mixture, unless it was copied or sent before
 //!   zeroed ──── nowhere: a range says all
@@ -53,19 +53,21 @@ impl Room {
     }
 }
 
-/// What one epoch carries of one volume. Sets of blocks.
+/// What one epoch carries of one volume. Sets of blocks: no call walks the volume, except for those that say so.
 #[derive(Clone, Debug)]
 pub(crate) struct Content {
-    /// Blocks with content. Disjoint with `zeroed`.
-    written: LayeredBitmap,
-    /// Blocks that read as zeroes.
+    /// Blocks that read as zeroes. A block of the epoch is in exactly one of this set and the next three.
     zeroed: LayeredBitmap,
-    /// Blocks of `written` that the ring has.
+    /// Blocks that the ring has.
     ring: LayeredBitmap,
-    /// Blocks of `written` that the spool has. Disjoint with `ring`.
+    /// Blocks that the spool has.
     spool: LayeredBitmap,
-    /// Blocks that this stream has carried.
-    sent: LayeredBitmap,
+    /// Blocks that only the disk has.
+    disk: LayeredBitmap,
+    /// Blocks that this stream has not carried.
+    unsent: LayeredBitmap,
+    /// Blocks of `disk` that are in `unsent`: a write must not overwrite them.
+    exposed: LayeredBitmap,
     /// Blocks that were only on the disk, were sent, and were then overwritten: they cannot be sent again as of this epoch.
     lost: LayeredBitmap,
     pub(crate) size: BlockCount,
@@ -75,33 +77,34 @@ impl Content {
     pub(crate) fn new(size: BlockCount) -> Self {
         let empty = LayeredBitmap::new(size);
         Self {
-            written: empty.clone(),
             zeroed: empty.clone(),
             ring: empty.clone(),
             spool: empty.clone(),
-            sent: empty.clone(),
+            disk: empty.clone(),
+            unsent: empty.clone(),
+            exposed: empty.clone(),
             lost: empty,
             size,
         }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.written.is_empty() && self.zeroed.is_empty()
+        self.zeroed.is_empty() && self.ring.is_empty() && self.spool.is_empty() && self.disk.is_empty()
     }
 
     /// Returns the number of blocks that have not been sent.
     pub(crate) fn unsent(&self) -> u64 {
-        self.written.count() + self.zeroed.count() - self.sent.count()
+        self.unsent.count()
     }
 
     pub(crate) fn is_lossy(&self) -> bool {
         !self.lost.is_empty()
     }
 
-    /// Returns all blocks of the epoch.
+    /// Returns all blocks of the epoch. Walks its sets.
     pub(crate) fn blocks(&self) -> LayeredBitmap {
-        let mut all = self.written.clone();
-        all.union_with(&self.zeroed);
+        let mut all = self.disk.clone();
+        [&self.zeroed, &self.ring, &self.spool].into_iter().for_each(|set| all.union_with(set));
         all
     }
 
@@ -109,65 +112,66 @@ impl Content {
     pub(crate) fn change(&mut self, range: BlockRange, room: &mut Room) {
         room.give_back(Room { ring: self.ring.remove(range), spool: self.spool.remove(range) });
         self.zeroed.remove(range);
-        self.sent.remove(range);
-        self.written.insert(range);
+        [&mut self.disk, &mut self.unsent, &mut self.exposed].into_iter().for_each(|set| {
+            set.insert(range);
+        });
     }
 
     /// Notes that a range reads as zeroes.
     pub(crate) fn zero(&mut self, range: BlockRange, room: &mut Room) {
         self.change(range, room);
-        self.written.remove(range);
+        self.disk.remove(range);
+        self.exposed.remove(range);
         self.zeroed.insert(range);
     }
 
     /// Notes that the payload of a range is kept, in a place for which room was taken.
     pub(crate) fn keep(&mut self, range: BlockRange, place: Place) {
-        match place {
-            Place::Ring => self.ring.insert(range),
-            Place::Spool => self.spool.insert(range),
-            Place::Disk | Place::Zeroes => 0,
+        let kept = match place {
+            Place::Ring => &mut self.ring,
+            Place::Spool => &mut self.spool,
+            Place::Disk | Place::Zeroes => return,
         };
+        kept.insert(range);
+        self.disk.remove(range);
+        self.exposed.remove(range);
     }
 
     /// Returns the first run of the range that is only on the disk and was not sent.
     pub(crate) fn first_exposed(&self, range: BlockRange) -> Option<BlockRange> {
-        if self.written.count_in(range) == 0 {
-            return None;
-        }
-        let exposed = |block: &BlockIndex| self.is_on_disk(*block) && !self.sent.contains(*block);
-        let start = range.iter().find(exposed)?;
-        let length = BlockRange::new(start.0, range.end.0).iter().take_while(exposed).count();
-        Some(BlockRange::new(start.0, start.0 + length as u64))
+        first_in(&self.exposed, range)
     }
 
     /// Notes that the disk no longer has what this epoch has there.
     pub(crate) fn overwrite(&mut self, range: BlockRange) {
-        let mut gone = LayeredBitmap::new(self.size);
-        for run in self.written.runs().map(|run| run.intersect(&range)).filter(|run| !run.is_empty()) {
-            gone.insert(run);
+        let mut rest = range;
+        while let Some(run) = first_in(&self.disk, rest) {
+            self.lost.insert(run);
+            rest = BlockRange::new(run.end.0, range.end.0);
         }
-        gone.subtract(&self.ring);
-        gone.subtract(&self.spool);
-        self.lost.union_with(&gone);
     }
 
-    /// Takes over what an older epoch carries and this one does not. Returns the room that the older one does not need.
+    /// Takes over what an older epoch carries and this one does not. Returns the room that the older one does not need. Walks the
+    /// sets of both.
     pub(crate) fn absorb(&mut self, mut older: Self, room: &mut Room) {
         let newer = self.blocks();
-        for set in [&mut older.written, &mut older.zeroed, &mut older.sent] {
-            set.subtract(&newer);
-        }
         let (ring, spool) = (older.ring.count(), older.spool.count());
-        older.ring.subtract(&newer);
-        older.spool.subtract(&newer);
-        room.give_back(Room { ring: ring - older.ring.count(), spool: spool - older.spool.count() });
         // What is lost was overwritten later, so the newer epoch has it. Otherwise it is read from the disk once more.
-        older.sent.subtract(&older.lost);
-        self.written.union_with(&older.written);
-        self.zeroed.union_with(&older.zeroed);
-        self.ring.union_with(&older.ring);
-        self.spool.union_with(&older.spool);
-        self.sent.union_with(&older.sent);
+        older.unsent.union_with(&older.lost);
+        older.exposed.union_with(&older.lost);
+        let sets = [
+            (&mut self.zeroed, &mut older.zeroed),
+            (&mut self.ring, &mut older.ring),
+            (&mut self.spool, &mut older.spool),
+            (&mut self.disk, &mut older.disk),
+            (&mut self.unsent, &mut older.unsent),
+            (&mut self.exposed, &mut older.exposed),
+        ];
+        for (into, from) in sets {
+            from.subtract(&newer);
+            into.union_with(from);
+        }
+        room.give_back(Room { ring: ring - older.ring.count(), spool: spool - older.spool.count() });
     }
 
     /// Gives all room back.
@@ -177,48 +181,56 @@ impl Content {
 
     /// Returns the next run to send, up to `blocks_max` blocks that are kept in one place.
     pub(crate) fn next_unsent(&self, blocks_max: u64) -> Option<(BlockRange, Place)> {
-        let mut unsent = self.blocks();
-        unsent.subtract(&self.sent);
-        let run = unsent.next_run(BlockIndex(0), u64::MAX)?;
-        let place = self.place(run.start);
+        let run = self.unsent.next_run(BlockIndex(0), u64::MAX)?;
+        let (place, set) = self.place(run.start);
         // A range of zeroes is one message however long it is.
         let most = match place {
             Place::Zeroes if broken(Bug::DiscardsByBlock) => 1,
             Place::Zeroes => u64::MAX,
-            _ => blocks_max,
+            _ => blocks_max.max(1),
         };
-        let same = run.iter().take_while(|block| self.place(*block) == place);
-        let length = same.take(usize::try_from(most).unwrap_or(usize::MAX)).count() as u64;
-        (length > 0).then(|| (BlockRange::new(run.start.0, run.start.0 + length), place))
+        let same = set.next_run(run.start, most)?;
+        Some((same.intersect(&run), place))
     }
 
     pub(crate) fn mark_sent(&mut self, range: BlockRange) {
-        self.sent.insert(range);
+        self.unsent.remove(range);
+        self.exposed.remove(range);
     }
 
+    /// Notes that the blocks of the epoch in a range were not sent after all.
     pub(crate) fn mark_unsent(&mut self, range: BlockRange) {
-        self.sent.remove(range);
-    }
-
-    pub(crate) fn mark_all_unsent(&mut self) {
-        self.sent.clear();
-    }
-
-    fn place(&self, block: BlockIndex) -> Place {
-        if self.zeroed.contains(block) {
-            Place::Zeroes
-        } else if self.ring.contains(block) {
-            Place::Ring
-        } else if self.spool.contains(block) {
-            Place::Spool
-        } else {
-            Place::Disk
+        for set in [&self.zeroed, &self.ring, &self.spool, &self.disk] {
+            let mut rest = range;
+            while let Some(run) = first_in(set, rest) {
+                self.unsent.insert(run);
+                rest = BlockRange::new(run.end.0, range.end.0);
+            }
+        }
+        let mut rest = range;
+        while let Some(run) = first_in(&self.disk, rest) {
+            self.exposed.insert(run);
+            rest = BlockRange::new(run.end.0, range.end.0);
         }
     }
 
-    fn is_on_disk(&self, block: BlockIndex) -> bool {
-        self.written.contains(block) && self.place(block) == Place::Disk
+    /// Notes that a new stream begins. Walks the sets.
+    pub(crate) fn mark_all_unsent(&mut self) {
+        self.unsent = self.blocks();
+        self.exposed = self.disk.clone();
     }
+
+    /// Returns where a block of the epoch is kept, and the set of all that are kept there.
+    fn place(&self, block: BlockIndex) -> (Place, &LayeredBitmap) {
+        let kept = [(Place::Zeroes, &self.zeroed), (Place::Ring, &self.ring), (Place::Spool, &self.spool)];
+        kept.into_iter().find(|(_, set)| set.contains(block)).unwrap_or((Place::Disk, &self.disk))
+    }
+}
+
+/// Returns the first run of a set in a range.
+fn first_in(set: &LayeredBitmap, range: BlockRange) -> Option<BlockRange> {
+    let run = set.next_run(range.start, range.len())?.intersect(&range);
+    (!run.is_empty()).then_some(run)
 }
 
 #[cfg(test)]
@@ -239,7 +251,10 @@ mod tests {
             content.keep(BlockRange::new(3, 5), Place::Ring);
         }
         assert_eq!(room, Room { ring: 2, spool: 4 });
-        assert_eq!((content.unsent(), content.next_unsent(9)), (2, Some((BlockRange::new(3, 5), Place::Ring))));
+        assert_eq!(
+            (content.unsent(), content.next_unsent(9)),
+            (2, Some((BlockRange::new(3, 5), Place::Ring)))
+        );
         content.mark_sent(BlockRange::new(3, 5));
         assert_eq!((content.unsent(), content.next_unsent(9)), (0, None));
     }

@@ -190,6 +190,8 @@ pub enum Action {
         ended: Epoch,
     },
     /// Keep the payload of a write that has just ended, under its epoch. It replaces what is kept there.
+    ///
+    /// The caller drops what is kept of a block under the open epoch when it submits another write to it.
     Keep {
         /// The epoch.
         epoch: Epoch,
@@ -263,13 +265,13 @@ enum Phase {
     Diverged,
 }
 
-/// What an administrator or a handover keeps from being cut.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pause {
-    None,
-    Ordered,
-    /// Blocks are still fetched.
-    Filling,
+/// Why nothing is cut. One reason does not end the other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Pauses {
+    /// An administrator has ordered it. Nothing is sent either.
+    is_ordered: bool,
+    /// Blocks are still fetched after a handover.
+    is_filling: bool,
 }
 
 /// Flushes of the owner's stores.
@@ -277,8 +279,9 @@ enum Pause {
 struct Flushes {
     /// Blocks of each volume that were written since the last flush began.
     unflushed: Vec<LayeredBitmap>,
-    /// The epoch to be forgotten after the flush that is under way, and the blocks that it covers.
-    under_way: Option<(Epoch, Vec<LayeredBitmap>)>,
+    /// The epoch to be forgotten after the flush that is under way, and the blocks that it covers. No epoch and no blocks if another
+    /// flush has failed meanwhile: then its success says nothing.
+    under_way: Option<(Option<Epoch>, Vec<LayeredBitmap>)>,
     /// An epoch that was acknowledged since that flush began.
     next: Option<Epoch>,
 }
@@ -305,7 +308,12 @@ pub struct Replication {
     settings: Settings,
     record: OwnerRecord,
     phase: Phase,
-    pause: Pause,
+    pauses: Pauses,
+    /// Whether the record is this host's own, and not one of a backup.
+    knows_history: bool,
+    /// The first epoch whose end lets the chronicle forget: it, and no earlier one, carries what was missing when this process began,
+    /// and what the last failed flush may have lost.
+    carried_by: Epoch,
     cuts: Cuts,
     epochs: Epochs,
     writes: Writes,
@@ -332,7 +340,13 @@ impl Replication {
 
     /// Continues from a record. **N.B.** `history` must be [`History::Forgotten`] if the journal was restored from a backup, or if
     /// an image was changed by others: then numbers begin again, in another life (cases 5 and 22).
-    pub fn restart(settings: Settings, mut record: OwnerRecord, history: History, beginning: Beginning) -> Self {
+    pub fn restart(
+        settings: Settings,
+        mut record: OwnerRecord,
+        history: History,
+        beginning: Beginning,
+    ) -> Self {
+        let knows_history = matches!(history, History::Since(_));
         let (sizes, missing) = match history {
             History::Since(missing) => {
                 (missing.iter().map(LayeredBitmap::blocks).collect::<Vec<_>>(), Some(missing))
@@ -348,11 +362,14 @@ impl Replication {
         };
         let first = record.numbered_through.next();
         let mut epochs = Epochs::new(first, &sizes, settings.ring_blocks, settings.spool_blocks);
-        match missing {
-            Some(missing) => epochs.lacks(&missing),
+        match &missing {
+            Some(missing) => epochs.lacks(missing),
             None if broken(Bug::LifeNotCompared) => {}
             None => epochs.lacks_all(),
         }
+        // A process before may have left writes in the store's cache. Those that the standby has confirmed were flushed.
+        let unflushed =
+            missing.unwrap_or_else(|| sizes.iter().map(|size| LayeredBitmap::full(*size)).collect());
         let phase = match beginning {
             Beginning::Started if !broken(Bug::ServesUnasked) => Phase::Asking,
             Beginning::Started | Beginning::Served => Phase::Serving,
@@ -360,14 +377,12 @@ impl Replication {
         let mut replication = Self {
             cuts: Cuts { next: settings.first_cut, is_at_barrier: false },
             phase,
-            pause: Pause::None,
+            pauses: Pauses::default(),
+            knows_history,
+            carried_by: first,
             epochs,
             writes: Writes::default(),
-            flushes: Flushes {
-                unflushed: sizes.iter().map(|size| LayeredBitmap::new(*size)).collect(),
-                under_way: None,
-                next: None,
-            },
+            flushes: Flushes { unflushed, under_way: None, next: None },
             stream: None,
             ages: Ages::default(),
             numbers: Numbers { durable: record.numbered_through, written: Vec::new() },
@@ -390,7 +405,7 @@ impl Replication {
         }
         let mut new = Self::restart(settings, record, History::Since(missing), Beginning::Served);
         if completeness == Completeness::Incomplete && !broken(Bug::IncompleteCut) {
-            new.pause = Pause::Filling;
+            new.pauses.is_filling = true;
         }
         new
     }
@@ -406,7 +421,11 @@ impl Replication {
     /// Returns the blocks that may differ from the standby's promoted image because they were written here (case 3). Those that
     /// were written there since the promotion differ as well.
     pub fn written_since_confirmed(&self) -> Vec<LayeredBitmap> {
-        if broken(Bug::ReturnSinceNewest) { self.epochs.missing_after_sealed() } else { self.epochs.missing() }
+        if broken(Bug::ReturnSinceNewest) {
+            self.epochs.missing_after_sealed()
+        } else {
+            self.epochs.missing()
+        }
     }
 
     /// Returns the record as it was given out last.
@@ -427,7 +446,8 @@ impl Replication {
     /// Returns when [`Replication::handle_timeout`] is due, and the reason.
     pub fn poll_timeout(&self) -> (Duration, &'static str) {
         let cut = (self.cuts.next, "the next cut");
-        let wait = self.writes.deadline(self.settings.wait_max);
+        // Behind closed gates no write passes, however long it has waited.
+        let wait = self.writes.deadline(self.settings.wait_max).filter(|_| !self.cuts.is_at_barrier);
         wait.map(|at| (at, "a write waits for a copy of what it overwrites")).into_iter().fold(cut, Ord::min)
     }
 
@@ -435,32 +455,36 @@ impl Replication {
     pub fn handle_event(&mut self, now: Duration, event: Event) {
         match event {
             Event::WriteAsked { write, volume, blocks, kind } => {
-                self.writes.ask(now, write, volume, blocks, kind);
+                self.writes.ask(write, volume, blocks, kind);
             }
             Event::WriteEnded { write, outcome } => self.end_write(write, outcome),
-            Event::ReadEnded { read, outcome } => self.end_read(now, read, outcome),
+            Event::ReadEnded { read, outcome } => self.end_read(read, outcome),
             Event::Grown { volume, size } => {
                 self.epochs.grow(volume, size);
                 self.flushes.unflushed[volume.index()].grow(size);
             }
             Event::GatesClosed => self.cut(now),
             Event::StoresFlushed => self.end_flush(),
-            Event::FlushFailed | Event::GuestFlushFailed => self.fail_flush(),
+            Event::FlushFailed => {
+                self.fail_flush();
+                self.end_flush();
+            }
+            Event::GuestFlushFailed => self.fail_flush(),
             Event::StreamBegins(stream) => self.offer(stream),
-            Event::Received(stream, message) => self.receive(now, stream, message),
+            Event::Received(stream, message) => self.receive(now, stream, &message),
             Event::MaySend(blocks) => {
                 self.stream.iter_mut().for_each(|stream| stream.may_send = blocks);
             }
             Event::Durable(sequence) => {
                 self.outbox.durable(sequence);
                 let is_durable = |(number, _): &mut (u64, Epoch)| *number <= sequence;
-                let durable = self.numbers.written.extract_if(.., is_durable).map(|(_, through)| through).max();
+                let durable =
+                    self.numbers.written.extract_if(.., is_durable).map(|(_, through)| through).max();
                 self.numbers.durable = self.numbers.durable.max(durable.unwrap_or_default());
             }
-            Event::Paused => self.pause = Pause::Ordered,
-            Event::Resumed if self.pause == Pause::Ordered => self.pause = Pause::None,
-            Event::Completed if self.pause == Pause::Filling => self.pause = Pause::None,
-            Event::Resumed | Event::Completed => {}
+            Event::Paused => self.pauses.is_ordered = true,
+            Event::Resumed => self.pauses.is_ordered = false,
+            Event::Completed => self.pauses.is_filling = false,
             Event::ServeUnasked => self.begin_serving(),
         }
         self.go_on(now);
@@ -489,9 +513,12 @@ impl Replication {
 
     /// Cuts if there is something to cut; otherwise tells the standby that it is current.
     fn end_interval(&mut self, now: Duration) {
-        let is_idle = self.epochs.open_is_empty() && self.writes.is_none_in_flight();
+        let is_idle = self.epochs.open_is_empty();
         self.stream.iter_mut().for_each(Stream::try_again);
-        if self.pause != Pause::None || self.phase != Phase::Serving || self.cuts.is_at_barrier {
+        if let Some(id) = self.stream.as_ref().filter(|stream| stream.is_unsure()).map(|stream| stream.id) {
+            self.offer(id);
+        }
+        if self.pauses != Pauses::default() || self.phase != Phase::Serving || self.cuts.is_at_barrier {
             return;
         }
         if is_idle && !broken(Bug::IdleEpochSent) {
@@ -544,21 +571,22 @@ impl Replication {
         } else if self.flushes.under_way.is_some() {
             self.flushes.next = Some(epoch);
         } else {
-            let fresh: Vec<_> = self.flushes.unflushed.iter().map(|set| LayeredBitmap::new(set.blocks())).collect();
+            let fresh: Vec<_> =
+                self.flushes.unflushed.iter().map(|set| LayeredBitmap::new(set.blocks())).collect();
             let mut covered = std::mem::replace(&mut self.flushes.unflushed, fresh);
             // A flush does not cover writes in flight.
             for (volume, blocks) in self.writes.in_flight() {
                 self.flushes.unflushed[volume.index()].insert(blocks);
                 covered[volume.index()].insert(blocks);
             }
-            self.flushes.under_way = Some((epoch, covered));
+            self.flushes.under_way = Some((Some(epoch), covered));
             self.outbox.push(Action::FlushStores);
         }
     }
 
     fn end_flush(&mut self) {
         let Some((epoch, _)) = self.flushes.under_way.take() else { return };
-        self.forget(epoch);
+        epoch.into_iter().for_each(|epoch| self.forget(epoch));
         if let Some(next) = self.flushes.next.take() {
             self.flush_before_forgetting(next);
         }
@@ -572,10 +600,11 @@ impl Replication {
 
     /// Counts everything as missing that was written since the last successful flush began.
     fn fail_flush(&mut self) {
-        if let Some((_, covered)) = self.flushes.under_way.take() {
-            for (unflushed, covered) in self.flushes.unflushed.iter_mut().zip(&covered) {
-                unflushed.union_with(covered);
+        if let Some((epoch, covered)) = &mut self.flushes.under_way {
+            for (unflushed, covered) in self.flushes.unflushed.iter_mut().zip(covered.drain(..)) {
+                unflushed.union_with(&covered);
             }
+            *epoch = None;
         }
         self.flushes.next = None;
         if broken(Bug::FailedFlushForgotten) {
@@ -586,6 +615,9 @@ impl Replication {
             .zip(&self.flushes.unflushed)
             .flat_map(|(volume, set)| set.runs().map(move |run| (volume, run)))
             .collect();
+        if !lost.is_empty() {
+            self.carried_by = self.epochs.open_number();
+        }
         for (volume, blocks) in lost {
             self.overwrite(volume, blocks);
             self.epochs.change_open(volume, blocks);

@@ -49,7 +49,7 @@ bugs! {
     VolumeSealsAlone = "standby-volume-seals-alone",
     /// A promotion does not finish applying a sealed spool.
     PromotedHalfApplied = "standby-promoted-half-applied",
-    /// A restart applies a spool that has no seal.
+    /// A promotion applies a spool that has no seal.
     UnsealedApplied = "standby-unsealed-applied",
     /// A promoted standby takes what arrives.
     PromotedReceives = "standby-promoted-receives",
@@ -75,8 +75,6 @@ bugs! {
     TouchedImageTrusted = "standby-touched-image-trusted",
     /// A standby of a restored journal receives at once.
     RestoredStandbyReceives = "standby-restored-receives",
-    /// The history of a restored journal counts as whole.
-    RestoredOwnerTrusted = "standby-restored-owner-trusted",
     /// A promotion of an old point needs no age.
     AgeNotNamed = "standby-age-not-named",
     /// A promotion is carried out while the owner can be reached.

@@ -9,6 +9,9 @@
 //! ```
 //! A restart applies each sealed spool again from its beginning, and drops what has no seal. So an interruption at any moment leaves
 //! the image as of a cut, or on the way to one that its spools complete, or a point (decision 0099).
+//!
+//! The caller carries out actions on the image and on the spools in their order. If one fails, it ends the stream and continues from
+//! the last durable record, as after a crash: nothing that a lost flush may have taken counts as done before.
 
 mod applying;
 mod points;
@@ -25,9 +28,9 @@ pub use promotion::{PromoteOrder, Refusal};
 use crate::identity::{LifeId, StandbyId, VolumeIndex, Watermark};
 use crate::outbox::Outbox;
 use crate::planted::{Bug, broken};
-use crate::record::{ImageState, KeptBy, Point, Sealed, Standing, StandbyRecord};
+use crate::record::{ImageState, KeptBy, Point, Sealed, StandbyRecord, Standing};
 use crate::retention::Keep;
-use crate::wire::{Content, StreamId, ToOwner, ToStandby};
+use crate::wire::{Content, RefusedBecause, StreamId, ToOwner, ToStandby};
 
 /// What the order and the host fix for one standby.
 #[derive(Clone, Debug)]
@@ -81,7 +84,7 @@ pub enum Event {
     PointRestored,
     /// The record of this number is durable.
     Durable(u64),
-    /// Others have changed the image. It was seen before a stream was answered.
+    /// Others have changed the image. The caller looks before it passes an offer or an order on, and before it keeps a point.
     ImageTouched,
     /// An administrator orders to promote the standby.
     Promote(PromoteOrder),
@@ -117,9 +120,9 @@ pub enum Action {
     FlushSpool(VolumeIndex),
     /// From now on the spools without a seal are those of this epoch.
     NameSpools(Watermark),
-    /// Delete the spools without a seal.
+    /// Delete the spools without a seal. No flush of them is reported any more.
     DropUnsealed,
-    /// Keep the images of all volumes as a point, and report [`Event::PointKept`].
+    /// Keep the images of all volumes as a point, and report [`Event::PointKept`]; or [`Event::ImageTouched`] before it.
     KeepPoint(Watermark, KeptBy),
     /// Delete a point.
     DropPoint(Watermark),
@@ -164,6 +167,15 @@ struct Owner {
     current_at: Duration,
 }
 
+/// What an owner says of an epoch before it sends it.
+#[derive(Clone, Debug)]
+struct Announcement {
+    watermark: Watermark,
+    base: Option<Epoch>,
+    blocks: u64,
+    sizes: Vec<BlockCount>,
+}
+
 /// An epoch that has no seal.
 #[derive(Clone, Debug)]
 struct Unsealed {
@@ -171,13 +183,15 @@ struct Unsealed {
     sizes: Vec<BlockCount>,
     /// The number of blocks that were received.
     blocks: u64,
+    /// The number of blocks that were announced, with those that were received before.
+    blocks_max: u64,
     stage: Stage,
 }
 
 /// How far an epoch without a seal is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Stage {
-    /// It will be written in place, as soon as a point is kept.
+    /// It waits for room in the spool, or will be written in place as soon as a point is kept.
     Announced,
     /// It is received into the spool.
     Spooled,
@@ -195,8 +209,8 @@ enum Work {
     KeepingPoint(Next),
     /// The record with that point, or with the torn image, becomes durable.
     RecordingPoint(Next, u64),
-    /// The images get the sizes of an epoch that is written in place.
-    Opening,
+    /// The images get these sizes, those of an epoch that is written in place.
+    Opening(Vec<BlockCount>),
     /// An epoch is written in place.
     InPlace,
     /// A sealed epoch is being applied.
@@ -209,6 +223,8 @@ enum Work {
     Restoring(Watermark),
     /// What was copied is being flushed.
     FlushingRestored(Watermark),
+    /// What was being done to the image no longer counts, because others have changed it. A point that is being kept is dropped.
+    Abandoned(Option<Watermark>),
     /// *Promoted*, or *consumed*, becomes durable.
     Ending,
     /// Nothing is done to the image any more.
@@ -229,6 +245,9 @@ enum Order {
     Consume,
 }
 
+/// The time after which a growth that found no room is tried again.
+const GROW_AGAIN: Duration = Duration::from_secs(10);
+
 /// The standby of a group of volumes.
 #[derive(Debug)]
 pub struct Standby {
@@ -236,6 +255,8 @@ pub struct Standby {
     record: StandbyRecord,
     rights: Rights,
     owner: Option<Owner>,
+    /// An epoch that was announced while the one before is sealed.
+    announced: Option<Announcement>,
     /// Whether the owner's host can be reached.
     is_reachable: bool,
     unsealed: Option<Unsealed>,
@@ -244,8 +265,8 @@ pub struct Standby {
     work: Work,
     /// Whether the image may hold a part of the oldest sealed epoch: no point of its watermark can be kept.
     is_partly_applied: bool,
-    /// Whether the oldest sealed epoch waits for room to grow.
-    cannot_grow: bool,
+    /// When the oldest sealed epoch, which waits for room to grow, is tried again.
+    grows_at: Option<Duration>,
     order: Option<Order>,
     /// The point that a test uses, and when the test ends.
     test: Option<(Watermark, Duration)>,
@@ -271,6 +292,9 @@ impl Standby {
     }
 
     /// Continues from a record. Spools that it does not name, and points that it does not name, are dropped.
+    ///
+    /// **N.B.** From the record of a backup the caller removes points and sealed epochs that do not exist any more, and it drops
+    /// nothing before the standby has its rights: later points may be all that there is.
     pub fn restart(settings: Settings, record: StandbyRecord, journal: Journal, image: Image) -> Self {
         let rights = match journal {
             Journal::Restored if !broken(Bug::RestoredStandbyReceives) => Rights::None(image),
@@ -284,10 +308,11 @@ impl Standby {
             record,
             rights,
             owner: None,
+            announced: None,
             is_reachable: false,
             unsealed: None,
             work,
-            cannot_grow: false,
+            grows_at: None,
             order: None,
             test: None,
             durable: 0,
@@ -316,7 +341,9 @@ impl Standby {
 
     /// Returns when [`Standby::handle_timeout`] is due, and the reason; `None`: it waits for no time.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
-        self.test.map(|(_, until)| (until, "the end of a test"))
+        let test = self.test.map(|(_, until)| (until, "the end of a test"));
+        let growth = self.grows_at.map(|at| (at, "room for a volume that has grown"));
+        test.into_iter().chain(growth).min()
     }
 
     /// Handles a deadline of [`Standby::poll_timeout`].
@@ -324,6 +351,7 @@ impl Standby {
         if self.test.is_some_and(|(_, until)| now >= until) {
             self.end_test();
         }
+        self.grows_at.take_if(|at| now >= *at);
         self.go_on(now);
     }
 
@@ -338,7 +366,7 @@ impl Standby {
             Event::SpoolFlushed(volume) => self.end_spool_flush(now, volume),
             Event::PointKept => self.end_point(now),
             Event::Opened(grown) => self.end_opening(grown),
-            Event::Applied(grown) => self.end_apply(grown),
+            Event::Applied(grown) => self.end_apply(now, grown),
             Event::ImageFlushed => self.end_image_flush(),
             Event::PointRestored => self.end_restoring(),
             Event::Durable(sequence) => self.durable(sequence),
@@ -374,11 +402,18 @@ impl Standby {
     }
 
     fn has_point(&self) -> bool {
-        self.image_is_point() || !self.record.points.is_empty()
+        self.image_is_point() && self.rights != Rights::None(Image::Touched)
+            || self.record.points.iter().any(|point| self.is_of_use(point))
+    }
+
+    /// Returns whether a point holds what it held. One that depends on the image does not if others have changed that.
+    fn is_of_use(&self, point: &Point) -> bool {
+        point.kept_by == KeptBy::Reflink || self.rights != Rights::None(Image::Touched)
     }
 
     /// Forgets an epoch without a seal. What of it was written in place stays there, below a point.
     fn drop_unsealed(&mut self) {
+        self.announced = None;
         if self.unsealed.take().is_some() {
             self.outbox.push(Action::DropUnsealed);
             if self.work == Work::InPlace {
@@ -389,23 +424,46 @@ impl Standby {
 
     /// Notes that others have changed the image: it is no recovery point, and nothing can be applied to it but everything.
     fn touch(&mut self) {
-        if broken(Bug::TouchedImageTrusted) || self.record.standing != Standing::Receiving {
+        // What a promotion copies into the image replaces all of it.
+        let is_ending = matches!(self.work, Work::Restoring(_) | Work::FlushingRestored(_) | Work::Ending);
+        if broken(Bug::TouchedImageTrusted) || self.record.standing != Standing::Receiving || is_ending {
             return;
         }
         self.drop_unsealed();
-        for sealed in std::mem::take(&mut self.record.sealed) {
-            self.outbox.push(Action::UnlinkSpool(sealed.watermark));
-        }
-        self.seals.clear();
+        let keeps = |point: &mut Point| point.kept_by == KeptBy::Undo;
+        let useless: Vec<_> = self.record.points.extract_if(.., keeps).map(|point| point.watermark).collect();
+        self.work = match std::mem::replace(&mut self.work, Work::Idle) {
+            Work::KeepingPoint(_) => Work::Abandoned(self.record.watermark),
+            Work::Applying | Work::Flushing(_) => Work::Abandoned(None),
+            Work::RecordingPoint(..) | Work::Recording(..) => Work::Idle,
+            work => work,
+        };
         self.record.watermark = None;
         self.record.image = ImageState::Torn;
-        self.record.points.retain(|point: &Point| point.kept_by == KeptBy::Reflink);
+        self.is_partly_applied = false;
+        self.give_sealed_up();
+        useless.into_iter().for_each(|at| self.outbox.push_after_record(Action::DropPoint(at)));
+        if let Some(owner) = self.owner {
+            let reason = RefusedBecause::BaseMissing;
+            self.outbox.push(Action::Send(owner.stream, ToOwner::Refused { reason }));
+        }
+    }
+
+    /// Drops sealed epochs, once the record without them is durable.
+    fn give_sealed_up(&mut self) {
+        self.seals.clear();
+        self.grows_at = None;
+        let given_up = std::mem::take(&mut self.record.sealed);
         self.make_durable();
+        for sealed in given_up {
+            self.outbox.push_after_record(Action::UnlinkSpool(sealed.watermark));
+        }
     }
 
     /// Returns the newest epoch of a life that is sealed.
     fn sealed_through(&self, life: LifeId) -> Option<Epoch> {
-        let watermarks = self.record.sealed.iter().map(|sealed| sealed.watermark).chain(self.record.watermark);
+        let watermarks =
+            self.record.sealed.iter().map(|sealed| sealed.watermark).chain(self.record.watermark);
         watermarks.filter(|watermark| watermark.life == life).map(|watermark| watermark.epoch).max()
     }
 }

@@ -23,15 +23,18 @@ impl Replication {
         self.outbox.push(Action::Send(id, offer));
     }
 
-    pub(super) fn receive(&mut self, now: Duration, id: StreamId, message: ToOwner) {
+    pub(super) fn receive(&mut self, now: Duration, id: StreamId, message: &ToOwner) {
         let Some(stream) = self.stream.as_mut().filter(|stream| stream.id == id) else { return };
-        match message {
+        match *message {
             ToOwner::Answer(answer) => self.agree(now, answer),
             ToOwner::Ready { epoch } => {
                 self.ages.refused = None;
                 stream.ready(epoch);
             }
             ToOwner::Refused { reason } => {
+                if !stream.is_agreed() {
+                    return;
+                }
                 stream.hold();
                 if reason == RefusedBecause::BaseMissing {
                     stream.base = None;
@@ -48,16 +51,29 @@ impl Replication {
     }
 
     fn agree(&mut self, now: Duration, answer: Answer) {
+        let stream = self.stream.as_mut();
+        match answer {
+            Answer::Receiving { .. } => {}
+            Answer::Unsure => stream.into_iter().for_each(Stream::be_unsure),
+            Answer::Promoted | Answer::Consumed | Answer::Fenced => stream.into_iter().for_each(Stream::end),
+        }
         match answer {
             Answer::Receiving { watermark, sealed_through, has_point } => {
                 self.begin_serving();
                 self.ages.has_point = has_point;
-                match self.known(watermark) {
-                    Some(epoch) => {
-                        let base = epoch.max(sealed_through);
-                        self.confirm(epoch);
-                        self.agree_as_of(Some(base));
-                    }
+                let confirmed = watermark.and_then(|watermark| self.known(watermark));
+                // An epoch that is sealed will be applied, whatever the image is meanwhile.
+                let sealed = (sealed_through > Epoch(0)).then_some(Watermark {
+                    standby: self.record.standby,
+                    life: self.record.life,
+                    epoch: sealed_through,
+                });
+                let sealed = sealed.and_then(|sealed| self.known(sealed));
+                if let Some(epoch) = confirmed {
+                    self.confirm(epoch);
+                }
+                match confirmed.max(sealed) {
+                    Some(base) => self.agree_as_of(Some(base)),
                     None => {
                         self.lack_everything();
                         self.agree_as_of(None);
@@ -67,19 +83,32 @@ impl Replication {
                     self.ages.as_of = Some(now);
                 }
             }
-            Answer::Promoted | Answer::Consumed | Answer::Fenced if self.phase == Phase::Asking => {
-                self.phase = Phase::Replaced;
-            }
+            Answer::Promoted | Answer::Fenced if self.phase == Phase::Asking => self.phase = Phase::Replaced,
             Answer::Promoted if broken(Bug::DivergedQuietly) => {}
-            Answer::Promoted | Answer::Fenced if self.phase == Phase::Serving => self.phase = Phase::Diverged,
+            Answer::Promoted | Answer::Fenced if self.phase == Phase::Serving => self.diverge(),
+            // This journal has released the group to that migration before another host could own it, or it has not.
+            Answer::Consumed => {
+                self.ages.has_point = false;
+                if self.knows_history {
+                    self.begin_serving();
+                }
+            }
             // Unknown is never "no": nothing is served, and nothing is sent (law 37).
-            Answer::Promoted | Answer::Consumed | Answer::Fenced | Answer::Unsure => {}
+            Answer::Promoted | Answer::Fenced | Answer::Unsure => {}
+        }
+    }
+
+    /// Notes that another host owns the group as well. No epoch is sent any more, so no write waits for a copy.
+    fn diverge(&mut self) {
+        self.phase = Phase::Diverged;
+        if let Some(oldest) = self.epochs.oldest() {
+            self.mix(oldest);
         }
     }
 
     /// Returns the epoch of a watermark if everything that was written since is known here.
-    fn known(&self, watermark: Option<Watermark>) -> Option<Epoch> {
-        let Watermark { standby, life, epoch } = watermark?;
+    fn known(&self, watermark: Watermark) -> Option<Epoch> {
+        let Watermark { standby, life, epoch } = watermark;
         let is_ours = standby == self.record.standby && life == self.record.life;
         let is_in_range = self.record.acknowledged <= Some(epoch) && epoch <= self.record.numbered_through;
         (is_ours && is_in_range).then_some(epoch)
@@ -112,10 +141,16 @@ impl Replication {
             return;
         }
         let (confirmed, cut_at) = self.epochs.confirm(epoch);
-        confirmed.into_iter().for_each(|epoch| self.outbox.push(Action::Release(epoch)));
+        for epoch in confirmed {
+            self.writes.release(epoch);
+            self.outbox.push(Action::Release(epoch));
+        }
         self.ages.acknowledged = Some(epoch);
         self.ages.has_point = true;
         self.ages.as_of = cut_at.or(self.ages.as_of);
-        self.flush_before_forgetting(epoch);
+        // What was recorded in earlier epochs may be carried again by a later one: only that one's end lets it be forgotten.
+        if epoch >= self.carried_by {
+            self.flush_before_forgetting(epoch);
+        }
     }
 }

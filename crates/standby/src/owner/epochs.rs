@@ -19,12 +19,14 @@ pub(super) struct Pending {
     pub(super) cut_at: Duration,
     /// Whether its seal was sent on this stream, or is known to be at the standby.
     pub(super) is_sealed: bool,
+    /// Whether the standby may have other sizes: they are sent even if there is no content.
+    has_new_sizes: bool,
 }
 
 impl Pending {
     fn new(number: Epoch, sizes: impl Iterator<Item = BlockCount>) -> Self {
         let contents = sizes.map(Content::new).collect();
-        Self { number, contents, cut_at: Duration::ZERO, is_sealed: false }
+        Self { number, contents, cut_at: Duration::ZERO, is_sealed: false, has_new_sizes: false }
     }
 
     pub(super) fn unsent(&self) -> u64 {
@@ -50,7 +52,8 @@ pub(super) struct Merged {
 
 impl Epochs {
     pub(super) fn new(first: Epoch, sizes: &[BlockCount], ring: u64, spool: u64) -> Self {
-        let open = Pending::new(first, sizes.iter().copied());
+        let mut open = Pending::new(first, sizes.iter().copied());
+        open.has_new_sizes = true;
         Self { frozen: VecDeque::new(), open, room: Room { ring, spool } }
     }
 
@@ -73,7 +76,7 @@ impl Epochs {
     }
 
     pub(super) fn open_is_empty(&self) -> bool {
-        self.open.contents.iter().all(Content::is_empty)
+        !self.open.has_new_sizes && self.open.contents.iter().all(Content::is_empty)
     }
 
     pub(super) fn frozen_len(&self) -> usize {
@@ -103,6 +106,7 @@ impl Epochs {
         let content = &mut self.open.contents[volume.index()];
         if !broken(Bug::GrowthLeftOut) {
             content.size = content.size.max(size);
+            self.open.has_new_sizes = true;
         }
     }
 
@@ -141,7 +145,11 @@ impl Epochs {
     }
 
     /// Returns the first run of a range that a frozen epoch has only on the disk and has not sent, and the epoch.
-    pub(super) fn first_exposed(&self, volume: VolumeIndex, range: BlockRange) -> Option<(Epoch, BlockRange)> {
+    pub(super) fn first_exposed(
+        &self,
+        volume: VolumeIndex,
+        range: BlockRange,
+    ) -> Option<(Epoch, BlockRange)> {
         let exposed = |pending: &Pending| pending.contents[volume.index()].first_exposed(range);
         self.frozen.iter().find_map(|pending| exposed(pending).map(|run| (pending.number, run)))
     }
@@ -159,6 +167,7 @@ impl Epochs {
         while self.frozen.back().is_some_and(|last| last.number >= number) {
             let Some(older) = self.frozen.pop_back() else { break };
             from.push(older.number);
+            self.open.has_new_sizes |= older.has_new_sizes;
             for (content, older) in self.open.contents.iter_mut().zip(older.contents) {
                 content.absorb(older, &mut self.room);
             }
@@ -193,7 +202,8 @@ impl Epochs {
                 pending.contents.iter_mut().for_each(Content::mark_all_unsent);
             }
         }
-        let is_lossy = |pending: &&Pending| !pending.is_sealed && pending.contents.iter().any(Content::is_lossy);
+        let is_lossy =
+            |pending: &&Pending| !pending.is_sealed && pending.contents.iter().any(Content::is_lossy);
         self.frozen.iter().find(is_lossy).map(|pending| pending.number)
     }
 

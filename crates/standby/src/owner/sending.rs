@@ -3,7 +3,7 @@
 use chronicle::Epoch;
 
 use super::epochs::Epochs;
-use super::{Action, Pause, Phase, Replication};
+use super::{Action, Phase, Replication};
 use crate::content::Place;
 use crate::identity::VolumeIndex;
 use crate::planted::{Bug, broken};
@@ -24,8 +24,12 @@ pub(super) struct Stream {
 /// How far a stream is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// The offer has no answer, or one that ends the replication.
+    /// The offer has no answer.
     Offered,
+    /// The standby's host cannot tell yet. The next interval asks again.
+    Unsure,
+    /// The answer ends the replication.
+    Over,
     /// Both sides agree.
     Agreed,
     /// The epoch was announced.
@@ -41,8 +45,24 @@ impl Stream {
         Self { id, stage: Stage::Offered, may_send: 0, base: None }
     }
 
-    pub(super) fn is_agreed(&self) -> bool {
+    pub(super) fn has_answered(&self) -> bool {
         self.stage != Stage::Offered
+    }
+
+    pub(super) fn is_agreed(&self) -> bool {
+        !matches!(self.stage, Stage::Offered | Stage::Unsure | Stage::Over)
+    }
+
+    pub(super) fn is_unsure(&self) -> bool {
+        self.stage == Stage::Unsure
+    }
+
+    pub(super) fn be_unsure(&mut self) {
+        self.stage = Stage::Unsure;
+    }
+
+    pub(super) fn end(&mut self) {
+        self.stage = Stage::Over;
     }
 
     pub(super) fn agree(&mut self, base: Option<Epoch>) {
@@ -77,7 +97,7 @@ impl Stream {
 impl Replication {
     /// Sends what it may.
     pub(super) fn send(&mut self) {
-        while self.pause != Pause::Ordered && self.phase == Phase::Serving && self.send_step() {}
+        while !self.pauses.is_ordered && self.phase == Phase::Serving && self.send_step() {}
     }
 
     /// Returns whether there is another step.
@@ -86,7 +106,7 @@ impl Replication {
         let Some(pending) = self.epochs.first_unsealed_mut() else { return false };
         let epoch = pending.number;
         match stream.stage {
-            Stage::Offered | Stage::Held => false,
+            Stage::Offered | Stage::Unsure | Stage::Over | Stage::Held => false,
             Stage::Ready(ready) if ready == epoch => {
                 let next = pending.contents.iter_mut().zip(0..).find_map(|(content, volume)| {
                     let (blocks, place) = content.next_unsent(self.settings.extent_blocks)?;
@@ -118,8 +138,10 @@ impl Replication {
             }
             Stage::Begun(begun) if begun == epoch => false,
             Stage::Agreed | Stage::Begun(_) | Stage::Ready(_) => {
-                // What a write in flight leaves on the disk is not known before it has ended (case 7).
-                if epoch > self.numbers.durable || self.writes.is_awaited(epoch) {
+                // What a write in flight leaves on the disk is not known before it has ended (case 7). What is still read for an
+                // epoch that has become a mixture must not arrive after newer content of its blocks.
+                let is_read = self.writes.is_read_for(stream.id);
+                if epoch > self.numbers.durable || is_read || self.writes.is_awaited(epoch) {
                     return false;
                 }
                 stream.stage = Stage::Begun(epoch);

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::Epoch;
 
-use super::{Pause, Phase, Replication};
+use super::{Phase, Replication};
 use crate::wire::RefusedBecause;
 
 /// The state of a replication.
@@ -65,16 +65,16 @@ impl Replication {
     pub fn state(&self, now: Duration) -> State {
         let ages = &self.ages;
         let is_old = ages.as_of.is_none_or(|as_of| now.saturating_sub(as_of) > self.settings.rpo);
-        let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::is_agreed);
+        let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::has_answered);
         let had_all = self.record.acknowledged.is_some() || ages.acknowledged.is_some();
-        match (self.phase, self.pause) {
-            (Phase::Replaced, _) => State::Promoted,
-            (Phase::Diverged, _) => State::Diverged,
-            (_, Pause::Ordered) => State::Paused,
+        match self.phase {
+            Phase::Replaced => State::Promoted,
+            Phase::Diverged => State::Diverged,
+            _ if self.pauses.is_ordered => State::Paused,
             _ if has_answered && !ages.has_point && had_all => State::NoRecoveryPoint,
             _ if !had_all && !ages.has_point => State::Seeding,
             _ if !is_old => State::Current,
-            (_, Pause::Filling) => State::Behind(BehindBecause::Incomplete),
+            _ if self.pauses.is_filling => State::Behind(BehindBecause::Incomplete),
             _ if let Some(reason) = ages.refused => State::Behind(BehindBecause::Refused(reason)),
             _ if has_answered => State::Behind(BehindBecause::Slow),
             _ => State::Behind(BehindBecause::NoAnswer),

@@ -68,16 +68,12 @@ pub(super) struct Writes {
 }
 
 impl Writes {
-    pub(super) fn ask(&mut self, _: Duration, write: WriteId, volume: VolumeIndex, blocks: BlockRange, kind: WriteKind) {
+    pub(super) fn ask(&mut self, write: WriteId, volume: VolumeIndex, blocks: BlockRange, kind: WriteKind) {
         self.held.push_back(Held { write, volume, blocks, kind, since: None });
     }
 
     pub(super) fn deadline(&self, wait_max: Duration) -> Option<Duration> {
         self.held.iter().filter_map(|held| held.since).min().map(|since| since + wait_max)
-    }
-
-    pub(super) fn is_none_in_flight(&self) -> bool {
-        self.in_flight.is_empty()
     }
 
     pub(super) fn in_flight(&self) -> impl Iterator<Item = (VolumeIndex, BlockRange)> {
@@ -120,9 +116,8 @@ impl Writes {
     /// Returns whether a write overlaps one in flight, or one that has asked before.
     fn is_claimed(&self, index: usize) -> bool {
         let held = &self.held[index];
-        let is_same = |volume: VolumeIndex, blocks: &BlockRange| {
-            volume == held.volume && blocks.overlaps(&held.blocks)
-        };
+        let is_same =
+            |volume: VolumeIndex, blocks: &BlockRange| volume == held.volume && blocks.overlaps(&held.blocks);
         let in_flight = self.in_flight.values().any(|write| is_same(write.volume, &write.blocks));
         let before = self.held.iter().take(index).any(|other| is_same(other.volume, &other.blocks));
         (in_flight || before) && !broken(Bug::ClaimsNotTaken)
@@ -133,6 +128,12 @@ impl Writes {
         let overlaps = move |read: &&Reading| read.volume == volume && read.blocks.overlaps(&blocks);
         let counts = |read: &&Reading| read.purpose != Purpose::Nothing;
         self.reading.values().filter(counts).filter(overlaps).map(|read| read.epoch)
+    }
+
+    /// Notes that an epoch is not needed any more: what is read for it is not kept.
+    pub(super) fn release(&mut self, epoch: Epoch) {
+        let keeps = |read: &&mut Reading| read.epoch == epoch && read.purpose == Purpose::Keep;
+        self.reading.values_mut().filter(keeps).for_each(|read| read.purpose = Purpose::Nothing);
     }
 
     fn merge(&mut self, merged: &Merged) {
@@ -222,7 +223,9 @@ impl Replication {
     }
 
     pub(super) fn end_write(&mut self, write: WriteId, outcome: Outcome) {
-        let Some(InFlight { volume, blocks, kind, epoch }) = self.writes.in_flight.remove(&write) else { return };
+        let Some(InFlight { volume, blocks, kind, epoch }) = self.writes.in_flight.remove(&write) else {
+            return;
+        };
         match (outcome, kind) {
             // Its blocks stay in the epoch, and are read from the disk.
             (Outcome::Failed, _) => {}
@@ -236,8 +239,10 @@ impl Replication {
         }
     }
 
-    pub(super) fn end_read(&mut self, _: Duration, read: ReadId, outcome: Outcome) {
-        let Some(Reading { volume, blocks, epoch, purpose }) = self.writes.reading.remove(&read) else { return };
+    pub(super) fn end_read(&mut self, read: ReadId, outcome: Outcome) {
+        let Some(Reading { volume, blocks, epoch, purpose }) = self.writes.reading.remove(&read) else {
+            return;
+        };
         match (purpose, outcome) {
             (Purpose::Send(_), Outcome::Done) => {}
             (Purpose::Send(stream), Outcome::Failed) => {

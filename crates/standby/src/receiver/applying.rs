@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Grown, Next, Order, Stage, Standby, Work};
+use super::{Action, GROW_AGAIN, Grown, Next, Order, Stage, Standby, Work};
 use crate::planted::{Bug, broken};
 use crate::record::{ImageState, Point, Sealed, Standing};
 use crate::wire::{RefusedBecause, ToOwner};
@@ -11,11 +11,12 @@ impl Standby {
     /// Begins to apply the oldest sealed epoch; returns whether there is one whose seal is durable.
     pub(super) fn apply_next(&mut self) -> bool {
         let is_sealed = self.seals.front().is_some_and(|number| *number <= self.durable);
-        let Some(sealed) = self.record.sealed.first().filter(|_| is_sealed && !self.cannot_grow) else {
+        let Some(sealed) = self.record.sealed.first().filter(|_| is_sealed && self.grows_at.is_none()) else {
             return false;
         };
         let blocks = sealed.blocks;
-        let can_keep = self.image_is_point() && !self.is_partly_applied && self.is_wanted();
+        let is_kept = self.record.watermark.is_some_and(|at| self.is_kept(at));
+        let can_keep = self.image_is_point() && !self.is_partly_applied && self.is_wanted() && !is_kept;
         match self.record.watermark.filter(|_| can_keep && self.make_room(blocks)) {
             Some(watermark) => {
                 self.work = Work::KeepingPoint(Next::Apply);
@@ -38,16 +39,24 @@ impl Standby {
 
     /// Begins to write an epoch in place; returns whether one waits for it. The last recovery point is kept first (case 13).
     pub(super) fn open_in_place(&mut self) -> bool {
-        let Some(unsealed) = self.unsealed.as_ref().filter(|unsealed| unsealed.stage == Stage::Announced) else {
+        if !self.record.sealed.is_empty() {
+            return false;
+        }
+        let spool_blocks = self.settings.spool_blocks;
+        let Some(unsealed) = self.unsealed.as_mut().filter(|unsealed| unsealed.stage == Stage::Announced)
+        else {
             return false;
         };
-        if !self.record.sealed.is_empty() {
+        if unsealed.blocks_max <= spool_blocks {
+            // Only epochs before it, which are applied, had left no room for it.
+            unsealed.stage = Stage::Spooled;
+            self.be_ready();
             return false;
         }
         let all: u64 = unsealed.sizes.iter().map(|size| size.0).sum();
         match self.record.watermark.filter(|_| self.image_is_point() && !broken(Bug::LastPointOverwritten)) {
             None => self.tear(),
-            Some(watermark) if self.record.points.iter().any(|point| point.watermark == watermark) => self.tear(),
+            Some(watermark) if self.is_kept(watermark) => self.tear(),
             Some(watermark) if self.make_room(all) => {
                 self.work = Work::KeepingPoint(Next::WriteInPlace);
                 self.outbox.push(Action::KeepPoint(watermark, self.settings.kept_by));
@@ -55,6 +64,18 @@ impl Standby {
             Some(_) => self.refuse(RefusedBecause::NoSpace),
         }
         true
+    }
+
+    /// Says that the epoch without a seal may be sent.
+    fn be_ready(&mut self) {
+        if let (Some(owner), Some(unsealed)) = (self.owner, &self.unsealed) {
+            let ready = ToOwner::Ready { epoch: unsealed.watermark.epoch };
+            self.outbox.push(Action::Send(owner.stream, ready));
+        }
+    }
+
+    fn is_announced(&self) -> bool {
+        self.unsealed.as_ref().is_some_and(|unsealed| unsealed.stage == Stage::Announced)
     }
 
     /// Makes durable that the image is a mixture.
@@ -73,6 +94,9 @@ impl Standby {
     }
 
     pub(super) fn end_point(&mut self, _: Duration) {
+        if self.abandon() {
+            return;
+        }
         let Work::KeepingPoint(next) = self.work else { return };
         let blocks = match next {
             Next::Apply => self.record.sealed.first().map(|sealed| sealed.blocks),
@@ -83,7 +107,7 @@ impl Standby {
         let point = |watermark| Point { watermark, kept_by, blocks: blocks.unwrap_or(0), arrived_ms };
         self.record.points.extend(self.record.watermark.map(point));
         match next {
-            Next::WriteInPlace if self.unsealed.is_some() => self.tear(),
+            Next::WriteInPlace if self.is_announced() => self.tear(),
             _ => {
                 let number = self.make_durable();
                 self.work = Work::RecordingPoint(next, number);
@@ -97,13 +121,12 @@ impl Standby {
         self.outbox.durable(sequence);
         match &self.work {
             Work::RecordingPoint(Next::Apply, number) if *number <= sequence => self.apply(),
-            Work::RecordingPoint(Next::WriteInPlace, number) if *number <= sequence => match &self.unsealed {
-                Some(unsealed) if self.record.image == ImageState::Torn => {
-                    self.work = Work::Opening;
-                    self.outbox.push(Action::OpenInPlace(unsealed.sizes.clone()));
+            Work::RecordingPoint(Next::WriteInPlace, number) if *number <= sequence => {
+                self.work = Work::Idle;
+                if self.record.image == ImageState::Torn && self.is_announced() {
+                    self.grow_in_place();
                 }
-                _ => self.work = Work::Idle,
-            },
+            }
             Work::Recording(sealed, number) if *number <= sequence => {
                 let sealed = sealed.clone();
                 self.end_recording(&sealed);
@@ -112,25 +135,43 @@ impl Standby {
         }
     }
 
-    pub(super) fn end_opening(&mut self, grown: Grown) {
-        if self.work != Work::Opening {
-            return;
+    /// Gives the images the sizes of the epoch without a seal, which is written in place.
+    pub(super) fn grow_in_place(&mut self) {
+        if let Some(unsealed) = &mut self.unsealed {
+            unsealed.stage = Stage::Announced;
+            self.work = Work::Opening(unsealed.sizes.clone());
+            self.outbox.push(Action::OpenInPlace(unsealed.sizes.clone()));
         }
-        self.work = Work::Idle;
+    }
+
+    pub(super) fn end_opening(&mut self, grown: Grown) {
+        let Work::Opening(sizes) = std::mem::replace(&mut self.work, Work::Idle) else { return };
         match (&mut self.unsealed, grown) {
+            // It was dropped meanwhile, and another one may go to the spool.
             (None, _) => {}
+            (Some(unsealed), _) if unsealed.stage != Stage::Announced => {}
             (Some(_), Grown::No) => self.refuse(RefusedBecause::CannotGrow),
+            (Some(unsealed), Grown::Yes) if unsealed.sizes != sizes => self.grow_in_place(),
             (Some(unsealed), Grown::Yes) => {
                 unsealed.stage = Stage::InPlace;
                 self.work = Work::InPlace;
-                let epoch = unsealed.watermark.epoch;
-                let ready = self.owner.map(|owner| Action::Send(owner.stream, ToOwner::Ready { epoch }));
-                ready.into_iter().for_each(|ready| self.outbox.push(ready));
+                self.be_ready();
             }
         }
     }
 
-    pub(super) fn end_apply(&mut self, grown: Grown) {
+    /// Ends what no longer counts; returns whether something did not.
+    fn abandon(&mut self) -> bool {
+        let Work::Abandoned(point) = self.work else { return false };
+        self.work = Work::Idle;
+        point.into_iter().for_each(|at| self.outbox.push(Action::DropPoint(at)));
+        true
+    }
+
+    pub(super) fn end_apply(&mut self, now: Duration, grown: Grown) {
+        if self.abandon() {
+            return;
+        }
         let Some(sealed) = self.record.sealed.first().filter(|_| self.work == Work::Applying).cloned() else {
             return;
         };
@@ -142,10 +183,12 @@ impl Standby {
             }
             Grown::No => {
                 self.work = Work::Idle;
-                self.cannot_grow = true;
                 if matches!(self.order, Some(Order::Promote(_))) {
-                    self.give_sealed_up();
-                } else if let Some(owner) = self.owner {
+                    // A promotion cannot wait for room.
+                    return self.give_sealed_up();
+                }
+                self.grows_at = Some(now + GROW_AGAIN);
+                if let Some(owner) = self.owner {
                     let reason = RefusedBecause::CannotGrow;
                     self.outbox.push(Action::Send(owner.stream, ToOwner::Refused { reason }));
                 }
@@ -153,15 +196,10 @@ impl Standby {
         }
     }
 
-    /// Drops sealed epochs that cannot be applied, because a promotion cannot wait for room.
-    fn give_sealed_up(&mut self) {
-        for sealed in std::mem::take(&mut self.record.sealed) {
-            self.outbox.push(Action::UnlinkSpool(sealed.watermark));
-        }
-        self.seals.clear();
-    }
-
     pub(super) fn end_image_flush(&mut self) {
+        if self.abandon() {
+            return;
+        }
         match &self.work {
             Work::Flushing(sealed) => {
                 let sealed = sealed.clone();

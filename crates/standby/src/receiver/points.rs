@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Refusal, Standby};
+use super::{Action, Order, Refusal, Standby};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
 use crate::record::Point;
@@ -14,10 +14,15 @@ impl Standby {
         self.settings.keep != Keep::NONE
     }
 
+    pub(super) fn is_kept(&self, at: Watermark) -> bool {
+        self.record.points.iter().any(|point| point.watermark == at)
+    }
+
     /// Deletes points that the order does not keep.
     pub(super) fn prune(&mut self) {
         let gone: Vec<Point> = surplus(&self.record.points, self.settings.keep);
-        let gone: Vec<_> = gone.into_iter().map(|point| point.watermark).filter(|at| self.may_go(*at)).collect();
+        let gone: Vec<_> =
+            gone.into_iter().map(|point| point.watermark).filter(|at| self.may_go(*at)).collect();
         self.drop_points(&gone);
     }
 
@@ -43,9 +48,10 @@ impl Standby {
     /// Returns whether a point may be deleted unasked: not if a test uses it, and not if it is the last recovery point.
     fn may_go(&self, at: Watermark) -> bool {
         let is_tested = self.test.is_some_and(|(tested, _)| tested == at) && !broken(Bug::TestedPointPruned);
+        let is_ordered = self.order == Some(Order::Promote(Some(at)));
         let is_newest = self.record.points.last().is_some_and(|newest| newest.watermark == at);
         let is_last = is_newest && !self.image_is_point() && !broken(Bug::LastPointPruned);
-        !is_tested && !is_last
+        !is_tested && !is_ordered && !is_last
     }
 
     /// Deletes points, once the record without them is durable.
@@ -59,8 +65,7 @@ impl Standby {
     }
 
     pub(super) fn begin_test(&mut self, point: Watermark, until: Duration) {
-        let is_there = self.record.points.iter().any(|other| other.watermark == point);
-        if is_there && self.test.is_none() {
+        if self.is_kept(point) && self.test.is_none() {
             self.test = Some((point, until));
             self.outbox.push(Action::Clone(point));
         } else {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, Order, Rights, Stage, Standby, Work};
+use super::{Action, Image, Order, Rights, Stage, Standby, Work};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
 use crate::record::{ImageState, Standing};
@@ -43,10 +43,14 @@ impl Standby {
             return self.outbox.push(Action::Refuse(refusal));
         }
         // N.B. From here on nothing that arrives is taken, although that is not durable yet: the order is not answered either.
+        if self.rights == Rights::None(Image::Touched) {
+            self.rights = Rights::Full;
+            self.touch();
+        }
         self.rights = Rights::Full;
-        let unsealed = self.unsealed.take_if(|unsealed| {
-            broken(Bug::UnsealedApplied) && matches!(unsealed.stage, Stage::Spooled)
-        });
+        let unsealed = self
+            .unsealed
+            .take_if(|unsealed| broken(Bug::UnsealedApplied) && matches!(unsealed.stage, Stage::Spooled));
         self.end_receiving(Order::Promote(order.point));
         if let Some(unsealed) = unsealed {
             self.outbox.push(Action::NameSpools(unsealed.watermark));
@@ -59,10 +63,10 @@ impl Standby {
     }
 
     fn refusal(&self, now: Duration, order: PromoteOrder) -> Option<Refusal> {
-        let arrived = Duration::from_millis(self.record.arrived_ms);
-        let current_at = self.owner.map_or(arrived, |owner| owner.current_at.max(arrived));
-        let age = now.saturating_sub(current_at);
-        let is_kept = |at: Watermark| self.record.points.iter().any(|point| point.watermark == at);
+        let age = now.saturating_sub(self.promoted_at(order.point));
+        let is_kept = |at: Watermark| {
+            self.record.points.iter().any(|point| point.watermark == at && self.is_of_use(point))
+        };
         if self.is_ending() {
             Some(Refusal::Ended)
         } else if self.is_reachable && !broken(Bug::PromotedBesideOwner) {
@@ -80,7 +84,22 @@ impl Standby {
         }
     }
 
-    fn is_ending(&self) -> bool {
+    /// Returns the time up to which a promotion has what the owner had.
+    fn promoted_at(&self, point: Option<Watermark>) -> Duration {
+        let of_points = self.record.points.iter().filter(|kept| self.is_of_use(kept));
+        let of_points = of_points.filter(|kept| point.is_none_or(|at| at == kept.watermark));
+        let of_points = of_points.map(|kept| kept.arrived_ms).max();
+        let is_image =
+            point.is_none() && self.image_is_point() && self.rights != Rights::None(Image::Touched);
+        if !is_image {
+            return Duration::from_millis(of_points.unwrap_or(0));
+        }
+        let newest = self.record.sealed.last().map_or(self.record.arrived_ms, |sealed| sealed.arrived_ms);
+        let newest = Duration::from_millis(newest);
+        self.owner.map_or(newest, |owner| owner.current_at.max(newest))
+    }
+
+    pub(super) fn is_ending(&self) -> bool {
         self.order.is_some() || matches!(self.work, Work::Ending | Work::Ended)
     }
 
@@ -98,7 +117,7 @@ impl Standby {
     fn end_receiving(&mut self, order: Order) {
         self.drop_unsealed();
         self.owner = None;
-        self.cannot_grow = false;
+        self.grows_at = None;
         self.order = Some(order);
     }
 
@@ -106,7 +125,8 @@ impl Standby {
     pub(super) fn carry_out_order(&mut self, _: Duration) {
         match self.order {
             // A seal that is not durable yet is applied once it is.
-            _ if !self.record.sealed.is_empty() && self.order.is_some_and(|order| order != Order::Consume) => {}
+            _ if !self.record.sealed.is_empty()
+                && self.order.is_some_and(|order| order != Order::Consume) => {}
             Some(Order::Promote(point)) => self.end_promotion_of(point),
             // N.B. One record ends the spools. What follows writes to the image (case 17).
             Some(Order::Consume) => {
@@ -133,7 +153,9 @@ impl Standby {
         let newest = self.record.points.last().map(|point| point.watermark);
         match point.or(newest.filter(|_| !self.image_is_point())) {
             Some(at) => {
+                // A restart may find the image half-way between both.
                 self.record.image = ImageState::Torn;
+                self.record.watermark = None;
                 self.make_durable();
                 self.work = Work::Restoring(at);
                 self.outbox.push_after_record(Action::RestorePoint(at));

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use chronicle::{BlockCount, BlockRange, Epoch, Generation};
+use chronicle::{BlockRange, Epoch, Generation};
 
-use super::{Action, Image, Owner, Rights, Stage, Standby, Unsealed, Work};
+use super::{Action, Announcement, Image, Owner, Rights, Stage, Standby, Unsealed, Work};
 use crate::identity::{LifeId, StandbyId, VolumeIndex, Watermark};
 use crate::planted::{Bug, broken};
 use crate::record::{Sealed, Standing};
@@ -13,7 +13,7 @@ use crate::wire::{Answer, Content, RefusedBecause, StreamId, ToOwner, ToStandby}
 impl Standby {
     pub(super) fn receive(&mut self, now: Duration, stream: StreamId, message: ToStandby) {
         if let ToStandby::Offer { standby, generation, life, acknowledged } = message {
-            return self.answer(now, stream, standby, generation, life, acknowledged);
+            return self.answer(stream, standby, generation, life, acknowledged);
         }
         let is_owner = |owner: &&mut Owner| owner.stream == stream || broken(Bug::FenceNotChecked);
         let Some(owner) = self.owner.as_mut().filter(is_owner) else { return };
@@ -23,7 +23,8 @@ impl Standby {
             ToStandby::StillCurrent => owner.current_at = now,
             ToStandby::Begin { epoch, base, blocks, sizes } => {
                 let answer_to = owner.stream;
-                if let Some(answer) = self.announce(life, epoch, base, blocks, sizes) {
+                let watermark = Watermark { standby: self.record.standby, life, epoch };
+                if let Some(answer) = self.announce(Announcement { watermark, base, blocks, sizes }) {
                     self.outbox.push(Action::Send(answer_to, answer));
                 }
             }
@@ -35,7 +36,6 @@ impl Standby {
     /// Answers an offer, once the fence is durable.
     fn answer(
         &mut self,
-        now: Duration,
         stream: StreamId,
         standby: StandbyId,
         generation: Generation,
@@ -44,19 +44,18 @@ impl Standby {
     ) {
         let is_ours = standby == self.record.standby;
         let is_fenced = generation < self.record.generation && !broken(Bug::FenceNotChecked);
-        let is_ended = self.work == Work::Ended || self.work == Work::Ending || self.order.is_some();
-        let agrees = self.agree(life, acknowledged);
+        let is_ended = self.is_ending();
         let answer = match self.record.standing {
             _ if !is_ours => Answer::Unsure,
             Standing::Promoted { .. } if !broken(Bug::PromotedReceives) => Answer::Promoted,
             Standing::Consumed => Answer::Consumed,
             _ if is_fenced => Answer::Fenced,
             // Which of both it becomes is not durable yet.
-            Standing::Receiving if is_ended => Answer::Unsure,
-            _ if !agrees => Answer::Unsure,
+            Standing::Receiving if is_ended || !self.agrees(life, acknowledged) => Answer::Unsure,
             _ => {
+                self.rights = Rights::Full;
                 self.drop_unsealed();
-                self.owner = Some(Owner { stream, life, current_at: Duration::from_millis(self.record.arrived_ms) });
+                self.owner = Some(Owner { stream, life, current_at: Duration::ZERO });
                 if generation > self.record.generation {
                     self.record.generation = generation;
                     self.make_durable();
@@ -69,26 +68,19 @@ impl Standby {
                 Answer::Receiving { watermark, sealed_through, has_point: self.has_point() }
             }
         };
-        let _ = now;
         self.outbox.push_after_record(Action::Send(stream, ToOwner::Answer(answer)));
         self.outbox.durable(self.durable);
     }
 
-    /// Returns whether the standby may receive. After a restored journal both sides must name the same watermark (case 21).
-    fn agree(&mut self, life: LifeId, acknowledged: Option<Epoch>) -> bool {
+    /// Returns whether the standby may receive. After a restored journal both sides must name the same watermark (case 21), and
+    /// nothing may have been on its way into the image at the time of the backup.
+    fn agrees(&self, life: LifeId, acknowledged: Option<Epoch>) -> bool {
         let Rights::None(image) = self.rights else { return true };
-        let is_same = self.record.watermark.is_some_and(|watermark| {
-            watermark.life == life && Some(watermark.epoch) == acknowledged
-        });
-        let agree = image == Image::AsLeft && is_same;
-        if agree {
-            self.rights = Rights::Full;
-            // Spools of the backup's time are gone, or were applied.
-            self.record.sealed.clear();
-            self.seals.clear();
-            self.make_durable();
-        }
-        agree
+        let is_same = self
+            .record
+            .watermark
+            .is_some_and(|watermark| watermark.life == life && Some(watermark.epoch) == acknowledged);
+        image == Image::AsLeft && is_same && self.image_is_point() && self.record.sealed.is_empty()
     }
 
     /// Gives a standby of a restored journal its rights. What its image holds is not known.
@@ -100,18 +92,15 @@ impl Standby {
     }
 
     /// Takes an announcement; returns the answer, if there is one at once.
-    fn announce(
-        &mut self,
-        life: LifeId,
-        epoch: Epoch,
-        base: Option<Epoch>,
-        blocks: u64,
-        sizes: Vec<BlockCount>,
-    ) -> Option<ToOwner> {
-        let watermark = Watermark { standby: self.record.standby, life, epoch };
-        if self.cannot_grow {
-            // Each announcement is an occasion to try again.
-            self.cannot_grow = false;
+    fn announce(&mut self, announcement: Announcement) -> Option<ToOwner> {
+        if matches!(&self.unsealed, Some(Unsealed { stage: Stage::Sealing(_), .. })) {
+            self.announced = Some(announcement);
+            return None;
+        }
+        let Announcement { watermark, base, blocks, sizes } = announcement;
+        let Watermark { life, epoch, .. } = watermark;
+        if self.grows_at.is_some() {
+            self.drop_unsealed();
             return Some(ToOwner::Refused { reason: RefusedBecause::CannotGrow });
         }
         let newest = self.sealed_through(life);
@@ -121,8 +110,11 @@ impl Standby {
         }
         let received = self.unsealed.as_ref().map_or(0, |unsealed| unsealed.blocks);
         let sealed: u64 = self.record.sealed.iter().map(|sealed| sealed.blocks).sum();
-        let fits = sealed + received + blocks <= self.settings.spool_blocks;
-        let stage = match self.unsealed.take().map(|unsealed| unsealed.stage) {
+        let blocks_max = received.saturating_add(blocks);
+        let fits = sealed.saturating_add(blocks_max) <= self.settings.spool_blocks;
+        let before = self.unsealed.take();
+        let has_same_sizes = before.as_ref().is_some_and(|before| before.sizes == sizes);
+        let stage = match before.map(|before| before.stage) {
             Some(Stage::Spooled) if fits => Stage::Spooled,
             Some(Stage::Spooled | Stage::Sealing(_)) => {
                 self.outbox.push(Action::DropUnsealed);
@@ -132,8 +124,12 @@ impl Standby {
             None if fits => Stage::Spooled,
             None => Stage::Announced,
         };
-        let is_ready = matches!(stage, Stage::Spooled | Stage::InPlace);
-        self.unsealed = Some(Unsealed { watermark, sizes, blocks: received, stage });
+        let is_in_place = stage == Stage::InPlace;
+        let is_ready = stage == Stage::Spooled || is_in_place && has_same_sizes;
+        self.unsealed = Some(Unsealed { watermark, sizes, blocks: received, blocks_max, stage });
+        if is_in_place && !has_same_sizes {
+            self.grow_in_place();
+        }
         is_ready.then_some(ToOwner::Ready { epoch })
     }
 
@@ -141,6 +137,12 @@ impl Standby {
         let Some(unsealed) = &mut self.unsealed else { return };
         // A range of zeroes needs no room.
         let count = if content == Content::Zeroes { 1 } else { blocks.len() };
+        let size = unsealed.sizes.get(volume.index()).map_or(0, |size| size.0);
+        // More than was announced is the owner's error, or its fraud.
+        let is_too_much = unsealed.blocks.saturating_add(count) > unsealed.blocks_max;
+        if blocks.is_empty() || blocks.end.0 > size || is_too_much && !broken(Bug::RewritesSent) {
+            return self.drop_unsealed();
+        }
         match unsealed.stage {
             Stage::Spooled => self.outbox.push(Action::Spool(volume, blocks, content)),
             Stage::InPlace => self.outbox.push(Action::WriteInPlace(volume, blocks, content)),
@@ -150,7 +152,8 @@ impl Standby {
     }
 
     fn take_seal(&mut self, now: Duration, epoch: Epoch) {
-        let Some(unsealed) = self.unsealed.as_mut().filter(|unsealed| unsealed.watermark.epoch == epoch) else {
+        let Some(unsealed) = self.unsealed.as_mut().filter(|unsealed| unsealed.watermark.epoch == epoch)
+        else {
             return;
         };
         let volumes = (0..unsealed.sizes.len() as u16).map(VolumeIndex);
@@ -179,6 +182,10 @@ impl Standby {
         self.record.sealed.extend(self.unsealed.take().map(|unsealed| unsealed.seal(now)));
         let number = self.make_durable();
         self.seals.push_back(number);
+        let answer = self.announced.take().and_then(|announced| self.announce(announced));
+        if let (Some(owner), Some(answer)) = (self.owner, answer) {
+            self.outbox.push(Action::Send(owner.stream, answer));
+        }
     }
 }
 
