@@ -171,6 +171,8 @@ pub enum Event {
     Resumed,
     /// An administrator orders to serve although the standby's host is silent (`if_silent = "serve"`).
     ServeUnasked,
+    /// Blocks are still fetched after a handover, at a restart. Nothing is cut before [`Event::Completed`].
+    Incomplete,
     /// All blocks are at the owner.
     Completed,
 }
@@ -484,6 +486,7 @@ impl Replication {
             }
             Event::Paused => self.pauses.is_ordered = true,
             Event::Resumed => self.pauses.is_ordered = false,
+            Event::Incomplete => self.pauses.is_filling = !broken(Bug::IncompleteCut),
             Event::Completed => self.pauses.is_filling = false,
             Event::ServeUnasked => self.begin_serving(),
         }

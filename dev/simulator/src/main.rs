@@ -33,6 +33,7 @@ mod scenario;
 mod sides;
 mod simulation;
 mod small;
+mod standbys;
 mod standing;
 #[cfg(test)]
 mod tests;
@@ -95,6 +96,9 @@ struct Arguments {
     /// Simulate copies beside guests on one disk, and compare the guests with the same seed without copies.
     #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
     pacing: bool,
+    /// Simulate the standby of a group of volumes at another host, and its promotion.
+    #[arg(long, conflicts_with_all = ["hosts", "strategy", "known", "restored"])]
+    standbys: bool,
     /// Print the events of the simulation; with --seed.
     #[arg(long, requires = "seed")]
     trace: bool,
@@ -128,6 +132,7 @@ fn main() -> ExitCode {
         (None, seed) if arguments.custody => run_custody(&arguments, seed),
         (None, seed) if arguments.orders => run_orders(&arguments, seed),
         (None, seed) if arguments.pacing => run_pacing(&arguments, seed),
+        (None, seed) if arguments.standbys => run_standbys(&arguments, seed),
         (None, Some(seed)) => run_one(&arguments, seed),
         (None, None) if arguments.coverage => run_coverage(&arguments),
         (None, None) => run_many(&arguments).1,
@@ -277,6 +282,29 @@ fn run_pacing(arguments: &Arguments, seed: Option<u64>) -> bool {
         println!("    cargo run -p simulator --release -- --pacing --seed {seed} --trace");
     }
     shown.violations.is_empty()
+}
+
+fn run_standbys(arguments: &Arguments, seed: Option<u64>) -> bool {
+    if let Some(seed) = seed {
+        let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+        let violation = standbys::replay(seed, telling);
+        println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+        return violation.is_none();
+    }
+    let shown = standbys::campaign(arguments.first, arguments.seeds, false);
+    println!("{}", shown.met);
+    println!(
+        "{} seeds: {} cuts, {} points, {} promotions; in the end {} standbys were current",
+        shown.seeds, shown.cuts, shown.points, shown.promotions, shown.current
+    );
+    println!("{} violations", shown.violations.len());
+    for (seed, violation) in &shown.violations {
+        println!("  seed {seed}: {violation}");
+        println!("    cargo run -p simulator --release -- --standbys --seed {seed} --trace");
+    }
+    let wrong = shown.met.wrong(shown.seeds);
+    wrong.iter().for_each(|wrong| println!("coverage: {wrong}"));
+    shown.violations.is_empty() && wrong.is_empty()
 }
 
 /// Runs seeds with each relevant number of hosts; returns whether all rules were kept, and every strategy has met its cells.

@@ -1,0 +1,698 @@
+//! The standby's host: it carries the machine's actions out over spools, images and points, with caches.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use chronicle::{BlockCount, BlockRange};
+use standby::receiver::{Action, Event, Grown, Image, Journal, PromoteOrder, Refusal, Settings};
+use standby::record::{ImageState, KeptBy, Record as _, Sealed, Standing, StandbyRecord};
+use standby::retention::Keep;
+use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
+use standby::{Standby, VolumeIndex, Watermark};
+
+use super::disk::{Disk, Flush};
+use super::met::{Fault, Phase};
+use super::owner::STANDBY;
+use super::world::{Shape, Task, World};
+use crate::random::Random;
+
+#[derive(Debug)]
+pub(super) enum StandbyTask {
+    SpoolFlushed { volume: VolumeIndex, watermark: Watermark },
+    PointKept(Watermark),
+    Opened(Vec<BlockCount>),
+    Applied(Sealed),
+    ImageFlushed(Vec<Flush>),
+    Restored(Watermark),
+    Recorded(u64),
+}
+
+/// What is under way at the image, for the table.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Doing {
+    #[default]
+    Nothing,
+    Keeping,
+    Applying,
+    Flushing,
+    Restoring,
+}
+
+#[derive(Clone, Debug)]
+struct Entry {
+    blocks: BlockRange,
+    payload: Vec<u64>,
+    is_durable: bool,
+}
+
+/// The spool files of an epoch, of each volume.
+type Spools = Vec<Vec<Entry>>;
+
+#[derive(Clone, Debug)]
+struct Backup {
+    record: StandbyRecord,
+    /// The version of each image.
+    versions: Vec<u64>,
+}
+
+#[derive(Debug)]
+pub(super) struct StandbyHost {
+    pub(super) machine: Option<Standby>,
+    pub(super) process: u64,
+    pub(super) settings: Settings,
+    pub(super) images: Vec<Disk>,
+    record: Option<StandbyRecord>,
+    pending: VecDeque<(u64, StandbyRecord)>,
+    backups: Vec<Backup>,
+    /// Whether the record is one of a backup, and the standby has no rights.
+    pub(super) is_restored: bool,
+    unnamed: Spools,
+    named: BTreeMap<Watermark, Spools>,
+    pub(super) points: BTreeMap<Watermark, Vec<Vec<u64>>>,
+    doing: Doing,
+    spool_flushes: usize,
+    /// The images' versions after the last write of a daemon: others are strangers' writes.
+    known_versions: Vec<u64>,
+    received: Option<Vec<u64>>,
+    pub(super) can_grow: bool,
+    pub(super) tested: Option<Watermark>,
+    /// When each cut was current last.
+    current_at: BTreeMap<Watermark, Duration>,
+    life: u128,
+    /// What was received since an owner's host was lost.
+    has_received: bool,
+    /// The cut that is owned here.
+    pub(super) owned: Option<Watermark>,
+    /// What was promoted, for comparisons with the former owner.
+    pub(super) promoted: Option<(Watermark, Vec<Vec<u64>>)>,
+    pub(super) is_over: bool,
+    refused: Option<Refusal>,
+    order: Option<(PromoteOrder, Duration)>,
+    pub(super) writes: u64,
+}
+
+impl StandbyHost {
+    pub(super) fn new(random: &mut Random, shape: &Shape) -> Self {
+        let all: u64 = shape.sizes.iter().sum();
+        let settings = Settings {
+            spool_blocks: random.pick(&[all / 3, all, all * 2, 100_000]),
+            points_blocks: random.pick(&[all / 2, all, all * 2, all * 10]),
+            kept_by: random.pick(&[KeptBy::Reflink, KeptBy::Reflink, KeptBy::Undo]),
+            keep: random.pick(&[Keep::NONE, Keep { last: 1, hourly: 0, daily: 0 }, Keep { last: 3, hourly: 1, daily: 1 }]),
+        };
+        let images: Vec<_> = shape.sizes.iter().map(|_| Disk::new(0)).collect();
+        Self {
+            machine: None,
+            process: 0,
+            settings,
+            known_versions: images.iter().map(|image| image.version).collect(),
+            unnamed: vec![Vec::new(); images.len()],
+            images,
+            record: None,
+            pending: VecDeque::new(),
+            backups: Vec::new(),
+            is_restored: false,
+            named: BTreeMap::new(),
+            points: BTreeMap::new(),
+            doing: Doing::Nothing,
+            spool_flushes: 0,
+            received: None,
+            can_grow: true,
+            tested: None,
+            current_at: BTreeMap::new(),
+            life: 0,
+            has_received: false,
+            owned: None,
+            promoted: None,
+            is_over: false,
+            refused: None,
+            order: None,
+            writes: 0,
+        }
+    }
+
+    pub(super) fn due(&self) -> Option<Duration> {
+        self.machine.as_ref().and_then(Standby::poll_timeout).map(|(at, _)| at)
+    }
+
+    pub(super) fn record(&self) -> Option<&StandbyRecord> {
+        self.machine.as_ref().map(Standby::record)
+    }
+
+    pub(super) fn content(&self) -> Vec<Vec<u64>> {
+        self.images.iter().map(Disk::content).collect()
+    }
+
+    /// Returns what the host does.
+    pub(super) fn phase(&self) -> Phase {
+        let Some(record) = self.record() else { return Phase::Down };
+        match self.doing {
+            Doing::Keeping => Phase::Keeping,
+            Doing::Applying => Phase::Applying,
+            Doing::Flushing => Phase::Flushing,
+            Doing::Restoring => Phase::Restoring,
+            Doing::Nothing if self.owned.is_some() || self.is_over => Phase::Ended,
+            Doing::Nothing if self.spool_flushes > 0 => Phase::Sealing,
+            Doing::Nothing if !self.pending.is_empty() => Phase::Recording,
+            Doing::Nothing if record.image == ImageState::Torn && record.sealed.is_empty() => Phase::InPlace,
+            Doing::Nothing if self.unnamed.iter().any(|spool| !spool.is_empty()) => Phase::Spooling,
+            Doing::Nothing => Phase::Waiting,
+        }
+    }
+
+    /// Others write to the image.
+    pub(super) fn touch(&mut self, random: &mut Random, value: u64) {
+        let volume = random.index(self.images.len());
+        let block = random.below(self.images[volume].len());
+        self.images[volume].write(block, value);
+        self.images[volume].sync();
+    }
+
+    fn versions(&self) -> Vec<u64> {
+        self.images.iter().map(|image| image.version).collect()
+    }
+
+    pub(super) fn is_touched(&self) -> bool {
+        self.known_versions != self.versions()
+    }
+
+    /// Writes to an image as the daemon.
+    fn write(&mut self, volume: usize, block: u64, value: u64) {
+        let before = self.images[volume].version;
+        self.images[volume].write(block, value);
+        self.known_versions[volume] += self.images[volume].version - before;
+        self.writes += 1;
+    }
+
+    fn resize(&mut self, sizes: &[u64]) {
+        for (volume, size) in sizes.iter().enumerate() {
+            if self.images[volume].len() != *size {
+                let before = self.images[volume].version;
+                self.images[volume].resize(*size);
+                self.known_versions[volume] += self.images[volume].version - before;
+            }
+        }
+    }
+
+    fn can_have(&self, sizes: &[BlockCount]) -> bool {
+        self.can_grow || self.images.iter().zip(sizes).all(|(image, size)| image.len() >= size.0)
+    }
+
+    fn grow(&mut self, sizes: &[BlockCount]) {
+        let grown: Vec<_> = self.images.iter().zip(sizes).map(|(image, size)| image.len().max(size.0)).collect();
+        self.resize(&grown);
+    }
+}
+
+impl World {
+    pub(super) fn stop_standby(&mut self) {
+        for link in 0..self.links.len() {
+            self.disconnect(link);
+        }
+        let mut random = self.random.fork();
+        let process = self.number();
+        let host = &mut self.standby;
+        for (_, record) in std::mem::take(&mut host.pending) {
+            if random.percent(50) {
+                break;
+            }
+            host.record = Some(record);
+        }
+        host.machine = None;
+        host.process = process;
+        host.doing = Doing::Nothing;
+        host.spool_flushes = 0;
+        host.has_received = false;
+        host.tested = None;
+        host.order = None;
+        host.received = None;
+    }
+
+    pub(super) fn cut_standbys_power(&mut self) {
+        self.stop_standby();
+        let mut random = self.random.fork();
+        let host = &mut self.standby;
+        for volume in 0..host.images.len() {
+            let before = host.images[volume].version;
+            host.images[volume].cut_power(&mut random);
+            host.known_versions[volume] += host.images[volume].version - before;
+        }
+        for entries in host.named.values_mut().flatten().chain(&mut host.unnamed) {
+            entries.retain(|entry| entry.is_durable || random.percent(50));
+            entries.iter_mut().for_each(|entry| entry.is_durable = true);
+        }
+    }
+
+    /// Puts a backup of the standby's journal back.
+    pub(super) fn restore_standby(&mut self) {
+        if self.standby.backups.is_empty() {
+            return;
+        }
+        let index = self.random.index(self.standby.backups.len());
+        let host = &mut self.standby;
+        let Backup { mut record, versions } = host.backups[index].clone();
+        // What does not exist any more is not restored.
+        record.points.retain(|point| host.points.contains_key(&point.watermark));
+        record.sealed.retain(|sealed| host.named.contains_key(&sealed.watermark));
+        host.record = Some(record);
+        host.is_restored = true;
+        if versions != host.versions() {
+            // Not as it was at the backup.
+            host.known_versions.iter_mut().for_each(|version| *version = 0);
+        } else {
+            host.known_versions = versions;
+        }
+    }
+
+    pub(super) fn start_standby(&mut self) {
+        if self.standby.machine.is_some() {
+            return;
+        }
+        self.standby.process = self.number();
+        let settings = self.standby.settings.clone();
+        let image = if self.standby.is_touched() { Image::Touched } else { Image::AsLeft };
+        let journal = if self.standby.is_restored { Journal::Restored } else { Journal::Own };
+        let machine = match self.standby.record.clone() {
+            None => Standby::begin(settings, STANDBY),
+            Some(record) => {
+                if StandbyRecord::decode(&record.encode()).as_ref() != Some(&record) {
+                    self.violate("a record of the standby is not what was stored");
+                }
+                if journal == Journal::Own {
+                    self.standby.points.retain(|at, _| record.points.iter().any(|point| point.watermark == *at));
+                }
+                Standby::restart(settings, record, journal, image)
+            }
+        };
+        self.tell(|_| format!("standby starts: {journal:?} {image:?} {:?}", machine.record()));
+        self.standby.machine = Some(machine);
+        self.drain_standby();
+        for link in 0..self.links.len() {
+            self.in_about(Duration::from_millis(300), Task::Connect(link));
+        }
+    }
+
+    pub(super) fn standby_receives(&mut self, stream: StreamId, message: ToStandby, payload: Vec<u64>) {
+        if let ToStandby::Offer { life, .. } = &message {
+            self.standby.life = life.0;
+            self.notice_touch();
+        }
+        let life = standby::LifeId(self.standby.life);
+        let newest = self.standby.record().and_then(|record| {
+            record.sealed.last().map(|sealed| sealed.watermark).or(record.watermark)
+        });
+        let current = match message {
+            ToStandby::Seal { epoch } => Some(Watermark { standby: STANDBY, life, epoch }),
+            ToStandby::StillCurrent => newest,
+            _ => None,
+        };
+        let now = self.now;
+        current.into_iter().for_each(|at| {
+            self.standby.current_at.insert(at, now);
+        });
+        self.standby.has_received = true;
+        self.standby.received = Some(payload);
+        self.standby_event(Event::Received(stream, message));
+        self.standby.received = None;
+    }
+
+    pub(super) fn standby_loses_owner(&mut self) {
+        self.standby.has_received = false;
+        self.standby_event(Event::OwnerLost);
+    }
+
+    /// Reports that others have changed the image, if they have.
+    pub(super) fn notice_touch(&mut self) {
+        let may_be = self.standby.owned.is_none() && !self.is_consumed;
+        if may_be && self.standby.is_touched() && !self.standby.is_restored && self.standby.machine.is_some() {
+            self.standby.known_versions = self.standby.versions();
+            self.standby_event(Event::ImageTouched);
+        }
+    }
+
+    /// An administrator orders a promotion; returns what has refused it.
+    pub(super) fn promote(&mut self, order: PromoteOrder) -> Option<Refusal> {
+        self.notice_touch();
+        let is_beside_owner = self.standby.has_received;
+        self.standby.refused = None;
+        self.standby.order = Some((order, self.now));
+        self.standby_event(Event::Promote(order));
+        let refused = self.standby.refused;
+        self.meet(if refused.is_some() { Fault::PromoteRefused } else { Fault::Promoted });
+        self.tell(|_| format!("{order:?}: {refused:?}"));
+        if refused.is_none() && is_beside_owner {
+            self.violate("a standby was promoted while its owner can be reached");
+        }
+        if refused.is_none() && !order.owner_is_lost {
+            self.violate("a standby was promoted although nobody says that the owner is lost");
+        }
+        refused
+    }
+
+    pub(super) fn standby_event(&mut self, event: Event) {
+        let now = self.now;
+        if let Some(machine) = &mut self.standby.machine {
+            machine.handle_event(now, event);
+        }
+        self.drain_standby();
+    }
+
+    pub(super) fn standby_timeout(&mut self) {
+        let now = self.now;
+        if let Some(machine) = &mut self.standby.machine {
+            machine.handle_timeout(now);
+        }
+        self.drain_standby();
+    }
+
+    fn standby_later(&mut self, task: StandbyTask) {
+        let (delay, process) = (self.disk_time(), self.standby.process);
+        self.after(delay, Task::Standby { process, task });
+    }
+
+    /// Fails a flush: some of it is lost, and the standby begins again from its record.
+    fn standby_flush_fails(&mut self) -> bool {
+        if self.is_calm || !self.random.percent(3) {
+            return false;
+        }
+        self.meet(Fault::StandbyFlushFailed);
+        let mut random = self.random.fork();
+        let host = &mut self.standby;
+        for volume in 0..host.images.len() {
+            let before = host.images[volume].version;
+            host.images[volume].fail_flush(&mut random);
+            host.known_versions[volume] += host.images[volume].version - before;
+        }
+        for entries in host.named.values_mut().flatten().chain(&mut host.unnamed) {
+            entries.retain(|entry| entry.is_durable || random.percent(50));
+        }
+        self.stop_standby();
+        self.start_standby();
+        true
+    }
+
+    pub(super) fn standby_task(&mut self, task: StandbyTask) {
+        match task {
+            StandbyTask::SpoolFlushed { volume, watermark } => {
+                let Some(spools) = self.standby.named.get(&watermark) else { return };
+                let _ = spools;
+                if self.standby_flush_fails() {
+                    return;
+                }
+                self.standby.spool_flushes = self.standby.spool_flushes.saturating_sub(1);
+                if let Some(spools) = self.standby.named.get_mut(&watermark) {
+                    spools[volume.index()].iter_mut().for_each(|entry| entry.is_durable = true);
+                }
+                self.standby_event(Event::SpoolFlushed(volume));
+            }
+            StandbyTask::PointKept(at) => {
+                self.standby.doing = Doing::Nothing;
+                if self.standby.is_touched() {
+                    self.notice_touch();
+                } else {
+                    let content = self.standby.content();
+                    let is_abandoned = self.standby.record().is_none_or(|record| record.watermark != Some(at));
+                    if !is_abandoned && let Some(difference) = self.truth.difference(at, &content) {
+                        self.violate(format!("a point is not what the group was: {difference}"));
+                    }
+                    self.shown.points += 1;
+                    self.standby.points.insert(at, content);
+                }
+                self.standby_event(Event::PointKept);
+            }
+            StandbyTask::Opened(sizes) => {
+                let grown = if self.standby.can_have(&sizes) { Grown::Yes } else { Grown::No };
+                if grown == Grown::Yes {
+                    self.standby.grow(&sizes);
+                }
+                self.standby_event(Event::Opened(grown));
+            }
+            StandbyTask::Applied(sealed) => {
+                self.standby.doing = Doing::Nothing;
+                if !self.standby.can_have(&sealed.sizes) {
+                    return self.standby_event(Event::Applied(Grown::No));
+                }
+                self.apply(&sealed, 100);
+                self.standby_event(Event::Applied(Grown::Yes));
+            }
+            StandbyTask::ImageFlushed(flushes) => {
+                if self.standby_flush_fails() {
+                    return;
+                }
+                self.standby.doing = Doing::Nothing;
+                let images = self.standby.images.iter_mut().zip(&flushes);
+                images.for_each(|(image, flush)| image.end_flush(flush));
+                self.standby_event(Event::ImageFlushed);
+            }
+            StandbyTask::Restored(at) => {
+                self.standby.doing = Doing::Nothing;
+                self.restore_point(at, 100);
+                self.standby_event(Event::PointRestored);
+            }
+            StandbyTask::Recorded(number) => {
+                let versions = self.standby.versions();
+                let host = &mut self.standby;
+                while let Some((_, record)) = host.pending.pop_front_if(|(pending, _)| *pending <= number) {
+                    host.record = Some(record.clone());
+                    if record.watermark.is_none() && host.is_restored {
+                        host.is_restored = false;
+                        host.known_versions.clone_from(&versions);
+                    }
+                    host.backups.push(Backup { record, versions: versions.clone() });
+                }
+                self.standby_event(Event::Durable(number));
+            }
+        }
+    }
+
+    /// Nothing may change the image after the standby has ended.
+    fn expect_image_is_free(&mut self) {
+        if self.standby.owned.is_some() {
+            self.violate("the image of a promoted standby was changed");
+        }
+        if self.is_consumed {
+            self.violate("the image of a standby that a migration uses was changed");
+        }
+    }
+
+    /// Writes a part of a sealed epoch's spools into the images.
+    fn apply(&mut self, sealed: &Sealed, percent: u64) {
+        self.expect_image_is_free();
+        let Some(spools) = self.standby.named.get(&sealed.watermark).cloned() else {
+            return self.violate("a sealed epoch has no spool");
+        };
+        self.standby.grow(&sealed.sizes);
+        for (volume, entries) in spools.iter().enumerate() {
+            for (block, value) in entries.iter().flat_map(|entry| entry.blocks.iter().zip(&entry.payload)) {
+                if self.random.percent(percent) {
+                    self.standby.write(volume, block.0, *value);
+                }
+            }
+        }
+    }
+
+    fn restore_point(&mut self, at: Watermark, percent: u64) {
+        self.expect_image_is_free();
+        let Some(point) = self.standby.points.get(&at).cloned() else {
+            return self.violate("a point that is to be promoted does not exist");
+        };
+        if percent == 100 {
+            let sizes: Vec<_> = point.iter().map(|volume| volume.len() as u64).collect();
+            self.standby.resize(&sizes);
+        }
+        for (volume, content) in point.iter().enumerate() {
+            for (block, value) in content.iter().enumerate() {
+                if self.random.percent(percent) {
+                    self.standby.write(volume, block as u64, *value);
+                }
+            }
+        }
+    }
+
+    fn drain_standby(&mut self) {
+        while let Some(action) = self.standby.machine.as_mut().and_then(Standby::poll_action) {
+            self.standby_action(action);
+        }
+    }
+
+    fn standby_action(&mut self, action: Action) {
+        if !matches!(action, Action::Send(..) | Action::Spool(..) | Action::WriteInPlace(..)) {
+            self.tell(|_| format!("standby: {action:?}"));
+        }
+        let volumes = self.standby.images.len();
+        match action {
+            Action::Send(stream, message) => {
+                if let ToOwner::Answer(Answer::Receiving { .. }) = message {
+                    self.standby.is_restored = false;
+                    if self.standby.owned.is_some() || self.is_consumed {
+                        self.violate("a standby that has ended receives");
+                    }
+                }
+                self.send_to_owner(stream, message);
+            }
+            Action::Spool(volume, blocks, content) => {
+                let payload = self.payload(blocks, content);
+                let entry = Entry { blocks, payload, is_durable: false };
+                self.standby.unnamed[volume.index()].push(entry);
+            }
+            Action::WriteInPlace(volume, blocks, content) => {
+                self.expect_image_is_free();
+                let durable = self.standby.record.as_ref();
+                let is_torn = durable.is_some_and(|record| record.image == ImageState::Torn);
+                let is_last = durable.is_some_and(|record| record.watermark.is_some() && record.points.is_empty());
+                if !is_torn {
+                    self.violate("an epoch is written over the image before that is recorded");
+                }
+                if is_last {
+                    self.violate("an epoch is written over the last recovery point");
+                }
+                let payload = self.payload(blocks, content);
+                for (block, value) in blocks.iter().zip(payload) {
+                    self.standby.write(volume.index(), block.0, value);
+                }
+            }
+            Action::FlushSpool(volume) => {
+                self.standby.spool_flushes += 1;
+                let sealing = self.standby.named.last_key_value().map(|(at, _)| *at);
+                let named = self.standby.named.keys().copied();
+                let sealed = self.standby.record().map_or_else(Vec::new, |record| {
+                    record.sealed.iter().map(|sealed| sealed.watermark).collect()
+                });
+                let watermark = named.filter(|at| !sealed.contains(at)).max_by_key(|at| at.epoch).or(sealing);
+                if let Some(watermark) = watermark {
+                    self.standby_later(StandbyTask::SpoolFlushed { volume, watermark });
+                }
+            }
+            Action::NameSpools(at) => {
+                let spools = std::mem::replace(&mut self.standby.unnamed, vec![Vec::new(); volumes]);
+                self.standby.named.insert(at, spools);
+            }
+            Action::DropUnsealed => {
+                self.standby.spool_flushes = 0;
+                self.standby.unnamed = vec![Vec::new(); volumes];
+                if !self.standby.is_restored {
+                    let sealed = self.standby.record().map_or_else(Vec::new, |record| record.sealed.clone());
+                    self.standby.named.retain(|at, _| sealed.iter().any(|sealed| sealed.watermark == *at));
+                }
+            }
+            Action::KeepPoint(at, _) => {
+                self.standby.doing = Doing::Keeping;
+                self.standby_later(StandbyTask::PointKept(at));
+            }
+            Action::DropPoint(at) => self.drop_point(at),
+            Action::RestorePoint(at) => {
+                self.standby.doing = Doing::Restoring;
+                self.restore_point(at, 40);
+                self.standby_later(StandbyTask::Restored(at));
+            }
+            Action::OpenInPlace(sizes) => self.standby_later(StandbyTask::Opened(sizes)),
+            Action::Apply(sealed) => {
+                self.standby.doing = Doing::Applying;
+                if self.standby.can_have(&sealed.sizes) {
+                    self.apply(&sealed, 40);
+                }
+                self.standby_later(StandbyTask::Applied(sealed));
+            }
+            Action::FlushImage => {
+                self.standby.doing = Doing::Flushing;
+                let flushes = self.standby.images.iter().map(Disk::begin_flush).collect();
+                self.standby_later(StandbyTask::ImageFlushed(flushes));
+            }
+            Action::UnlinkSpool(at) => {
+                let durable = self.standby.record.as_ref();
+                if durable.is_some_and(|record| record.sealed.iter().any(|sealed| sealed.watermark == at)) {
+                    self.violate("the spool of a sealed epoch was unlinked");
+                }
+                self.standby.named.remove(&at);
+            }
+            Action::MakeDurable(number, record) => {
+                self.standby.writes += 1;
+                self.standby.pending.push_back((number, record));
+                self.standby_later(StandbyTask::Recorded(number));
+            }
+            Action::Own(at) => self.own(at),
+            Action::Consumed(at) => self.consumed(at),
+            Action::Refuse(refusal) => self.standby.refused = Some(refusal),
+            Action::Clone(at) => {
+                self.standby.tested = Some(at);
+                match self.standby.points.get(&at) {
+                    None => self.violate("a point that is to be tested does not exist"),
+                    Some(point) => {
+                        if let Some(difference) = self.truth.difference(at, point) {
+                            self.violate(format!("a test is not what the group was: {difference}"));
+                        }
+                    }
+                }
+            }
+            Action::EndTest => self.standby.tested = None,
+        }
+    }
+
+    fn payload(&mut self, blocks: BlockRange, content: Content) -> Vec<u64> {
+        match (content, &self.standby.received) {
+            (Content::Payload, Some(payload)) => payload.clone(),
+            _ => vec![0; blocks.len() as usize],
+        }
+    }
+
+    fn drop_point(&mut self, at: Watermark) {
+        if self.standby.tested == Some(at) {
+            self.violate("the point of a running test was deleted");
+        }
+        let Some(record) = &self.standby.record else { return };
+        let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
+        let is_needed = record.points.iter().any(|point| point.watermark == at);
+        let is_last = !is_point && record.points.is_empty() && !self.standby.is_over;
+        let is_useless = self.standby.settings.kept_by == KeptBy::Undo && record.watermark.is_none();
+        let was_abandoned = record.watermark.is_none();
+        if is_needed || is_last && !is_useless && !was_abandoned {
+            self.violate("the last recovery point was deleted, or one that the record names");
+        }
+        self.standby.points.remove(&at);
+    }
+
+    /// The group is owned at the standby's host, as of a cut.
+    fn own(&mut self, at: Watermark) {
+        let durable = self.standby.record.as_ref().map(|record| record.standing);
+        if durable != Some(Standing::Promoted { at }) {
+            self.violate("a group is owned before that is durable");
+        }
+        if self.standby.owned.is_some() {
+            return;
+        }
+        self.shown.promotions += 1;
+        let content = self.standby.content();
+        if let Some(difference) = self.truth.difference(at, &content) {
+            self.violate(format!("what was promoted is not what the group was: {difference}"));
+        }
+        if let Some((order, ordered)) = self.standby.order {
+            if order.point.is_some_and(|point| point != at) {
+                self.violate("another point was promoted than was ordered");
+            }
+            let current = self.standby.current_at.get(&at).copied().unwrap_or_default();
+            if ordered.saturating_sub(current) > order.age_max + Duration::from_millis(1) {
+                self.violate("a point was promoted that is older than the order says");
+            }
+        }
+        self.standby.owned = Some(at);
+        self.standby.promoted = Some((at, content));
+        self.standby.is_restored = false;
+        // A guest runs here, and writes.
+        let value = self.number();
+        self.standby.images[0].write(0, value);
+    }
+
+    /// The image belongs to a migration: each block is as of the cut, or newer.
+    fn consumed(&mut self, at: Option<Watermark>) {
+        if self.is_consumed {
+            return;
+        }
+        self.is_consumed = true;
+        self.standby.is_over = true;
+        let value = self.number();
+        self.standby.images[0].write(0, value);
+        if at.is_some_and(|at| self.truth.cut(at).is_none()) {
+            self.violate("a migration was told of a cut that never was");
+        }
+    }
+}
