@@ -519,7 +519,7 @@ impl Replication {
         let is_idle = self.epochs.open_is_empty();
         self.stream.iter_mut().for_each(Stream::try_again);
         if let Some(id) = self.stream.as_ref().filter(|stream| stream.is_unsure()).map(|stream| stream.id) {
-            self.offer(id);
+            self.send_offer(id);
         }
         if self.pauses != Pauses::default() || self.phase != Phase::Serving || self.cuts.is_at_barrier {
             return;
@@ -613,6 +613,7 @@ impl Replication {
         if broken(Bug::FailedFlushForgotten) {
             return;
         }
+        self.writes.fail_flush();
         let lost: Vec<(VolumeIndex, BlockRange)> = (0..)
             .map(VolumeIndex)
             .zip(&self.flushes.unflushed)

@@ -197,8 +197,8 @@ enum Stage {
     Spooled,
     /// It is written in place.
     InPlace,
-    /// Its seal has arrived. The spools of these volumes are not durable.
-    Sealing(BTreeSet<VolumeIndex>),
+    /// Its seal has arrived, at this time. The spools of these volumes are not durable.
+    Sealing(BTreeSet<VolumeIndex>, Duration),
 }
 
 /// What is being done to the image. One thing at a time.
@@ -241,7 +241,8 @@ enum Next {
 /// An order that waits until the image is at rest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Order {
-    Promote(Option<Watermark>),
+    /// A point, or the newest; and the time from which on the order accepts what the owner had.
+    Promote(Option<Watermark>, Duration),
     Consume,
 }
 
@@ -363,7 +364,7 @@ impl Standby {
                 self.receive(now, stream, message);
             }
             Event::OwnerLost => self.is_reachable = false,
-            Event::SpoolFlushed(volume) => self.end_spool_flush(now, volume),
+            Event::SpoolFlushed(volume) => self.end_spool_flush(volume),
             Event::PointKept => self.end_point(now),
             Event::Opened(grown) => self.end_opening(grown),
             Event::Applied(grown) => self.end_apply(now, grown),
@@ -432,6 +433,10 @@ impl Standby {
         self.drop_unsealed();
         let keeps = |point: &mut Point| point.kept_by == KeptBy::Undo;
         let useless: Vec<_> = self.record.points.extract_if(.., keeps).map(|point| point.watermark).collect();
+        if self.test.is_some_and(|(tested, _)| useless.contains(&tested)) {
+            self.test = None;
+            self.outbox.push(Action::EndTest);
+        }
         self.work = match std::mem::replace(&mut self.work, Work::Idle) {
             Work::KeepingPoint(_) => Work::Abandoned(self.record.watermark),
             Work::Applying | Work::Flushing(_) => Work::Abandoned(None),

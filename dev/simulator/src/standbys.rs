@@ -19,6 +19,7 @@ mod world;
 use std::time::Duration;
 
 use standby::owner::State;
+use standby::record::Standing;
 
 use crate::random::Random;
 use crate::restored::Telling;
@@ -124,6 +125,11 @@ impl World {
             let is_idle = self.owners[host].machine.as_ref().is_some_and(|machine| {
                 machine.written_since_confirmed().iter().all(chronicle::LayeredBitmap::is_empty)
             });
+            // Without room for what is overwritten, epochs are merged.
+            let keeps_up = self.shape.ring_blocks + self.shape.spool_blocks > 64;
+            if !keeps_up {
+                continue;
+            }
             if !is_told || !is_idle && cut.is_none_or(|cut| self.now - cut > EVERY * 2) {
                 return self.violate("the standby is older than two intervals, although the link keeps up");
             }
@@ -184,6 +190,10 @@ impl World {
         self.run_until(self.now + EVERY * 10);
         let state = self.owners[host].state;
         let Some((at, promoted)) = self.standby.promoted.clone().filter(|_| self.violation.is_none()) else { return };
+        // A journal that was restored to a time before the promotion says nothing, and gives no right.
+        if !self.standby.record().is_some_and(|record| matches!(record.standing, Standing::Promoted { .. })) {
+            return;
+        }
         let has_said = matches!(state, Some(State::Diverged | State::Promoted));
         if !has_said {
             return self.violate(format!("the owner does not say that it was replaced: {state:?}"));

@@ -14,6 +14,10 @@ impl Replication {
     /// Offers the group on a new stream. What an older one has carried without a seal is lost.
     pub(super) fn offer(&mut self, id: StreamId) {
         self.stream = Some(Stream::new(id));
+        self.send_offer(id);
+    }
+
+    pub(super) fn send_offer(&mut self, id: StreamId) {
         let offer = ToStandby::Offer {
             standby: self.record.standby,
             generation: self.record.generation,

@@ -46,7 +46,7 @@ impl Stream {
     }
 
     pub(super) fn has_answered(&self) -> bool {
-        self.stage != Stage::Offered
+        !matches!(self.stage, Stage::Offered | Stage::Unsure)
     }
 
     pub(super) fn is_agreed(&self) -> bool {

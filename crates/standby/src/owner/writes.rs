@@ -36,6 +36,8 @@ struct InFlight {
     kind: WriteKind,
     /// The epoch in which it was recorded, before it was submitted.
     epoch: Epoch,
+    /// Whether a flush has failed since: a part of it may be lost although it succeeds.
+    may_be_lost: bool,
 }
 
 /// A read of a volume.
@@ -78,6 +80,11 @@ impl Writes {
 
     pub(super) fn in_flight(&self) -> impl Iterator<Item = (VolumeIndex, BlockRange)> {
         self.in_flight.values().map(|write| (write.volume, write.blocks))
+    }
+
+    /// Notes that a flush has failed.
+    pub(super) fn fail_flush(&mut self) {
+        self.in_flight.values_mut().for_each(|write| write.may_be_lost = true);
     }
 
     /// Returns whether a write that an epoch has to carry has not ended.
@@ -167,7 +174,7 @@ impl Replication {
             self.epochs.change_open(volume, blocks);
             self.flushes.unflushed[volume.index()].insert(blocks);
             let epoch = self.epochs.open_number();
-            self.writes.in_flight.insert(write, InFlight { volume, blocks, kind, epoch });
+            self.writes.in_flight.insert(write, InFlight { volume, blocks, kind, epoch, may_be_lost: false });
             self.outbox.push(Action::Pass(write));
         }
     }
@@ -223,12 +230,12 @@ impl Replication {
     }
 
     pub(super) fn end_write(&mut self, write: WriteId, outcome: Outcome) {
-        let Some(InFlight { volume, blocks, kind, epoch }) = self.writes.in_flight.remove(&write) else {
-            return;
-        };
+        let Some(ended) = self.writes.in_flight.remove(&write) else { return };
+        let InFlight { volume, blocks, kind, epoch, may_be_lost } = ended;
         match (outcome, kind) {
             // Its blocks stay in the epoch, and are read from the disk.
             (Outcome::Failed, _) => {}
+            (Outcome::Done, _) if may_be_lost => {}
             (Outcome::Done, WriteKind::Zero) => self.epochs.zero(epoch, volume, blocks),
             (Outcome::Done, WriteKind::Write) => {
                 if let Some(place) = self.epochs.take_room(blocks.len()) {

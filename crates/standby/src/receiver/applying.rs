@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Action, GROW_AGAIN, Grown, Next, Order, Stage, Standby, Work};
+use super::{Action, GROW_AGAIN, Grown, Next, Order, Refusal, Stage, Standby, Work};
 use crate::planted::{Bug, broken};
 use crate::record::{ImageState, Point, Sealed, Standing};
 use crate::wire::{RefusedBecause, ToOwner};
@@ -183,9 +183,15 @@ impl Standby {
             }
             Grown::No => {
                 self.work = Work::Idle;
-                if matches!(self.order, Some(Order::Promote(_))) {
+                let arrived = Duration::from_millis(self.record.arrived_ms);
+                match self.order {
                     // A promotion cannot wait for room.
-                    return self.give_sealed_up();
+                    Some(Order::Promote(None, accepted)) if arrived < accepted => {
+                        self.order = None;
+                        self.outbox.push(Action::Refuse(Refusal::TooOld(now.saturating_sub(arrived))));
+                    }
+                    Some(Order::Promote(..)) => return self.give_sealed_up(),
+                    Some(Order::Consume) | None => {}
                 }
                 self.grows_at = Some(now + GROW_AGAIN);
                 if let Some(owner) = self.owner {

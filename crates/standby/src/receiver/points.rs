@@ -48,7 +48,7 @@ impl Standby {
     /// Returns whether a point may be deleted unasked: not if a test uses it, and not if it is the last recovery point.
     fn may_go(&self, at: Watermark) -> bool {
         let is_tested = self.test.is_some_and(|(tested, _)| tested == at) && !broken(Bug::TestedPointPruned);
-        let is_ordered = self.order == Some(Order::Promote(Some(at)));
+        let is_ordered = matches!(self.order, Some(Order::Promote(Some(point), _)) if point == at);
         let is_newest = self.record.points.last().is_some_and(|newest| newest.watermark == at);
         let is_last = is_newest && !self.image_is_point() && !broken(Bug::LastPointPruned);
         !is_tested && !is_ordered && !is_last

@@ -51,7 +51,7 @@ impl Standby {
         let unsealed = self
             .unsealed
             .take_if(|unsealed| broken(Bug::UnsealedApplied) && matches!(unsealed.stage, Stage::Spooled));
-        self.end_receiving(Order::Promote(order.point));
+        self.end_receiving(Order::Promote(order.point, now.saturating_sub(order.age_max)));
         if let Some(unsealed) = unsealed {
             self.outbox.push(Action::NameSpools(unsealed.watermark));
             self.record.sealed.push(unsealed.seal(now));
@@ -127,7 +127,7 @@ impl Standby {
             // A seal that is not durable yet is applied once it is.
             _ if !self.record.sealed.is_empty()
                 && self.order.is_some_and(|order| order != Order::Consume) => {}
-            Some(Order::Promote(point)) => self.end_promotion_of(point),
+            Some(Order::Promote(point, _)) => self.end_promotion_of(point),
             // N.B. One record ends the spools. What follows writes to the image (case 17).
             Some(Order::Consume) => {
                 let spools = self.record.sealed.clone();

@@ -93,7 +93,7 @@ impl Standby {
 
     /// Takes an announcement; returns the answer, if there is one at once.
     fn announce(&mut self, announcement: Announcement) -> Option<ToOwner> {
-        if matches!(&self.unsealed, Some(Unsealed { stage: Stage::Sealing(_), .. })) {
+        if matches!(&self.unsealed, Some(Unsealed { stage: Stage::Sealing(..), .. })) {
             self.announced = Some(announcement);
             return None;
         }
@@ -116,7 +116,7 @@ impl Standby {
         let has_same_sizes = before.as_ref().is_some_and(|before| before.sizes == sizes);
         let stage = match before.map(|before| before.stage) {
             Some(Stage::Spooled) if fits => Stage::Spooled,
-            Some(Stage::Spooled | Stage::Sealing(_)) => {
+            Some(Stage::Spooled | Stage::Sealing(..)) => {
                 self.outbox.push(Action::DropUnsealed);
                 return Some(ToOwner::Refused { reason: RefusedBecause::NoSpace });
             }
@@ -146,7 +146,7 @@ impl Standby {
         match unsealed.stage {
             Stage::Spooled => self.outbox.push(Action::Spool(volume, blocks, content)),
             Stage::InPlace => self.outbox.push(Action::WriteInPlace(volume, blocks, content)),
-            Stage::Announced | Stage::Sealing(_) => return,
+            Stage::Announced | Stage::Sealing(..) => return,
         }
         unsealed.blocks += count;
     }
@@ -160,7 +160,7 @@ impl Standby {
         match unsealed.stage {
             Stage::Spooled => {
                 self.outbox.push(Action::NameSpools(unsealed.watermark));
-                unsealed.stage = Stage::Sealing(volumes.clone().collect());
+                unsealed.stage = Stage::Sealing(volumes.clone().collect(), now);
                 volumes.for_each(|volume| self.outbox.push(Action::FlushSpool(volume)));
             }
             Stage::InPlace => {
@@ -168,18 +168,19 @@ impl Standby {
                 self.outbox.push(Action::FlushImage);
                 self.work = sealed.map_or(Work::Idle, Work::Flushing);
             }
-            Stage::Announced | Stage::Sealing(_) => {}
+            Stage::Announced | Stage::Sealing(..) => {}
         }
     }
 
     /// Seals the group's epoch once the spools of all its volumes are durable (case 10).
-    pub(super) fn end_spool_flush(&mut self, now: Duration, volume: VolumeIndex) {
-        let Some(Unsealed { stage: Stage::Sealing(waits), .. }) = &mut self.unsealed else { return };
+    pub(super) fn end_spool_flush(&mut self, volume: VolumeIndex) {
+        let Some(Unsealed { stage: Stage::Sealing(waits, arrived), .. }) = &mut self.unsealed else { return };
+        let arrived = *arrived;
         waits.remove(&volume);
         if !waits.is_empty() && !broken(Bug::VolumeSealsAlone) {
             return;
         }
-        self.record.sealed.extend(self.unsealed.take().map(|unsealed| unsealed.seal(now)));
+        self.record.sealed.extend(self.unsealed.take().map(|unsealed| unsealed.seal(arrived)));
         let number = self.make_durable();
         self.seals.push_back(number);
         let answer = self.announced.take().and_then(|announced| self.announce(announced));
@@ -190,9 +191,9 @@ impl Standby {
 }
 
 impl Unsealed {
-    pub(super) fn seal(self, now: Duration) -> Sealed {
+    pub(super) fn seal(self, arrived: Duration) -> Sealed {
         let Self { watermark, sizes, blocks, .. } = self;
-        let arrived_ms = u64::try_from(now.as_millis()).unwrap_or(u64::MAX);
+        let arrived_ms = u64::try_from(arrived.as_millis()).unwrap_or(u64::MAX);
         Sealed { watermark, blocks, sizes, arrived_ms }
     }
 }

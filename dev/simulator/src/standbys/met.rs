@@ -123,12 +123,8 @@ fn excused(fault: Fault, phase: Phase) -> Option<&'static str> {
     match (fault, phase) {
         (_, Phase::Down) if needs_process => Some("it needs the daemon"),
         (Fault::StandbyFlushFailed, _) if !flushes => Some("nothing is flushed"),
-        (Fault::Tested | Fault::Promoted | Fault::Consumed | Fault::PromoteRefused, Phase::Restoring | Phase::Ended) => {
-            Some("it has ended")
-        }
-        (Fault::ImageTouched | Fault::StandbyRestored | Fault::HandedOver, Phase::Restoring | Phase::Ended) => {
-            Some("it has ended")
-        }
+        (Fault::Promoted | Fault::ImageTouched, Phase::Ended) => Some("it has ended"),
+        (Fault::Promoted, Phase::Restoring) => Some("it was promoted before"),
         _ => None,
     }
 }

@@ -334,11 +334,12 @@ impl World {
     pub(super) fn promote(&mut self, order: PromoteOrder) -> Option<Refusal> {
         self.notice_touch();
         let is_beside_owner = self.standby.has_received;
+        let phase = self.standby.phase();
         self.standby.refused = None;
         self.standby.order = Some((order, self.now));
         self.standby_event(Event::Promote(order));
         let refused = self.standby.refused;
-        self.meet(if refused.is_some() { Fault::PromoteRefused } else { Fault::Promoted });
+        self.met.add(if refused.is_some() { Fault::PromoteRefused } else { Fault::Promoted }, phase);
         self.tell(|_| format!("{order:?}: {refused:?}"));
         if refused.is_none() && is_beside_owner {
             self.violate("a standby was promoted while its owner can be reached");
@@ -367,6 +368,10 @@ impl World {
 
     fn standby_later(&mut self, task: StandbyTask) {
         let (delay, process) = (self.disk_time(), self.standby.process);
+        // Faults strike while something is under way.
+        if !self.is_calm && self.random.percent(self.shape.strikes_percent) {
+            self.in_about(delay, Task::Strike);
+        }
         self.after(delay, Task::Standby { process, task });
     }
 

@@ -138,7 +138,8 @@ impl World {
         }
         let is_known_lost = self.links.iter().all(|link| !link.is_up);
         // An administrator who forces a promotion of a restored journal knows that it was not promoted before.
-        if !self.is_consumed && (is_known_lost || self.random.percent(50)) {
+        let was_promoted = self.standby.is_restored && self.standby.owned.is_some();
+        if !self.is_consumed && !was_promoted && (is_known_lost || self.random.percent(50)) {
             self.promote(PromoteOrder { owner_is_lost, age_max, point });
         }
     }

@@ -31,6 +31,8 @@ pub(super) enum Task {
     Guest,
     /// A fault, or an order of an administrator.
     Trouble,
+    /// A fault while something is under way.
+    Strike,
     /// A link is up again.
     Connect(usize),
     /// A host is up again.
@@ -66,6 +68,8 @@ pub(super) struct Shape {
     /// The number of blocks of each volume that guests write to.
     pub(super) working_set: u64,
     pub(super) hangs_percent: u64,
+    /// Of a hundred steps of the standby's host, those during which something happens.
+    pub(super) strikes_percent: u64,
 }
 
 #[derive(Debug)]
@@ -107,6 +111,7 @@ impl World {
             rate: random.pick(&[1, 4, 30]),
             working_set: random.pick(&[4, 16, 64]),
             hangs_percent: random.pick(&[0, 0, 3]),
+            strikes_percent: random.pick(&[0, 2, 10]),
             sizes,
         };
         let standby = StandbyHost::new(&mut random, &shape);
@@ -245,6 +250,8 @@ impl World {
                     self.in_about(pause, Task::Trouble);
                 }
             }
+            Task::Strike if !self.is_calm => self.trouble(),
+            Task::Strike => {}
             Task::Connect(link) => self.connect(link),
             Task::StartOwner(host) => self.start_owner(host, owner::Beginning::Started),
             Task::StartStandby => self.start_standby(),
