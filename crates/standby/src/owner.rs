@@ -423,11 +423,7 @@ impl Replication {
     /// Returns the blocks that may differ from the standby's promoted image because they were written here (case 3). Those that
     /// were written there since the promotion differ as well.
     pub fn written_since_confirmed(&self) -> Vec<LayeredBitmap> {
-        if broken(Bug::ReturnSinceNewest) {
-            self.epochs.missing_after_sealed()
-        } else {
-            self.epochs.missing()
-        }
+        self.epochs.missing()
     }
 
     /// Returns the record as it was given out last.

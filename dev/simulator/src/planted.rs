@@ -2,12 +2,13 @@
 
 use migration::planted::{Bug, plant};
 use pacer::planted::{Bug as PacerBug, plant as plant_in_pacer};
+use standby::planted::{Bug as StandbyBug, plant as plant_in_standby};
 
 use crate::campaign::{Order, Until};
 use crate::restored::Telling;
 use crate::trace::Audience;
 use crate::{
-    Arguments, Strategy, campaign, custody, orders, pacing, replay, restored, run_one, simulation, small,
+    Arguments, Strategy, campaign, custody, orders, pacing, replay, restored, run_one, simulation, small, standbys,
 };
 
 /// The number of seeds within which a broken rule must be noticed.
@@ -25,18 +26,27 @@ const NOTICED_LATE: [(Bug, u64); 4] = [
 /// The first seed that shows [`PacerBug::StuckIsIdle`].
 const STUCK_IS_IDLE_SEED: u64 = 386;
 
+/// The first seed that shows [`StandbyBug::ReturnSinceNewest`].
+const RETURN_SINCE_NEWEST_SEED: u64 = 4985;
+
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
     let of_pacer = PacerBug::ALL.into_iter().filter(|bug| planted == "all" || bug.name() == planted);
     let of_pacer: Vec<_> = of_pacer.collect();
-    if chosen.is_empty() && of_pacer.is_empty() {
+    let of_standby = StandbyBug::ALL.iter().copied().filter(|bug| planted == "all" || bug.name() == planted);
+    let of_standby: Vec<_> = of_standby.collect();
+    if chosen.is_empty() && of_pacer.is_empty() && of_standby.is_empty() {
         let names = Bug::all().map(Bug::name).chain(PacerBug::ALL.map(PacerBug::name));
+        let names = names.chain(StandbyBug::ALL.iter().map(|bug| bug.name()));
         println!("no rule is called {planted}: all, {}", names.collect::<Vec<_>>().join(", "));
         return false;
     }
     let mut all_noticed = true;
     for bug in of_pacer {
         all_noticed &= pacing_notices(arguments, bug, seed);
+    }
+    for bug in of_standby {
+        all_noticed &= standbys_notice(arguments, bug, seed);
     }
     for bug in chosen {
         all_noticed &= match (Apart::of(bug), seed) {
@@ -64,6 +74,33 @@ fn pacing_notices(arguments: &Arguments, bug: PacerBug, seed: Option<u64>) -> bo
         return false;
     };
     if let Some(violation) = pacing::replay(*seed, Telling::Silent) {
+        println!("{}: seed {seed} violates a rule without it, too: {violation}", bug.name());
+        return false;
+    }
+    println!("{}: noticed by seed {seed}: {violation}", bug.name());
+    true
+}
+
+/// Runs seeds of the standbys' simulation until one notices a broken rule, or one seed.
+fn standbys_notice(arguments: &Arguments, bug: StandbyBug, seed: Option<u64>) -> bool {
+    if let Some(seed) = seed {
+        plant_in_standby(Some(bug));
+        let telling = if arguments.trace { Telling::Printed } else { Telling::Silent };
+        let violation = standbys::replay(seed, telling);
+        println!("seed {seed}: {}", violation.as_deref().unwrap_or("no violation"));
+        return violation.is_some();
+    }
+    plant_in_standby(Some(bug));
+    // That an owner which serves on has sent a seal that is then lost, and is replaced, is rare.
+    let late = (bug == StandbyBug::ReturnSinceNewest).then_some((RETURN_SINCE_NEWEST_SEED, 1));
+    let mut orders = late.into_iter().chain([(arguments.first, SEEDS_MAX)]);
+    let shown = orders.find_map(|(first, count)| standbys::campaign(first, count, true).violations.pop());
+    plant_in_standby(None);
+    let Some((seed, violation)) = shown else {
+        println!("{}: not noticed in {SEEDS_MAX} seeds", bug.name());
+        return false;
+    };
+    if let Some(violation) = standbys::replay(seed, Telling::Silent) {
         println!("{}: seed {seed} violates a rule without it, too: {violation}", bug.name());
         return false;
     }

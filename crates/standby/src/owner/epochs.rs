@@ -209,21 +209,17 @@ impl Epochs {
 
     /// Returns the blocks of each volume that the standby has not confirmed (law 27).
     pub(super) fn missing(&self) -> Vec<LayeredBitmap> {
-        self.union(|_| true)
-    }
-
-    /// Returns the blocks of each volume whose seals were not sent.
-    pub(super) fn missing_after_sealed(&self) -> Vec<LayeredBitmap> {
-        self.union(|pending| !pending.is_sealed)
-    }
-
-    fn union(&self, is_one: impl Fn(&Pending) -> bool) -> Vec<LayeredBitmap> {
-        let mut union: Vec<_> = self.open.contents.iter().map(|open| LayeredBitmap::new(open.size)).collect();
-        for pending in self.frozen.iter().chain([&self.open]).filter(|pending| is_one(pending)) {
-            for (union, content) in union.iter_mut().zip(&pending.contents) {
-                union.union_with(&content.blocks());
+        let mut missing: Vec<_> = self.open.contents.iter().map(|open| LayeredBitmap::new(open.size)).collect();
+        for pending in self.frozen.iter().chain([&self.open]) {
+            for (missing, content) in missing.iter_mut().zip(&pending.contents) {
+                missing.union_with(&content.blocks());
             }
         }
-        union
+        missing
+    }
+
+    /// Returns the newest epoch whose seal was sent.
+    pub(super) fn newest_sealed(&self) -> Option<Epoch> {
+        self.frozen.iter().filter(|pending| pending.is_sealed).map(|pending| pending.number).max()
     }
 }

@@ -193,7 +193,7 @@ impl Replication {
             let is_read = self.writes.read_of(volume, run).any(|other| other == epoch);
             if !is_read {
                 if self.epochs.take_spool(run.len()).is_none() {
-                    return waits;
+                    break;
                 }
                 let reading = Reading { volume, blocks: run, epoch, purpose: Purpose::Keep };
                 let read = self.writes.read(reading);

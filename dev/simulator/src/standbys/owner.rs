@@ -425,7 +425,10 @@ impl World {
             .collect();
         for write in owner.in_flight.values() {
             for (block, before) in write.asked.blocks.iter().zip(&write.before) {
-                volumes[write.asked.volume][block.0 as usize] = (*before, write.asked.value);
+                let (visible, value) = (volumes[write.asked.volume][block.0 as usize].0, write.asked.value);
+                // A flush that has failed since may have brought something older back.
+                let before = if visible == value { *before } else { visible };
+                volumes[write.asked.volume][block.0 as usize] = (before, value);
             }
         }
         let cut = Cut { at: self.now, volumes };

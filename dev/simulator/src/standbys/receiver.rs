@@ -71,14 +71,19 @@ pub(super) struct StandbyHost {
     pub(super) points: BTreeMap<Watermark, Vec<Vec<u64>>>,
     doing: Doing,
     spool_flushes: usize,
-    /// The images' versions after the last write of a daemon: others are strangers' writes.
-    known_versions: Vec<u64>,
+    /// The number of writes of others to the images, of those that were reported, and of those that a durable record knows.
+    strangers: u64,
+    reported: u64,
+    known: u64,
     received: Option<Vec<u64>>,
     pub(super) can_grow: bool,
     pub(super) tested: Option<Watermark>,
     /// When each cut was current last.
     current_at: BTreeMap<Watermark, Duration>,
     life: u128,
+    /// The owner whose message is being handled, and the newest one that was answered.
+    sender: Option<usize>,
+    fence: usize,
     /// What was received since an owner's host was lost.
     has_received: bool,
     /// The cut that is owned here.
@@ -87,7 +92,7 @@ pub(super) struct StandbyHost {
     pub(super) promoted: Option<(Watermark, Vec<Vec<u64>>)>,
     pub(super) is_over: bool,
     refused: Option<Refusal>,
-    order: Option<(PromoteOrder, Duration)>,
+    pub(super) order: Option<(PromoteOrder, Duration)>,
     pub(super) writes: u64,
 }
 
@@ -105,7 +110,9 @@ impl StandbyHost {
             machine: None,
             process: 0,
             settings,
-            known_versions: images.iter().map(|image| image.version).collect(),
+            strangers: 0,
+            reported: 0,
+            known: 0,
             unnamed: vec![Vec::new(); images.len()],
             images,
             record: None,
@@ -121,6 +128,8 @@ impl StandbyHost {
             tested: None,
             current_at: BTreeMap::new(),
             life: 0,
+            sender: None,
+            fence: 0,
             has_received: false,
             owned: None,
             promoted: None,
@@ -166,6 +175,7 @@ impl StandbyHost {
         let block = random.below(self.images[volume].len());
         self.images[volume].write(block, value);
         self.images[volume].sync();
+        self.strangers += 1;
     }
 
     fn versions(&self) -> Vec<u64> {
@@ -173,23 +183,19 @@ impl StandbyHost {
     }
 
     pub(super) fn is_touched(&self) -> bool {
-        self.known_versions != self.versions()
+        self.strangers != self.known
     }
 
     /// Writes to an image as the daemon.
     fn write(&mut self, volume: usize, block: u64, value: u64) {
-        let before = self.images[volume].version;
         self.images[volume].write(block, value);
-        self.known_versions[volume] += self.images[volume].version - before;
         self.writes += 1;
     }
 
     fn resize(&mut self, sizes: &[u64]) {
         for (volume, size) in sizes.iter().enumerate() {
             if self.images[volume].len() != *size {
-                let before = self.images[volume].version;
                 self.images[volume].resize(*size);
-                self.known_versions[volume] += self.images[volume].version - before;
             }
         }
     }
@@ -232,11 +238,7 @@ impl World {
         self.stop_standby();
         let mut random = self.random.fork();
         let host = &mut self.standby;
-        for volume in 0..host.images.len() {
-            let before = host.images[volume].version;
-            host.images[volume].cut_power(&mut random);
-            host.known_versions[volume] += host.images[volume].version - before;
-        }
+        host.images.iter_mut().for_each(|image| image.cut_power(&mut random));
         for entries in host.named.values_mut().flatten().chain(&mut host.unnamed) {
             entries.retain(|entry| entry.is_durable || random.percent(50));
             entries.iter_mut().for_each(|entry| entry.is_durable = true);
@@ -256,12 +258,8 @@ impl World {
         record.sealed.retain(|sealed| host.named.contains_key(&sealed.watermark));
         host.record = Some(record);
         host.is_restored = true;
-        if versions != host.versions() {
-            // Not as it was at the backup.
-            host.known_versions.iter_mut().for_each(|version| *version = 0);
-        } else {
-            host.known_versions = versions;
-        }
+        // Its image is not as it was at the backup.
+        host.strangers += u64::from(versions != host.versions());
     }
 
     pub(super) fn start_standby(&mut self) {
@@ -270,6 +268,7 @@ impl World {
         }
         self.standby.process = self.number();
         let settings = self.standby.settings.clone();
+        self.standby.reported = self.standby.strangers;
         let image = if self.standby.is_touched() { Image::Touched } else { Image::AsLeft };
         let journal = if self.standby.is_restored { Journal::Restored } else { Journal::Own };
         let machine = match self.standby.record.clone() {
@@ -312,8 +311,10 @@ impl World {
         });
         self.standby.has_received = true;
         self.standby.received = Some(payload);
+        self.standby.sender = self.owners.iter().position(|owner| owner.stream == Some(stream));
         self.standby_event(Event::Received(stream, message));
         self.standby.received = None;
+        self.standby.sender = None;
     }
 
     pub(super) fn standby_loses_owner(&mut self) {
@@ -325,7 +326,7 @@ impl World {
     pub(super) fn notice_touch(&mut self) {
         let may_be = self.standby.owned.is_none() && !self.is_consumed;
         if may_be && self.standby.is_touched() && !self.standby.is_restored && self.standby.machine.is_some() {
-            self.standby.known_versions = self.standby.versions();
+            self.standby.reported = self.standby.strangers;
             self.standby_event(Event::ImageTouched);
         }
     }
@@ -339,6 +340,7 @@ impl World {
         self.standby.order = Some((order, self.now));
         self.standby_event(Event::Promote(order));
         let refused = self.standby.refused;
+        self.standby.order.take_if(|_| refused.is_some());
         self.met.add(if refused.is_some() { Fault::PromoteRefused } else { Fault::Promoted }, phase);
         self.tell(|_| format!("{order:?}: {refused:?}"));
         if refused.is_none() && is_beside_owner {
@@ -383,11 +385,7 @@ impl World {
         self.meet(Fault::StandbyFlushFailed);
         let mut random = self.random.fork();
         let host = &mut self.standby;
-        for volume in 0..host.images.len() {
-            let before = host.images[volume].version;
-            host.images[volume].fail_flush(&mut random);
-            host.known_versions[volume] += host.images[volume].version - before;
-        }
+        host.images.iter_mut().for_each(|image| image.fail_flush(&mut random));
         for entries in host.named.values_mut().flatten().chain(&mut host.unnamed) {
             entries.retain(|entry| entry.is_durable || random.percent(50));
         }
@@ -459,11 +457,14 @@ impl World {
                 let host = &mut self.standby;
                 while let Some((_, record)) = host.pending.pop_front_if(|(pending, _)| *pending <= number) {
                     host.record = Some(record.clone());
-                    if record.watermark.is_none() && host.is_restored {
+                    if record.watermark.is_none() {
                         host.is_restored = false;
-                        host.known_versions.clone_from(&versions);
+                        host.known = host.reported;
                     }
-                    host.backups.push(Backup { record, versions: versions.clone() });
+                    // What others have changed before that was noticed is not as the record says.
+                    let is_known = host.strangers == host.known;
+                    let versions = if is_known { versions.clone() } else { Vec::new() };
+                    host.backups.push(Backup { record, versions });
                 }
                 self.standby_event(Event::Durable(number));
             }
@@ -514,6 +515,13 @@ impl World {
         }
     }
 
+    /// Nothing of a former owner may be taken after the next one was answered.
+    fn expect_fenced(&mut self) {
+        if self.standby.sender.is_some_and(|sender| sender < self.standby.fence) {
+            self.violate("what a former owner sends was taken after the next owner was answered");
+        }
+    }
+
     fn drain_standby(&mut self) {
         while let Some(action) = self.standby.machine.as_mut().and_then(Standby::poll_action) {
             self.standby_action(action);
@@ -529,6 +537,8 @@ impl World {
             Action::Send(stream, message) => {
                 if let ToOwner::Answer(Answer::Receiving { .. }) = message {
                     self.standby.is_restored = false;
+                    let link = self.owners.iter().position(|owner| owner.stream == Some(stream));
+                    self.standby.fence = self.standby.fence.max(link.unwrap_or(0));
                     if self.standby.owned.is_some() || self.is_consumed {
                         self.violate("a standby that has ended receives");
                     }
@@ -536,11 +546,13 @@ impl World {
                 self.send_to_owner(stream, message);
             }
             Action::Spool(volume, blocks, content) => {
+                self.expect_fenced();
                 let payload = self.payload(blocks, content);
                 let entry = Entry { blocks, payload, is_durable: false };
                 self.standby.unnamed[volume.index()].push(entry);
             }
             Action::WriteInPlace(volume, blocks, content) => {
+                self.expect_fenced();
                 self.expect_image_is_free();
                 let durable = self.standby.record.as_ref();
                 let is_torn = durable.is_some_and(|record| record.image == ImageState::Torn);
@@ -685,6 +697,7 @@ impl World {
         // A guest runs here, and writes.
         let value = self.number();
         self.standby.images[0].write(0, value);
+        self.standby.strangers += 1;
     }
 
     /// The image belongs to a migration: each block is as of the cut, or newer.

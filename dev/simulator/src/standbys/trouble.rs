@@ -54,7 +54,7 @@ impl World {
                 self.meet(Fault::LinkBroken);
                 self.disconnect(host);
             }
-            15 if self.standby.owned.is_none() && !self.is_consumed && self.random.percent(40) => self.touch_image(),
+            15 if self.standby.owned.is_none() && self.standby.order.is_none() && !self.is_consumed && self.random.percent(40) => self.touch_image(),
             16 => {
                 self.standby.can_grow = !self.standby.can_grow;
                 if !self.standby.can_grow {
@@ -177,7 +177,11 @@ impl World {
     /// Promotes what the standby has, after the owner's host is lost.
     pub(super) fn lose_owner_and_promote(&mut self) -> Option<Refusal> {
         let host = self.current;
-        self.cut_owners_power(host);
+        match self.random.below(3) {
+            0 => self.cut_owners_power(host),
+            1 => self.stop_owner(host),
+            _ => self.disconnect(host),
+        }
         self.standby_loses_owner();
         self.promote(PromoteOrder { owner_is_lost: true, age_max: ANY_AGE, point: None })
     }
