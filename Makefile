@@ -70,6 +70,7 @@ test: ## Run every test of the workspace, and beside them simulated migrations a
 	  "$(SIMULATOR) --small --seeds 4000" \
 	  "$(SIMULATOR) --custody --seeds $(SEEDS)" \
 	  "$(SIMULATOR) --orders --seeds 10000" \
+	  "$(SIMULATOR) --standbys --seeds 10000" \
 	  "$(SIMULATOR) --hosts 2 --seeds $(HOSTS_SEEDS)" \
 	  "$(SIMULATOR) --hosts 3 --seeds $(TOUR_SEEDS)" \
 	  $(if $(BESIDE),"$(BESIDE)")

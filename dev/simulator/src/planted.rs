@@ -8,7 +8,8 @@ use crate::campaign::{Order, Until};
 use crate::restored::Telling;
 use crate::trace::Audience;
 use crate::{
-    Arguments, Strategy, campaign, custody, orders, pacing, replay, restored, run_one, simulation, small, standbys,
+    Arguments, Strategy, campaign, custody, orders, pacing, replay, restored, run_one, simulation, small,
+    standbys,
 };
 
 /// The number of seeds within which a broken rule must be noticed.

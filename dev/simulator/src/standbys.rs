@@ -147,10 +147,14 @@ impl World {
         let (before, writes) = (self.owners[host].noise, self.standby.writes);
         self.run_until(self.now + EVERY * 3);
         let after = self.owners[host].noise;
-        if after.messages - before.messages != 3 || after.records != before.records || self.standby.writes != writes {
+        if after.messages - before.messages != 3
+            || after.records != before.records
+            || self.standby.writes != writes
+        {
             return self.violate("an idle interval costs more than a message");
         }
-        let owner: Vec<_> = (0..self.owners[host].volumes.len()).map(|volume| self.owners[host].logical(volume)).collect();
+        let owner: Vec<_> =
+            (0..self.owners[host].volumes.len()).map(|volume| self.owners[host].logical(volume)).collect();
         if self.standby.content() != owner {
             self.violate("the image of an idle group is not the group");
         }
@@ -162,7 +166,8 @@ impl World {
             self.start_standby();
         }
         let is_point = self.standby.record().is_some_and(|record| {
-            let is_image = record.watermark.is_some() && record.image == standby::record::ImageState::AsOfWatermark;
+            let is_image =
+                record.watermark.is_some() && record.image == standby::record::ImageState::AsOfWatermark;
             is_image || !record.points.is_empty()
         });
         let is_unsure = self.standby.is_restored || self.standby.is_touched();
@@ -189,7 +194,9 @@ impl World {
         self.owner_event(host, standby::owner::Event::Resumed);
         self.run_until(self.now + EVERY * 10);
         let state = self.owners[host].state;
-        let Some((at, promoted)) = self.standby.promoted.clone().filter(|_| self.violation.is_none()) else { return };
+        let Some((at, promoted)) = self.standby.promoted.clone().filter(|_| self.violation.is_none()) else {
+            return;
+        };
         // A journal that was restored to a time before the promotion says nothing, and gives no right.
         if !self.standby.record().is_some_and(|record| matches!(record.standing, Standing::Promoted { .. })) {
             return;
@@ -208,8 +215,11 @@ impl World {
     fn compare_with_owner(&mut self, at: standby::Watermark, promoted: &[Vec<u64>]) {
         let owner = &self.owners[self.current];
         let Some(machine) = &owner.machine else { return };
-        let confirmed = owner.confirmed.max(machine.record().acknowledged.map(|epoch| (machine.record().life.0, epoch.0)));
-        let is_known = at.life == machine.record().life && confirmed.is_none_or(|(_, epoch)| epoch <= at.epoch.0);
+        let confirmed = owner
+            .confirmed
+            .max(machine.record().acknowledged.map(|epoch| (machine.record().life.0, epoch.0)));
+        let is_known =
+            at.life == machine.record().life && confirmed.is_none_or(|(_, epoch)| epoch <= at.epoch.0);
         if !is_known {
             return;
         }
@@ -218,7 +228,8 @@ impl World {
             for (block, value) in owner.logical(volume).iter().enumerate() {
                 let is_other = promoted.get(block).copied().unwrap_or_default() != *value;
                 if is_other && !written[volume].contains(chronicle::BlockIndex(block as u64)) {
-                    let what = format!("block {block} of volume {volume} differs, and does not count as written");
+                    let what =
+                        format!("block {block} of volume {volume} differs, and does not count as written");
                     return self.violate(what);
                 }
             }

@@ -209,7 +209,8 @@ impl Epochs {
 
     /// Returns the blocks of each volume that the standby has not confirmed (law 27).
     pub(super) fn missing(&self) -> Vec<LayeredBitmap> {
-        let mut missing: Vec<_> = self.open.contents.iter().map(|open| LayeredBitmap::new(open.size)).collect();
+        let mut missing: Vec<_> =
+            self.open.contents.iter().map(|open| LayeredBitmap::new(open.size)).collect();
         for pending in self.frozen.iter().chain([&self.open]) {
             for (missing, content) in missing.iter_mut().zip(&pending.contents) {
                 missing.union_with(&content.blocks());

@@ -70,14 +70,22 @@ impl Replication {
         match self.phase {
             Phase::Replaced => State::Promoted,
             Phase::Diverged => State::Diverged,
-            _ if self.pauses.is_ordered => State::Paused,
-            _ if has_answered && !ages.has_point && had_all => State::NoRecoveryPoint,
-            _ if !had_all && !ages.has_point => State::Seeding,
-            _ if !is_old => State::Current,
-            _ if self.pauses.is_filling => State::Behind(BehindBecause::Incomplete),
-            _ if let Some(reason) = ages.refused => State::Behind(BehindBecause::Refused(reason)),
-            _ if has_answered => State::Behind(BehindBecause::Slow),
-            _ => State::Behind(BehindBecause::NoAnswer),
+            Phase::Asking | Phase::Serving if self.pauses.is_ordered => State::Paused,
+            Phase::Asking | Phase::Serving if has_answered && !ages.has_point && had_all => {
+                State::NoRecoveryPoint
+            }
+            Phase::Asking | Phase::Serving if !had_all && !ages.has_point => State::Seeding,
+            Phase::Asking | Phase::Serving if !is_old => State::Current,
+            Phase::Asking | Phase::Serving => State::Behind(self.behind_because(has_answered)),
+        }
+    }
+
+    fn behind_because(&self, has_answered: bool) -> BehindBecause {
+        match self.ages.refused {
+            _ if self.pauses.is_filling => BehindBecause::Incomplete,
+            Some(reason) => BehindBecause::Refused(reason),
+            None if has_answered => BehindBecause::Slow,
+            None => BehindBecause::NoAnswer,
         }
     }
 }

@@ -88,7 +88,9 @@ impl Met {
     pub(crate) fn wrong(&self, seeds: u64) -> Vec<String> {
         let wanted = SEEDS_WANTED * seeds / SEEDS_OF_WANTED;
         let mut wrong = Vec::new();
-        for (fault, phase) in Fault::ALL.iter().flat_map(|fault| Phase::ALL.iter().map(move |phase| (*fault, *phase))) {
+        for (fault, phase) in
+            Fault::ALL.iter().flat_map(|fault| Phase::ALL.iter().map(move |phase| (*fault, *phase)))
+        {
             let count = self.0[fault as usize][phase as usize];
             let (fault_name, phase_name) = (fault.name(), phase.name());
             match excused(fault, phase) {
@@ -96,7 +98,9 @@ impl Met {
                     wrong.push(format!("{fault_name} ({phase_name}) was met, and is excused: {reason}"));
                 }
                 None if count < wanted => {
-                    wrong.push(format!("{fault_name} ({phase_name}) was met in {count} seeds, {wanted} are wanted"));
+                    wrong.push(format!(
+                        "{fault_name} ({phase_name}) was met in {count} seeds, {wanted} are wanted"
+                    ));
                 }
                 _ => {}
             }

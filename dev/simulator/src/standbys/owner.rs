@@ -179,7 +179,8 @@ impl World {
     /// An administrator orders the standby.
     pub(super) fn order_standby(&mut self) {
         let settings = self.owner_settings();
-        let mut owner = OwnerHost { process: self.number(), is_serving: true, may_serve: true, ..OwnerHost::default() };
+        let mut owner =
+            OwnerHost { process: self.number(), is_serving: true, may_serve: true, ..OwnerHost::default() };
         for size in self.shape.sizes.clone() {
             let mut disk = Disk::new(size);
             for block in 0..size / 2 {
@@ -239,7 +240,9 @@ impl World {
         owner.may_serve = beginning == Beginning::Served;
         let machine = Replication::restart(settings, record, history, beginning);
         owner.machine = Some(machine);
-        self.tell(|world| format!("owner {host} starts: {:?}", world.owners[host].machine.as_ref().map(Replication::record)));
+        self.tell(|world| {
+            format!("owner {host} starts: {:?}", world.owners[host].machine.as_ref().map(Replication::record))
+        });
         if !self.owners[host].absent.is_empty() {
             self.owner_event(host, Event::Incomplete);
             self.owner_later(host, Duration::from_secs(3), OwnerTask::Fetched);
@@ -273,7 +276,8 @@ impl World {
             confirmed: self.owners[from].confirmed,
             ..OwnerHost::default()
         };
-        let written = missing.iter().map(|set| set.runs().flat_map(|run| run.iter().map(|block| block.0)).collect());
+        let written =
+            missing.iter().map(|set| set.runs().flat_map(|run| run.iter().map(|block| block.0)).collect());
         owner.chronicle = BTreeMap::from([(record.numbered_through.0, written.collect())]);
         owner.open = record.numbered_through.0 + 1;
         owner.record = Some(record);
@@ -322,7 +326,9 @@ impl World {
 
     pub(super) fn owner_receives(&mut self, host: usize, stream: StreamId, message: ToOwner) {
         match &message {
-            ToOwner::Answer(Answer::Receiving { .. } | Answer::Consumed) => self.owners[host].may_serve = true,
+            ToOwner::Answer(Answer::Receiving { .. } | Answer::Consumed) => {
+                self.owners[host].may_serve = true;
+            }
             ToOwner::Acknowledged { epoch } => {
                 let life = self.owners[host].machine.as_ref().map(|machine| machine.record().life.0);
                 self.owners[host].confirmed = life.map(|life| (life, epoch.0));
@@ -364,7 +370,8 @@ impl World {
                     return self.owner_event(host, Event::ReadEnded { read, outcome: Outcome::Failed });
                 }
                 // Some of it was read early.
-                let late: Vec<_> = blocks.iter().map(|block| self.owners[host].volumes[volume].read(block.0)).collect();
+                let late: Vec<_> =
+                    blocks.iter().map(|block| self.owners[host].volumes[volume].read(block.0)).collect();
                 let payload: Vec<_> = early
                     .into_iter()
                     .zip(late)
@@ -372,7 +379,9 @@ impl World {
                     .collect();
                 match purpose {
                     ReadFor::Copy => self.owners[host].at_hand = payload,
-                    ReadFor::Send(stream) => self.transmit(host, stream, volume, blocks, Content::Payload, payload),
+                    ReadFor::Send(stream) => {
+                        self.transmit(host, stream, volume, blocks, Content::Payload, payload);
+                    }
                 }
                 self.owner_event(host, Event::ReadEnded { read, outcome: Outcome::Done });
             }
@@ -388,7 +397,8 @@ impl World {
             }
             OwnerTask::Recorded(number) => {
                 let owner = &mut self.owners[host];
-                while let Some((_, record)) = owner.pending.pop_front_if(|(pending, _)| *pending <= number) {
+                while owner.pending.front().is_some_and(|(pending, _)| *pending <= number) {
+                    let Some((_, record)) = owner.pending.pop_front() else { break };
                     owner.knows = Some(Knows::History);
                     owner.record = Some(record.clone());
                     owner.backups.push(record);
@@ -545,7 +555,9 @@ impl World {
             }
             Action::Merge { from, into } => {
                 let kept = &mut self.owners[host].kept;
-                let moved: Vec<_> = kept.extract_if(.., |key, _| key.0 == from.0).collect();
+                let of_from = (from.0, 0, 0)..(from.0 + 1, 0, 0);
+                let moved: Vec<_> = kept.range(of_from).map(|(key, value)| (*key, *value)).collect();
+                kept.retain(|key, _| key.0 != from.0);
                 for ((_, volume, block), value) in moved {
                     kept.entry((into.0, volume, block)).or_insert(value);
                 }
@@ -568,7 +580,8 @@ impl World {
                     Place::Zeroes => self.transmit(host, stream, volume, blocks, Content::Zeroes, Vec::new()),
                     Place::Ring | Place::Spool => {
                         let kept = &self.owners[host].kept;
-                        let payload = blocks.iter().map(|block| kept.get(&(epoch.0, volume, block.0)).copied());
+                        let payload =
+                            blocks.iter().map(|block| kept.get(&(epoch.0, volume, block.0)).copied());
                         match payload.collect::<Option<Vec<_>>>() {
                             Some(payload) => {
                                 self.transmit(host, stream, volume, blocks, Content::Payload, payload);

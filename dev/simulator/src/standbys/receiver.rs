@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use chronicle::{BlockCount, BlockRange};
 use standby::receiver::{Action, Event, Grown, Image, Journal, PromoteOrder, Refusal, Settings};
-use standby::record::{ImageState, KeptBy, Record as _, Sealed, Standing, StandbyRecord};
+use standby::record::{ImageState, KeptBy, Record as _, Sealed, StandbyRecord, Standing};
 use standby::retention::Keep;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
 use standby::{Standby, VolumeIndex, Watermark};
@@ -66,6 +66,8 @@ pub(super) struct StandbyHost {
     backups: Vec<Backup>,
     /// Whether the record is one of a backup, and the standby has no rights.
     pub(super) is_restored: bool,
+    /// Whether an administrator has said that it is a standby all the same.
+    is_agreed: bool,
     unnamed: Spools,
     named: BTreeMap<Watermark, Spools>,
     pub(super) points: BTreeMap<Watermark, Vec<Vec<u64>>>,
@@ -103,7 +105,11 @@ impl StandbyHost {
             spool_blocks: random.pick(&[all / 3, all, all * 2, 100_000]),
             points_blocks: random.pick(&[all / 2, all, all * 2, all * 10]),
             kept_by: random.pick(&[KeptBy::Reflink, KeptBy::Reflink, KeptBy::Undo]),
-            keep: random.pick(&[Keep::NONE, Keep { last: 1, hourly: 0, daily: 0 }, Keep { last: 3, hourly: 1, daily: 1 }]),
+            keep: random.pick(&[
+                Keep::NONE,
+                Keep { last: 1, hourly: 0, daily: 0 },
+                Keep { last: 3, hourly: 1, daily: 1 },
+            ]),
         };
         let images: Vec<_> = shape.sizes.iter().map(|_| Disk::new(0)).collect();
         Self {
@@ -119,6 +125,7 @@ impl StandbyHost {
             pending: VecDeque::new(),
             backups: Vec::new(),
             is_restored: false,
+            is_agreed: false,
             named: BTreeMap::new(),
             points: BTreeMap::new(),
             doing: Doing::Nothing,
@@ -205,7 +212,8 @@ impl StandbyHost {
     }
 
     fn grow(&mut self, sizes: &[BlockCount]) {
-        let grown: Vec<_> = self.images.iter().zip(sizes).map(|(image, size)| image.len().max(size.0)).collect();
+        let grown: Vec<_> =
+            self.images.iter().zip(sizes).map(|(image, size)| image.len().max(size.0)).collect();
         self.resize(&grown);
     }
 }
@@ -258,6 +266,8 @@ impl World {
         record.sealed.retain(|sealed| host.named.contains_key(&sealed.watermark));
         host.record = Some(record);
         host.is_restored = true;
+        host.is_agreed = false;
+        host.fence = 0;
         // Its image is not as it was at the backup.
         host.strangers += u64::from(versions != host.versions());
     }
@@ -278,7 +288,9 @@ impl World {
                     self.violate("a record of the standby is not what was stored");
                 }
                 if journal == Journal::Own {
-                    self.standby.points.retain(|at, _| record.points.iter().any(|point| point.watermark == *at));
+                    self.standby
+                        .points
+                        .retain(|at, _| record.points.iter().any(|point| point.watermark == *at));
                 }
                 Standby::restart(settings, record, journal, image)
             }
@@ -297,9 +309,10 @@ impl World {
             self.notice_touch();
         }
         let life = standby::LifeId(self.standby.life);
-        let newest = self.standby.record().and_then(|record| {
-            record.sealed.last().map(|sealed| sealed.watermark).or(record.watermark)
-        });
+        let newest = self
+            .standby
+            .record()
+            .and_then(|record| record.sealed.last().map(|sealed| sealed.watermark).or(record.watermark));
         let current = match message {
             ToStandby::Seal { epoch } => Some(Watermark { standby: STANDBY, life, epoch }),
             ToStandby::StillCurrent => newest,
@@ -322,10 +335,16 @@ impl World {
         self.standby_event(Event::OwnerLost);
     }
 
+    /// An administrator says that this is a standby, after a journal was restored.
+    pub(super) fn agree(&mut self) {
+        self.standby.is_agreed = true;
+        self.standby_event(Event::Agreed);
+    }
+
     /// Reports that others have changed the image, if they have.
     pub(super) fn notice_touch(&mut self) {
         let may_be = self.standby.owned.is_none() && !self.is_consumed;
-        if may_be && self.standby.is_touched() && !self.standby.is_restored && self.standby.machine.is_some() {
+        if may_be && self.standby.is_touched() && self.standby.machine.is_some() {
             self.standby.reported = self.standby.strangers;
             self.standby_event(Event::ImageTouched);
         }
@@ -414,7 +433,8 @@ impl World {
                     self.notice_touch();
                 } else {
                     let content = self.standby.content();
-                    let is_abandoned = self.standby.record().is_none_or(|record| record.watermark != Some(at));
+                    let is_abandoned =
+                        self.standby.record().is_none_or(|record| record.watermark != Some(at));
                     if !is_abandoned && let Some(difference) = self.truth.difference(at, &content) {
                         self.violate(format!("a point is not what the group was: {difference}"));
                     }
@@ -455,10 +475,11 @@ impl World {
             StandbyTask::Recorded(number) => {
                 let versions = self.standby.versions();
                 let host = &mut self.standby;
-                while let Some((_, record)) = host.pending.pop_front_if(|(pending, _)| *pending <= number) {
+                while host.pending.front().is_some_and(|(pending, _)| *pending <= number) {
+                    let Some((_, record)) = host.pending.pop_front() else { break };
                     host.record = Some(record.clone());
                     if record.watermark.is_none() {
-                        host.is_restored = false;
+                        host.is_restored &= !host.is_agreed;
                         host.known = host.reported;
                     }
                     // What others have changed before that was noticed is not as the record says.
@@ -556,7 +577,8 @@ impl World {
                 self.expect_image_is_free();
                 let durable = self.standby.record.as_ref();
                 let is_torn = durable.is_some_and(|record| record.image == ImageState::Torn);
-                let is_last = durable.is_some_and(|record| record.watermark.is_some() && record.points.is_empty());
+                let is_last =
+                    durable.is_some_and(|record| record.watermark.is_some() && record.points.is_empty());
                 if !is_torn {
                     self.violate("an epoch is written over the image before that is recorded");
                 }

@@ -54,7 +54,13 @@ impl World {
                 self.meet(Fault::LinkBroken);
                 self.disconnect(host);
             }
-            15 if self.standby.owned.is_none() && self.standby.order.is_none() && !self.is_consumed && self.random.percent(40) => self.touch_image(),
+            15 if self.standby.owned.is_none()
+                && self.standby.order.is_none()
+                && !self.is_consumed
+                && self.random.percent(40) =>
+            {
+                self.touch_image();
+            }
             16 => {
                 self.standby.can_grow = !self.standby.can_grow;
                 if !self.standby.can_grow {
@@ -70,9 +76,11 @@ impl World {
             21..=23 if receives => self.test(),
             24 | 25 if receives => self.order_promotion(),
             26 if receives && self.standby.owned.is_none() && self.random.percent(25) => self.consume(),
-            27 if is_up && !self.owners[host].is_serving && self.standby.owned.is_none() => self.serve_unasked(host),
+            27 if is_up && !self.owners[host].is_serving && self.standby.owned.is_none() => {
+                self.serve_unasked(host);
+            }
             28 if self.standby.is_restored && self.standby.owned.is_none() && !self.is_consumed => {
-                self.standby_event(Event::Agreed);
+                self.agree();
             }
             _ => {}
         }
@@ -170,7 +178,7 @@ impl World {
         self.run_until(soon);
         if self.standby.is_restored && self.standby.owned.is_none() && !self.is_consumed {
             self.tell(|_| "an administrator agrees".to_owned());
-            self.standby_event(Event::Agreed);
+            self.agree();
         }
     }
 

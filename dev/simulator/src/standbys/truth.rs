@@ -35,7 +35,9 @@ impl Truth {
         for (volume, (image, truth)) in images.iter().zip(&cut.volumes).enumerate() {
             if image.len() != truth.len() {
                 let (has, had) = (image.len(), truth.len());
-                return Some(format!("volume {volume} has {has} blocks, and had {had} at the end of epoch {epoch}"));
+                return Some(format!(
+                    "volume {volume} has {has} blocks, and had {had} at the end of epoch {epoch}"
+                ));
             }
             let is_other = |(value, (old, new)): &(&u64, &(u64, u64))| *value != old && *value != new;
             if let Some(block) = image.iter().zip(truth).position(|pair| is_other(&pair)) {

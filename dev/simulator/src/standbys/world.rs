@@ -22,11 +22,29 @@ pub(super) const WAIT_MAX: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(super) enum Task {
     /// A message arrives, if its connection still stands.
-    ToStandby { link: usize, connection: u64, stream: StreamId, message: ToStandby, payload: Vec<u64> },
-    ToOwner { link: usize, connection: u64, stream: StreamId, message: ToOwner },
+    ToStandby {
+        link: usize,
+        connection: u64,
+        stream: StreamId,
+        message: ToStandby,
+        payload: Vec<u64>,
+    },
+    ToOwner {
+        link: usize,
+        connection: u64,
+        stream: StreamId,
+        message: ToOwner,
+    },
     /// Something that a process waits for; it ends with the process.
-    Owner { host: usize, process: u64, task: OwnerTask },
-    Standby { process: u64, task: StandbyTask },
+    Owner {
+        host: usize,
+        process: u64,
+        task: OwnerTask,
+    },
+    Standby {
+        process: u64,
+        task: StandbyTask,
+    },
     /// A guest asks for something.
     Guest,
     /// A fault, or an order of an administrator.
@@ -290,7 +308,13 @@ impl World {
         Duration::from_micros(self.random.between(50, most))
     }
 
-    pub(super) fn send_to_standby(&mut self, link: usize, stream: StreamId, message: ToStandby, payload: Vec<u64>) {
+    pub(super) fn send_to_standby(
+        &mut self,
+        link: usize,
+        stream: StreamId,
+        message: ToStandby,
+        payload: Vec<u64>,
+    ) {
         self.tell(|_| format!("{link} ─► {message:?} {payload:?}"));
         let at = (self.now + self.travel_time()).max(self.links[link].to_standby);
         self.links[link].to_standby = at;
@@ -336,7 +360,6 @@ impl World {
             at: self.now,
             volume,
             blocks: BlockRange::new(start, end),
-            kind,
             value: if is_zero { 0 } else { value },
             free_since: self.now,
         };
@@ -354,7 +377,6 @@ pub(super) struct Asked {
     pub(super) at: Duration,
     pub(super) volume: usize,
     pub(super) blocks: BlockRange,
-    pub(super) kind: WriteKind,
     pub(super) value: u64,
     /// Since when no write that overlaps, and was asked for before, is under way.
     pub(super) free_since: Duration,
