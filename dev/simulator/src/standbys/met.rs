@@ -86,12 +86,13 @@ impl Met {
 
     /// Returns the cells that too few seeds have reached, and those that are said to be impossible and were reached.
     pub(crate) fn wrong(&self, seeds: u64) -> Vec<String> {
-        let wanted = SEEDS_WANTED * seeds / SEEDS_OF_WANTED;
+        let of_seeds = SEEDS_WANTED * seeds / SEEDS_OF_WANTED;
         let mut wrong = Vec::new();
         for (fault, phase) in
             Fault::ALL.iter().flat_map(|fault| Phase::ALL.iter().map(move |phase| (*fault, *phase)))
         {
             let count = self.0[fault as usize][phase as usize];
+            let wanted = if is_rare(fault, phase) { 0 } else { of_seeds };
             let (fault_name, phase_name) = (fault.name(), phase.name());
             match excused(fault, phase) {
                 Some(reason) if count > 0 => {
@@ -109,6 +110,18 @@ impl Met {
     }
 }
 
+/// Returns whether a fault need not strike in a phase.
+fn is_rare(fault: Fault, phase: Phase) -> bool {
+    let is_of_standby = matches!(fault, Fault::StandbyKilled | Fault::StandbyPowerCut);
+    match phase {
+        // It lasts for a moment, after the owner's host was lost.
+        Phase::Restoring => !is_of_standby,
+        Phase::Sealing | Phase::Flushing => fault == Fault::ReadFailed,
+        // A flush of a spool beside it.
+        _ => matches!(fault, Fault::ReadFailed | Fault::StandbyFlushFailed),
+    }
+}
+
 /// Returns why a fault cannot strike in a phase.
 fn excused(fault: Fault, phase: Phase) -> Option<&'static str> {
     let needs_process = matches!(
@@ -123,10 +136,8 @@ fn excused(fault: Fault, phase: Phase) -> Option<&'static str> {
             | Fault::Promoted
             | Fault::Consumed
     );
-    let flushes = matches!(phase, Phase::Sealing | Phase::Flushing);
     match (fault, phase) {
         (_, Phase::Down) if needs_process => Some("it needs the daemon"),
-        (Fault::StandbyFlushFailed, _) if !flushes => Some("nothing is flushed"),
         (Fault::Promoted | Fault::ImageTouched, Phase::Ended) => Some("it has ended"),
         (Fault::Promoted, Phase::Restoring) => Some("it was promoted before"),
         _ => None,

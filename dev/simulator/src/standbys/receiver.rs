@@ -237,6 +237,7 @@ impl World {
         host.doing = Doing::Nothing;
         host.spool_flushes = 0;
         host.has_received = false;
+        host.is_agreed = false;
         host.tested = None;
         host.order = None;
         host.received = None;
@@ -390,7 +391,12 @@ impl World {
     fn standby_later(&mut self, task: StandbyTask) {
         let (delay, process) = (self.disk_time(), self.standby.process);
         // Faults strike while something is under way.
-        if !self.is_calm && self.random.percent(self.shape.strikes_percent) {
+        // Few seeds restore a point.
+        let percent = match task {
+            StandbyTask::Restored(_) => 50,
+            _ => self.shape.strikes_percent,
+        };
+        if !self.is_calm && self.random.percent(percent) {
             self.in_about(delay, Task::Strike);
         }
         self.after(delay, Task::Standby { process, task });

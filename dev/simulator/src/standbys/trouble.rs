@@ -133,7 +133,7 @@ impl World {
     /// Orders a promotion, perhaps of a point, perhaps without what it needs.
     fn order_promotion(&mut self) {
         let points: Vec<_> = self.standby.record().map_or_else(Vec::new, |record| record.points.clone());
-        let point = (!points.is_empty() && self.random.percent(30)).then(|| {
+        let point = (!points.is_empty() && self.random.percent(60)).then(|| {
             let index = self.random.index(points.len());
             points[index].watermark
         });
