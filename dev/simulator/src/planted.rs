@@ -28,7 +28,7 @@ const NOTICED_LATE: [(Bug, u64); 4] = [
 const STUCK_IS_IDLE_SEED: u64 = 386;
 
 /// The first seed that shows [`StandbyBug::ReturnSinceNewest`].
-const RETURN_SINCE_NEWEST_SEED: u64 = 4985;
+const RETURN_SINCE_NEWEST_SEED: u64 = 7127;
 
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
