@@ -12,6 +12,7 @@
 
 mod agreement;
 mod epochs;
+mod flushes;
 mod sending;
 mod status;
 mod writes;
@@ -29,6 +30,7 @@ use crate::planted::{Bug, broken};
 use crate::record::OwnerRecord;
 use crate::wire::{StreamId, ToOwner, ToStandby};
 use epochs::Epochs;
+use flushes::Flushes;
 use sending::Stream;
 use status::Ages;
 use writes::Writes;
@@ -274,18 +276,6 @@ struct Pauses {
     is_ordered: bool,
     /// Blocks are still fetched after a handover.
     is_filling: bool,
-}
-
-/// Flushes of the owner's stores.
-#[derive(Debug)]
-struct Flushes {
-    /// Blocks of each volume that were written since the last flush began.
-    unflushed: Vec<LayeredBitmap>,
-    /// The epoch to be forgotten after the flush that is under way, and the blocks that it covers. No epoch and no blocks if another
-    /// flush has failed meanwhile: then its success says nothing.
-    under_way: Option<(Option<Epoch>, Vec<LayeredBitmap>)>,
-    /// An epoch that was acknowledged since that flush began.
-    next: Option<Epoch>,
 }
 
 /// When the epoch is cut.
@@ -560,67 +550,6 @@ impl Replication {
         if self.phase == Phase::Asking {
             self.phase = Phase::Serving;
             self.outbox.push(Action::BeginServing);
-        }
-    }
-
-    /// Flushes the owner's stores after the standby has confirmed an epoch: what a power cut can take from the owner is not forgotten.
-    fn flush_before_forgetting(&mut self, epoch: Epoch) {
-        if broken(Bug::AcknowledgedUnflushed) {
-            self.forget(epoch);
-        } else if self.flushes.under_way.is_some() {
-            self.flushes.next = Some(epoch);
-        } else {
-            let fresh: Vec<_> =
-                self.flushes.unflushed.iter().map(|set| LayeredBitmap::new(set.blocks())).collect();
-            let mut covered = std::mem::replace(&mut self.flushes.unflushed, fresh);
-            // A flush does not cover writes in flight.
-            for (volume, blocks) in self.writes.in_flight() {
-                self.flushes.unflushed[volume.index()].insert(blocks);
-                covered[volume.index()].insert(blocks);
-            }
-            self.flushes.under_way = Some((Some(epoch), covered));
-            self.outbox.push(Action::FlushStores);
-        }
-    }
-
-    fn end_flush(&mut self) {
-        let Some((epoch, _)) = self.flushes.under_way.take() else { return };
-        epoch.into_iter().for_each(|epoch| self.forget(epoch));
-        if let Some(next) = self.flushes.next.take() {
-            self.flush_before_forgetting(next);
-        }
-    }
-
-    fn forget(&mut self, through: Epoch) {
-        self.record.acknowledged = Some(through);
-        self.make_durable();
-        self.outbox.push_after_record(Action::Forget { through });
-    }
-
-    /// Counts everything as missing that was written since the last successful flush began.
-    fn fail_flush(&mut self) {
-        if let Some((epoch, covered)) = &mut self.flushes.under_way {
-            for (unflushed, covered) in self.flushes.unflushed.iter_mut().zip(covered.drain(..)) {
-                unflushed.union_with(&covered);
-            }
-            *epoch = None;
-        }
-        self.flushes.next = None;
-        if broken(Bug::FailedFlushForgotten) {
-            return;
-        }
-        self.writes.fail_flush();
-        let lost: Vec<(VolumeIndex, BlockRange)> = (0..)
-            .map(VolumeIndex)
-            .zip(&self.flushes.unflushed)
-            .flat_map(|(volume, set)| set.runs().map(move |run| (volume, run)))
-            .collect();
-        if !lost.is_empty() {
-            self.carried_by = self.epochs.open_number();
-        }
-        for (volume, blocks) in lost {
-            self.overwrite(volume, blocks);
-            self.epochs.change_open(volume, blocks);
         }
     }
 }

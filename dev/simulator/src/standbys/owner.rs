@@ -1,20 +1,20 @@
 //! The owner's host: it carries the machine's actions out over a store with a cache, and keeps a chronicle.
 
+mod lives;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use chronicle::{BlockCount, BlockRange, LayeredBitmap};
-use standby::owner::{
-    Action, Beginning, Completeness, Event, HandedOn, History, Outcome, ReadId, Settings, State,
-};
-use standby::record::{OwnerRecord, Record as _};
+use standby::owner::{Action, Event, Outcome, ReadId, State};
+use standby::record::OwnerRecord;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
-use standby::{LifeId, Place, Replication, StandbyId};
+use standby::{Place, Replication, StandbyId};
 
 use super::disk::{Disk, Flush};
 use super::met::Fault;
 use super::truth::Cut;
-use super::world::{Asked, EVERY, InFlight, Link, Task, WAIT_MAX, World};
+use super::world::{Asked, InFlight, Task, WAIT_MAX, World};
 
 pub(super) const STANDBY: StandbyId = StandbyId(7);
 
@@ -163,150 +163,6 @@ impl OwnerHost {
 }
 
 impl World {
-    fn owner_settings(&mut self) -> Settings {
-        let first = Duration::from_millis(self.random.between(1, 1000));
-        Settings {
-            every: EVERY,
-            first_cut: self.now + first,
-            rpo: EVERY * 3,
-            wait_max: WAIT_MAX,
-            ring_blocks: self.shape.ring_blocks,
-            spool_blocks: self.shape.spool_blocks,
-            extent_blocks: self.shape.extent_blocks,
-        }
-    }
-
-    /// An administrator orders the standby.
-    pub(super) fn order_standby(&mut self) {
-        let settings = self.owner_settings();
-        let mut owner =
-            OwnerHost { process: self.number(), is_serving: true, may_serve: true, ..OwnerHost::default() };
-        for size in self.shape.sizes.clone() {
-            let mut disk = Disk::new(size);
-            for block in 0..size / 2 {
-                disk.write(block, self.number());
-            }
-            disk.sync();
-            owner.volumes.push(disk);
-        }
-        owner.forget_history();
-        owner.open = 1;
-        let life = LifeId(u128::from(self.number()));
-        let sizes = self.shape.sizes.iter().map(|size| BlockCount(*size)).collect();
-        owner.machine = Some(Replication::begin(settings, STANDBY, life, sizes));
-        owner.record = owner.machine.as_ref().map(|machine| machine.record().clone());
-        self.owners.push(owner);
-        self.links.push(Link::default());
-        self.start_standby();
-        self.drain_owner(0);
-        self.connect(0);
-    }
-
-    pub(super) fn stop_owner(&mut self, host: usize) {
-        let mut random = self.random.fork();
-        self.disconnect(host);
-        self.owners[host].stop(|| random.percent(50));
-        self.owners[host].process = self.number();
-    }
-
-    pub(super) fn cut_owners_power(&mut self, host: usize) {
-        self.stop_owner(host);
-        let mut random = self.random.fork();
-        self.owners[host].volumes.iter_mut().for_each(|volume| volume.cut_power(&mut random));
-    }
-
-    pub(super) fn start_owner(&mut self, host: usize, beginning: Beginning) {
-        if self.owners[host].machine.is_some() {
-            return;
-        }
-        let settings = self.owner_settings();
-        let Some(mut record) = self.owners[host].record.clone() else { return };
-        // A record is read from the bytes that were stored.
-        match OwnerRecord::decode(&record.encode()) {
-            Some(decoded) if decoded == record => record = decoded,
-            _ => self.violate("a record of the owner is not what was stored"),
-        }
-        let life = LifeId(u128::from(self.number()));
-        let owner = &mut self.owners[host];
-        let history = if owner.knows == Some(Knows::Nothing) {
-            owner.forget_history();
-            owner.open = 1;
-            let sizes = owner.volumes.iter().map(|volume| BlockCount(volume.len())).collect();
-            History::Forgotten(life, sizes)
-        } else {
-            owner.open = record.numbered_through.0 + 1;
-            History::Since(owner.missing())
-        };
-        owner.may_serve = beginning == Beginning::Served;
-        let machine = Replication::restart(settings, record, history, beginning);
-        owner.machine = Some(machine);
-        self.tell(|world| {
-            format!("owner {host} starts: {:?}", world.owners[host].machine.as_ref().map(Replication::record))
-        });
-        if !self.owners[host].absent.is_empty() {
-            self.owner_event(host, Event::Incomplete);
-            self.owner_later(host, Duration::from_secs(3), OwnerTask::Fetched);
-        }
-        self.drain_owner(host);
-        self.in_about(Duration::from_millis(300), Task::Connect(host));
-    }
-
-    /// Hands the group over to another host, which may have to fetch blocks afterwards.
-    pub(super) fn hand_over(&mut self) {
-        let from = self.current;
-        let is_possible = self.owners[from].is_serving
-            && self.owners[from].in_flight.is_empty()
-            && self.owners[from].state != Some(State::Diverged)
-            && self.owners.len() < 4
-            && self.owners[from].absent.is_empty();
-        let Some(handed) =
-            self.owners[from].machine.as_ref().filter(|_| is_possible).map(Replication::hand_on)
-        else {
-            return;
-        };
-        self.meet(Fault::HandedOver);
-        self.owners[from].volumes.iter_mut().for_each(Disk::sync);
-        self.owners[from].is_serving = false;
-        self.owners[from].asked.clear();
-        let HandedOn { record, missing } = handed.clone();
-        let mut owner = OwnerHost {
-            process: self.number(),
-            volumes: self.owners[from].volumes.clone(),
-            may_serve: true,
-            confirmed: self.owners[from].confirmed,
-            ..OwnerHost::default()
-        };
-        let written =
-            missing.iter().map(|set| set.runs().flat_map(|run| run.iter().map(|block| block.0)).collect());
-        owner.chronicle = BTreeMap::from([(record.numbered_through.0, written.collect())]);
-        owner.open = record.numbered_through.0 + 1;
-        owner.record = Some(record);
-        let mut completeness = Completeness::Complete;
-        if self.random.percent(50) {
-            completeness = Completeness::Incomplete;
-            for volume in 0..owner.volumes.len() {
-                for block in 0..owner.volumes[volume].len() {
-                    if self.random.percent(50) {
-                        owner.absent.insert((volume, block), owner.volumes[volume].read(block));
-                        owner.volumes[volume].write(block, NOT_HERE);
-                    }
-                }
-                owner.volumes[volume].sync();
-            }
-        }
-        let settings = self.owner_settings();
-        owner.machine = Some(Replication::take_over(settings, handed, completeness));
-        self.owners.push(owner);
-        self.links.push(Link::default());
-        self.current = self.owners.len() - 1;
-        let host = self.current;
-        self.drain_owner(host);
-        if !self.owners[host].absent.is_empty() {
-            self.owner_later(host, Duration::from_secs(3), OwnerTask::Fetched);
-        }
-        self.in_about(Duration::from_millis(200), Task::Connect(host));
-    }
-
     pub(super) fn owner_later(&mut self, host: usize, most: Duration, task: OwnerTask) {
         let process = self.owners[host].process;
         self.in_about(most, Task::Owner { host, process, task });
