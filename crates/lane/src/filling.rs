@@ -26,7 +26,7 @@ use futures_util::future::{Either, join_all, select};
 use migration::StayKey;
 use migration::filling::{
     FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingProgress, FillingSettings, LogEntry,
-    Manifest, NoPiece, OnBehalf, RecordingId, RequestId, StoreFault, Told, UnitMap, Urgency,
+    Manifest, NoPiece, OnBehalf, RecordingId, RequestId, RewriteId, StoreFault, Told, UnitMap, Urgency,
 };
 use migration::journal::Record;
 use rustix::io::Errno;
@@ -354,6 +354,9 @@ impl FillingStore {
             FillingAction::FlushStore { recording, on_behalf } => {
                 self.spawn(move |filling| async move { filling.flush_store(recording, on_behalf).await });
             }
+            FillingAction::Rewrite { rewrite, range } => {
+                self.spawn(move |filling| async move { filling.rewrite(rewrite, range).await });
+            }
             FillingAction::Record { recording, units } => {
                 let kept = self.keep(LogEntry::Present { runs: units }, false);
                 self.spawn(move |filling| async move {
@@ -413,13 +416,36 @@ impl FillingStore {
         self.event(FillingEvent::Stored { fetch, result });
     }
 
+    async fn rewrite(&self, rewrite: RewriteId, range: ByteRange) {
+        let length = usize::try_from(range.length).unwrap_or(0);
+        let rewritten = async {
+            let bytes = self.store.read(range.offset, self.buffers.take(length)).await?;
+            mover::write_data(&*self.store, range.offset, bytes, ZeroMode::MayUnmap).await.map(drop)
+        };
+        let result = rewritten.await.map_err(|error: IoError| {
+            warn!(volume = %self.key.volume, %error, "cannot write again what a failed flush may have lost; trying again");
+            StoreFault
+        });
+        self.event(FillingEvent::Rewritten { rewrite, result });
+    }
+
     async fn record_at_once(&self, units: Vec<BlockRange>) -> Result<(), StoreFault> {
+        if self.is_doubted(&units) {
+            return Err(StoreFault);
+        }
         self.store.ours().flush().await.map_err(|_| StoreFault)?;
         let kept = self.keep(LogEntry::Present { runs: units }, false).await;
         kept.map_err(|error| {
             warn!(volume = %self.key.volume, %error, "cannot record what guests have written; trying again");
             StoreFault
         })
+    }
+
+    fn is_doubted(&self, units: &[BlockRange]) -> bool {
+        match &*self.state.borrow() {
+            FillingState::Filling(machine) => units.iter().any(|run| machine.is_doubted(*run)),
+            FillingState::Waiting(_) | FillingState::Left => false,
+        }
     }
 
     async fn flush_store(&self, recording: RecordingId, on_behalf: OnBehalf) {

@@ -8,6 +8,8 @@
 //!      │  └─► overwriting ┼───────────────────┘ its write has completed
 //!      └──────────────────┴── failed
 //! ```
+//! If a flush fails, filled units are missing again. Units that the guest has written are written again ([`rewriting`]).
+//!
 //! The owner drives the filling. Its former owner is the *reservoir*, whose image stays unchanged and locked. The reservoir
 //! answers reads by address until it learns that the volume is complete. A guest's read of missing blocks *pulls* them before
 //! everything else. The rest is fetched in the background, most recently written first (the papers' push).
@@ -18,6 +20,7 @@
 //! new units is recorded (design §5.6, hard case 7). The caller carries this out.
 
 mod background;
+mod exchange;
 mod lateness;
 mod log;
 mod manifest;
@@ -26,6 +29,7 @@ mod passing;
 mod presence;
 mod recording;
 mod requests;
+mod rewriting;
 mod snapshot;
 mod told;
 mod units;
@@ -40,243 +44,19 @@ use self::lateness::Lateness;
 use self::noting::Noting;
 use self::recording::Recording;
 use self::requests::Waiting;
+use self::rewriting::Rewriting;
 use self::units::{bytes_of, covering, within};
 use crate::pacing::{Pacing, PacingSettings};
 
+pub use exchange::{
+    FetchFault, FetchId, FillingAction, FillingEvent, NoteId, OnBehalf, RecordingId, Refusal, RequestId,
+    RewriteId, StoreFault, Urgency,
+};
 pub use log::{LogEntry, LogFault, NO_START, Packed, Telling, UnitMap, encode_entry, header, replay};
 pub use manifest::{Manifest, decode_runs, encode_runs, to_units};
 pub use presence::{PresenceFile, PresenceWrite};
 pub use told::{Complete, NoPiece, Told};
 pub use units::{UNIT, UNIT_BYTES, units_of};
-
-/// A guest's request. The caller chooses the number for the time in flight and never reuses it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RequestId(pub u64);
-
-/// A request to the reservoir for bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct FetchId(pub u64);
-
-/// A note for the next daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct NoteId(pub u64);
-
-/// A round that makes the presence of units durable.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct RecordingId(pub u64);
-
-/// An event of a volume that is being filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FillingEvent {
-    /// A guest's read has arrived. It waits for [`FillingAction::Admit`] or [`FillingAction::Refuse`].
-    ReadArrived {
-        /// The number of the read.
-        request: RequestId,
-        /// The bytes to read, not empty.
-        range: ByteRange,
-    },
-    /// A guest's change of whole units has arrived. It waits for [`FillingAction::Admit`]; after the change it waits for
-    /// [`FillingAction::Written`].
-    WriteArrived {
-        /// The number of the change.
-        request: RequestId,
-        /// The bytes to change, not empty.
-        range: ByteRange,
-    },
-    /// An admitted change has ended.
-    WriteEnded {
-        /// The number of the change.
-        request: RequestId,
-        /// Whether it succeeded; a failed change may be partly applied.
-        result: Result<(), StoreFault>,
-    },
-    /// The guest whose request was not admitted is gone.
-    Withdrawn {
-        /// The number of the request.
-        request: RequestId,
-    },
-    /// A guest asks to make every answered request durable. It waits for [`FillingAction::Flushed`].
-    FlushArrived {
-        /// The number of the flush.
-        request: RequestId,
-    },
-    /// The reservoir has answered a fetch.
-    Fetched {
-        /// The number of the fetch.
-        fetch: FetchId,
-        /// Whether the bytes have arrived.
-        result: Result<(), FetchFault>,
-    },
-    /// Fetched bytes have been written to the store.
-    Stored {
-        /// The number of the fetch.
-        fetch: FetchId,
-        /// Whether the write succeeded.
-        result: Result<(), StoreFault>,
-    },
-    /// The store has been flushed for a recording.
-    StoreFlushed {
-        /// The number of the recording.
-        recording: RecordingId,
-        /// Whether everything completed before the flush is durable.
-        result: Result<(), StoreFault>,
-    },
-    /// The reservoir has answered a read that passes by the store.
-    Passed {
-        /// The number of the fetch.
-        fetch: FetchId,
-        /// Whether the bytes have arrived.
-        result: Result<(), FetchFault>,
-    },
-    /// A recording has ended.
-    Recorded {
-        /// The number of the recording.
-        recording: RecordingId,
-        /// Whether the recording is durable.
-        result: Result<(), StoreFault>,
-    },
-    /// The administrator has declared the former host lost. Nothing is fetched from now on, and reads of missing blocks are
-    /// refused instead of held. Writes over missing blocks continue.
-    MissingGivenUp,
-    /// The background fetches pause, because the volume is on its way to a host that has all of it.
-    Rest,
-    /// The background fetches resume.
-    GoOn,
-    /// Limits how long a read may wait for a silent reservoir before it is refused; `None`: without limit.
-    WaitsLimited {
-        /// The longest wait of a read.
-        to: Option<Duration>,
-    },
-    /// A note for the next daemon has ended.
-    Noted {
-        /// The number of the note.
-        note: NoteId,
-        /// Whether the note was stored.
-        result: Result<(), StoreFault>,
-    },
-}
-
-/// An action for a volume that is being filled.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum FillingAction {
-    /// Submit a guest's request to the store.
-    Admit {
-        /// The number of the request.
-        request: RequestId,
-    },
-    /// Answer a guest's change as made.
-    Written {
-        /// The number of the change.
-        request: RequestId,
-    },
-    /// Note that guests have written these units. The note must outlast this daemon, but not a loss of power.
-    Note {
-        /// The number to use in the answer.
-        note: NoteId,
-        /// The written units, in order.
-        units: Vec<BlockRange>,
-    },
-    /// Fail a guest's read.
-    Refuse {
-        /// The number of the read.
-        request: RequestId,
-        /// The reason of the refusal.
-        why: Refusal,
-    },
-    /// Ask the reservoir for these bytes.
-    Fetch {
-        /// The number to use in the answer.
-        fetch: FetchId,
-        /// The bytes to fetch, not empty.
-        range: ByteRange,
-        /// Whether a guest waits for them.
-        urgency: Urgency,
-    },
-    /// Ask the reservoir for these parts, for one guest's read: the store takes no fetched bytes.
-    PassBy {
-        /// The number to use in the answer.
-        fetch: FetchId,
-        /// The parts to fetch, in order.
-        parts: Vec<ByteRange>,
-    },
-    /// Submit a guest's read to the store, and replace the parts that have passed by it.
-    AdmitWith {
-        /// The number of the read.
-        request: RequestId,
-        /// The number of the fetch that has the parts.
-        fetch: FetchId,
-    },
-    /// Write parts of the fetched bytes to the store, and drop the rest.
-    Store {
-        /// The number of the fetch.
-        fetch: FetchId,
-        /// The parts to write, in order.
-        parts: Vec<ByteRange>,
-    },
-    /// Flush the owner's store.
-    FlushStore {
-        /// The number to use in the answer.
-        recording: RecordingId,
-        /// Whether guests must learn of a failure.
-        on_behalf: OnBehalf,
-    },
-    /// Record durably that these units are present; their bytes are durable already.
-    Record {
-        /// The number to use in the answer.
-        recording: RecordingId,
-        /// The units to record, in order.
-        units: Vec<BlockRange>,
-    },
-    /// Answer a guest's flush.
-    Flushed {
-        /// The number of the flush.
-        request: RequestId,
-        /// The result to answer with.
-        result: Result<(), StoreFault>,
-    },
-    /// Durably, no block is missing: the volume is complete.
-    Whole,
-}
-
-/// The reason why a guest's read fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// The reservoir cannot read the bytes, or is lost.
-    Unreadable,
-    /// The reservoir has not answered within the limit of the read. The bytes are fetched nevertheless.
-    Late,
-}
-
-/// Whether a guest waits for a fetch.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Urgency {
-    /// A guest waits: the unit is pulled.
-    Urgent,
-    /// No guest waits: the unit is pushed, as the papers call it.
-    Background,
-}
-
-/// The party for which a store is flushed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum OnBehalf {
-    /// For guests, which learn of a failure.
-    Guests,
-    /// The filling itself; no guest learns of a failure.
-    Filling,
-}
-
-/// The owner's store, or its data folder, failed to take a write.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StoreFault;
-
-/// The reason why a fetch failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FetchFault {
-    /// The reservoir cannot read the bytes.
-    Unreadable,
-    /// The reservoir's host is unreachable, or has not opened the image yet: a retry is worthwhile.
-    Away,
-}
 
 /// The settings of one volume's filling.
 #[derive(Clone, Debug)]
@@ -336,6 +116,7 @@ pub struct Filling {
     lateness: Lateness,
     noting: Noting,
     recording: Recording,
+    rewriting: Rewriting,
     next: u64,
     is_whole_said: bool,
     progress: FillingProgress,
@@ -349,6 +130,8 @@ struct Fetch {
     urgency: Urgency,
     /// The parts being written to the store; `None` until the bytes have arrived.
     storing: Option<Vec<BlockRange>>,
+    /// Whether a flush has failed while the bytes were being written, so that they may be lost.
+    is_overtaken: bool,
 }
 
 impl Filling {
@@ -369,7 +152,8 @@ impl Filling {
             background: Background::new(late, Pacing::new(&settings.pacing)),
             lateness: Lateness::new(units),
             noting: Noting::new(units),
-            recording: Recording::new(volatile),
+            recording: Recording::new(units),
+            rewriting: Rewriting::new(volatile),
             next: 0,
             is_whole_said: false,
             progress: FillingProgress { units_at_handover: manifest.units, ..FillingProgress::default() },
@@ -396,6 +180,7 @@ impl Filling {
             FillingEvent::Stored { fetch, result } => self.stored(now, fetch, result),
             FillingEvent::Passed { fetch, result } => self.passed(now, fetch, result),
             FillingEvent::StoreFlushed { recording, result } => self.store_flushed(now, recording, result),
+            FillingEvent::Rewritten { rewrite, result } => self.rewritten(now, rewrite, result),
             FillingEvent::Noted { note, result } => self.noted(now, note, result),
             FillingEvent::Recorded { recording, result } => self.recorded(now, recording, result),
             FillingEvent::MissingGivenUp => self.give_up_missing(now),
@@ -463,6 +248,7 @@ impl Filling {
             .chain(reread)
             .chain(self.noting.deadline())
             .chain(self.recording.deadline())
+            .chain(self.rewriting.deadline())
             .chain(self.lateness.deadline())
             .min_by_key(|(at, _)| *at)
     }
@@ -479,7 +265,13 @@ impl Filling {
 
     /// Returns whether a restart would forget a present unit in the range. Durable changes wait until it is recorded.
     pub fn is_unrecorded(&self, range: ByteRange) -> bool {
-        self.recording.touches(covering(range))
+        let units = covering(range);
+        self.recording.touches(units) || self.rewriting.doubts(units)
+    }
+
+    /// Returns whether a failed flush may have lost one of these units. Such a unit must not be recorded as present.
+    pub fn is_doubted(&self, units: BlockRange) -> bool {
+        self.rewriting.doubts(units)
     }
 
     /// Returns the progress of the filling.
@@ -510,13 +302,15 @@ impl Filling {
         if let Some(action) = self.noting.begin_if_due(now) {
             self.actions.push_back(action);
         }
+        self.rewrite_if_due(now);
         // Requested fetches are dropped on arrival.
         let is_storing = self.fetches.values().any(|fetch| fetch.storing.is_some());
         let is_filled = self.missing.is_empty() && !is_storing;
-        if let Some(action) = self.recording.begin_if_due(now, is_filled) {
+        if let Some(action) = self.recording.begin_if_due(now, is_filled, self.rewriting.may_flush()) {
             self.actions.push_back(action);
         }
-        if is_filled && self.recording.is_over() && self.noting.is_over() && !self.is_whole_said {
+        let is_recorded = self.recording.is_over() && self.rewriting.is_over();
+        if is_filled && is_recorded && self.noting.is_over() && !self.is_whole_said {
             self.is_whole_said = true;
             self.background.set_paced(pacer::Mover::default());
             self.actions.push_back(FillingAction::Whole);
@@ -527,7 +321,7 @@ impl Filling {
         self.wanted.remove(units);
         self.background.taken(units);
         let fetch = FetchId(self.next_number());
-        self.fetches.insert(fetch, Fetch { units, urgency, storing: None });
+        self.fetches.insert(fetch, Fetch { units, urgency, storing: None, is_overtaken: false });
         self.actions.push_back(FillingAction::Fetch { fetch, range: self.bytes(units), urgency });
     }
 

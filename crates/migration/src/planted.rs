@@ -182,6 +182,8 @@ pub enum Bug {
     WriteNotNoted,
     /// 7: guests' writes before a kill are not recorded by the next daemon's flush.
     NotedForgotten,
+    /// 7: a block that a failed flush may have lost is recorded as present by the next flush.
+    LostWriteRecorded,
     /// 17: a read of a missing block is admitted before an earlier write to it is complete.
     ReadPassesOverwriting,
     /// 7: the file of missing blocks grows beyond its reserved space.
@@ -381,6 +383,7 @@ impl Bug {
         Self::PresenceForgotten,
         Self::WriteNotNoted,
         Self::NotedForgotten,
+        Self::LostWriteRecorded,
         Self::ReadPassesOverwriting,
         Self::PresenceNeedsSpace,
         Self::NotesLeftOut,

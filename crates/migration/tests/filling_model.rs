@@ -1,7 +1,11 @@
 //! Random guests, faults and power cuts for a volume that is being filled, against a model of the promises. A read sees the
-//! last answered write or one under way. After a power cut the flushed data is there, or later data.
+//! last answered write or one under way. After a power cut the flushed data is there, or later data. A failed flush loses data, which
+//! reads see until the power is cut.
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[path = "filling/model.rs"]
+mod model;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -10,11 +14,11 @@ use chronicle::{BlockRange, ByteRange, LayeredBitmap};
 use migration::PacingSettings;
 use migration::filling::{
     FetchFault, FetchId, Filling, FillingAction, FillingEvent, FillingSettings, LogEntry, Manifest, NO_START,
-    NoteId, OnBehalf, RecordingId, Refusal, RequestId, StoreFault, Telling, Told, UNIT_BYTES, UnitMap,
-    encode_entry, header, replay, units_of,
+    NoteId, OnBehalf, RecordingId, Refusal, RequestId, RewriteId, StoreFault, Telling, Told, UNIT_BYTES,
+    UnitMap, encode_entry, header, replay, units_of,
 };
+use model::{Cell, Promise, Random, UNITS};
 
-const UNITS: u64 = 48;
 const SIZE: u64 = UNITS * UNIT_BYTES;
 const WHOSE: [u8; 32] = [7; 32];
 
@@ -23,48 +27,6 @@ const WAIT_MAX: Duration = Duration::from_millis(600);
 
 fn boot(number: u8) -> [u8; 16] {
     [number; 16]
-}
-
-/// A small generator, so that a seed reproduces a failure.
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0
-    }
-
-    fn below(&mut self, end: u64) -> u64 {
-        self.next() % end
-    }
-
-    fn percent(&mut self, share: u64) -> bool {
-        self.below(100) < share
-    }
-
-    fn range(&mut self) -> BlockRange {
-        let start = self.below(UNITS);
-        BlockRange::new(start, (start + 1 + self.below(6)).min(UNITS))
-    }
-}
-
-/// A unit in the store. Versions are numbers; 0 is the content before the first arrival.
-#[derive(Clone, Copy, Default)]
-struct Cell {
-    volatile: u64,
-    durable: u64,
-}
-
-#[derive(Clone)]
-struct Promise {
-    /// The version answered last; after a power cut, any of these.
-    answered: BTreeSet<u64>,
-    /// The versions that survive a power cut: one of these, or a later one.
-    flushed: BTreeSet<u64>,
-    /// The versions written since that flush was requested.
-    since: BTreeSet<u64>,
 }
 
 struct World {
@@ -93,8 +55,13 @@ struct World {
     flushes: BTreeMap<RequestId, Vec<(BTreeSet<u64>, BTreeSet<u64>)>>,
     fetches: Vec<(FetchId, BlockRange)>,
     stores: Vec<(FetchId, Vec<ByteRange>)>,
-    store_flushes: Vec<(RecordingId, OnBehalf)>,
+    /// Flushes of the store, with what it had when they began.
+    store_flushes: Vec<(RecordingId, OnBehalf, Vec<u64>)>,
+    /// Whether guests have yet to learn of a failed flush: their next one fails, and ours fail until then.
+    owes_failure: bool,
     recordings: Vec<(RecordingId, Vec<BlockRange>)>,
+    /// Rewrites under way, with the versions that were read back.
+    rewrites: Vec<(RewriteId, BlockRange, Vec<u64>)>,
     notes: Vec<(NoteId, Vec<BlockRange>)>,
     made: BTreeMap<RequestId, (BlockRange, u64)>,
     boot: u8,
@@ -139,13 +106,14 @@ impl World {
             if is_missing(unit) {
                 Cell::default()
             } else {
-                Cell { volatile: version(unit), durable: version(unit) }
+                Cell { volatile: version(unit), durable: version(unit), is_lost: false }
             }
         };
         let promise = |unit| Promise {
             answered: [version(unit)].into(),
             flushed: [version(unit)].into(),
             since: BTreeSet::new(),
+            doubted: BTreeSet::new(),
         };
         let empty = LayeredBitmap::new(units_of(SIZE));
         let presence = UnitMap { missing: missing.clone(), late: empty.clone(), volatile: empty, manifest };
@@ -174,7 +142,9 @@ impl World {
             fetches: Vec::new(),
             stores: Vec::new(),
             store_flushes: Vec::new(),
+            owes_failure: false,
             recordings: Vec::new(),
+            rewrites: Vec::new(),
             notes: Vec::new(),
             made: BTreeMap::new(),
             boot: 0,
@@ -229,13 +199,21 @@ impl World {
                 FillingAction::Fetch { fetch, range, .. } => self.fetches.push((fetch, units(range))),
                 FillingAction::Store { fetch, parts } => self.stores.push((fetch, parts)),
                 FillingAction::FlushStore { recording, on_behalf } => {
-                    self.store_flushes.push((recording, on_behalf));
+                    let volatile = self.store.iter().map(|cell| cell.volatile).collect();
+                    self.store_flushes.push((recording, on_behalf, volatile));
+                }
+                FillingAction::Rewrite { rewrite, range } => {
+                    let range = units(range);
+                    let read = range.iter().map(|unit| self.store[unit.0 as usize].volatile).collect();
+                    self.rewrites.push((rewrite, range, read));
                 }
                 FillingAction::Record { recording, units } => self.recordings.push((recording, units)),
                 FillingAction::Flushed { request, result } => {
                     let Some(asked) = self.flushes.remove(&request) else { continue };
-                    if result.is_ok() {
-                        for (promise, (answered, since)) in self.promises.iter_mut().zip(asked) {
+                    for (promise, (answered, since)) in self.promises.iter_mut().zip(asked) {
+                        if result.is_err() {
+                            promise.doubted.extend(promise.answered.union(&promise.since));
+                        } else if promise.doubted.is_disjoint(&answered) {
                             promise.flushed = answered;
                             promise.since = promise.since.difference(&since).copied().collect();
                         }
@@ -263,13 +241,7 @@ impl World {
                 self.event(FillingEvent::ReadArrived { request, range: bytes(range) });
             }
             18..=35 => self.write(),
-            36..=41 => {
-                let request = self.request();
-                let asked =
-                    self.promises.iter().map(|promise| (promise.answered.clone(), promise.since.clone()));
-                self.flushes.insert(request, asked.collect());
-                self.event(FillingEvent::FlushArrived { request });
-            }
+            36..=41 => self.flush(),
             42 if self.is_far && self.random.percent(50) => self.both_start_again(),
             42 => self.power_cut(),
             43..=44 => self.kill(),
@@ -284,6 +256,13 @@ impl World {
     /// Returns whether a write to the unit was answered while the read was under way.
     fn raced(&self, read: RequestId, unit: u64) -> bool {
         self.answered_since.get(&read).is_some_and(|since| since.contains(&unit))
+    }
+
+    fn flush(&mut self) {
+        let request = self.request();
+        let asked = self.promises.iter().map(|promise| (promise.answered.clone(), promise.since.clone()));
+        self.flushes.insert(request, asked.collect());
+        self.event(FillingEvent::FlushArrived { request });
     }
 
     fn write(&mut self) {
@@ -308,7 +287,7 @@ impl World {
 
     fn complete(&mut self) {
         let faulty = self.random.percent(8);
-        match self.random.below(8) {
+        match self.random.below(9) {
             0 if !self.admitted_reads.is_empty() => {
                 let at = self.random.below(self.admitted_reads.len() as u64) as usize;
                 let (request, range, passed) = self.admitted_reads.swap_remove(at);
@@ -346,7 +325,7 @@ impl World {
                 let (range, version) = self.writes.remove(&request).unwrap();
                 for unit in range.iter() {
                     if !faulty {
-                        self.store[unit.0 as usize].volatile = version;
+                        self.store[unit.0 as usize].write(version);
                     }
                 }
                 if !faulty {
@@ -367,18 +346,26 @@ impl World {
                 for unit in parts.into_iter().flat_map(|part| units(part).iter()) {
                     // A failed write may have been made.
                     if !faulty || self.random.percent(50) {
-                        self.store[unit.0 as usize].volatile = self.reservoir[unit.0 as usize];
+                        self.store[unit.0 as usize].write(self.reservoir[unit.0 as usize]);
                     }
                 }
                 let result = if faulty { Err(StoreFault) } else { Ok(()) };
                 self.event(FillingEvent::Stored { fetch, result });
             }
             4 if !self.store_flushes.is_empty() => {
-                let (recording, _) = self.store_flushes.remove(0);
-                if !faulty {
-                    self.store.iter_mut().for_each(|cell| cell.durable = cell.volatile);
+                let (recording, on_behalf, volatile) = self.store_flushes.remove(0);
+                let is_owed = self.owes_failure;
+                match (on_behalf, is_owed, faulty) {
+                    (OnBehalf::Filling, true, _) => {}
+                    (_, _, false) => self.store.iter_mut().for_each(Cell::flush),
+                    (_, _, true) => {
+                        for (cell, version) in self.store.iter_mut().zip(volatile) {
+                            cell.is_lost |= cell.volatile == version && cell.durable != version;
+                        }
+                    }
                 }
-                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.owes_failure = on_behalf == OnBehalf::Filling && (is_owed || faulty);
+                let result = if is_owed || faulty { Err(StoreFault) } else { Ok(()) };
                 self.event(FillingEvent::StoreFlushed { recording, result });
             }
             5 if !self.recordings.is_empty() => {
@@ -391,6 +378,16 @@ impl World {
                 let result = if faulty { Err(StoreFault) } else { Ok(()) };
                 self.event(FillingEvent::Recorded { recording, result });
             }
+            8 if !self.rewrites.is_empty() => {
+                let (rewrite, range, read) = self.rewrites.remove(0);
+                for (unit, version) in range.iter().zip(read) {
+                    if !faulty || self.random.percent(50) {
+                        self.store[unit.0 as usize].write(version);
+                    }
+                }
+                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                self.event(FillingEvent::Rewritten { rewrite, result });
+            }
             7 if !self.passing.is_empty() => {
                 let at = self.random.below(self.passing.len() as u64) as usize;
                 let (fetch, parts) = self.passing.swap_remove(at);
@@ -401,10 +398,8 @@ impl World {
             }
             6 if !self.notes.is_empty() => {
                 let (note, runs) = self.notes.remove(0);
-                if !faulty {
-                    self.note(runs);
-                }
-                let result = if faulty { Err(StoreFault) } else { Ok(()) };
+                let is_noted = !faulty && self.note(runs);
+                let result = if is_noted { Ok(()) } else { Err(StoreFault) };
                 self.event(FillingEvent::Noted { note, result });
             }
             _ => {}
@@ -416,36 +411,51 @@ impl World {
         if self.is_far { NO_START } else { boot(self.boot) }
     }
 
-    fn note(&mut self, runs: Vec<BlockRange>) {
+    fn note(&mut self, runs: Vec<BlockRange>) -> bool {
         if self.is_far {
+            if self.owes_failure || runs.iter().any(|run| self.filling.is_doubted(*run)) {
+                return false;
+            }
             // Mere notes would not be trusted.
-            self.store.iter_mut().for_each(|cell| cell.durable = cell.volatile);
+            self.store.iter_mut().for_each(Cell::flush);
             assert!(encode_entry(self.sequence, &LogEntry::Present { runs }, &mut self.log));
             self.sequence += 1;
             self.log_durable = self.log.len();
-            return;
+            return true;
         }
         let entry = LogEntry::Noted { boot: boot(self.boot), runs };
         assert!(encode_entry(self.sequence, &entry, &mut self.log));
         self.sequence += 1;
+        true
     }
 
     /// Kills the daemon: requests to the store land or not, and answered ones stay.
     fn kill(&mut self) {
         for (range, version) in std::mem::take(&mut self.writes).into_values() {
             for unit in range.iter().filter(|_| self.random.percent(50)).collect::<Vec<_>>() {
-                self.store[unit.0 as usize].volatile = version;
+                self.store[unit.0 as usize].write(version);
+            }
+        }
+        for (_, range, read) in std::mem::take(&mut self.rewrites) {
+            for (unit, version) in range.iter().zip(read) {
+                if self.random.percent(50) {
+                    self.store[unit.0 as usize].write(version);
+                }
             }
         }
         for (_, parts) in std::mem::take(&mut self.stores) {
             for unit in parts.into_iter().flat_map(|part| units(part).iter()) {
                 if self.random.percent(50) {
-                    self.store[unit.0 as usize].volatile = self.reservoir[unit.0 as usize];
+                    self.store[unit.0 as usize].write(self.reservoir[unit.0 as usize]);
                 }
             }
         }
         if let Some((_, runs)) = self.notes.pop().filter(|_| self.random.percent(50)) {
             self.note(runs);
+        }
+        if self.owes_failure {
+            // The knowledge of the loss ends with the daemon (`docs/failure-model.md`): nothing is lost then.
+            self.store.iter_mut().for_each(|cell| cell.is_lost = false);
         }
         self.restart();
     }
@@ -469,15 +479,16 @@ impl World {
 
     fn lose_what_is_volatile(&mut self) {
         for cell in &mut self.store {
-            if self.random.percent(50) {
+            if cell.is_lost || self.random.percent(50) {
                 cell.volatile = cell.durable;
             }
-            cell.durable = cell.volatile;
+            *cell = Cell { durable: cell.volatile, is_lost: false, ..*cell };
         }
         for promise in &mut self.promises {
             let survives: BTreeSet<u64> =
                 promise.flushed.iter().chain(&promise.since).chain(&promise.answered).copied().collect();
-            *promise = Promise { answered: survives.clone(), flushed: survives, since: BTreeSet::new() };
+            let (since, doubted) = (BTreeSet::new(), BTreeSet::new());
+            *promise = Promise { answered: survives.clone(), flushed: survives, since, doubted };
         }
     }
 
@@ -501,7 +512,9 @@ impl World {
         self.fetches.clear();
         self.stores.clear();
         self.store_flushes.clear();
+        self.owes_failure = false;
         self.recordings.clear();
+        self.rewrites.clear();
         self.notes.clear();
         self.made.clear();
     }
@@ -512,6 +525,9 @@ impl World {
                 return;
             }
             self.now += Duration::from_millis(50);
+            if self.owes_failure && self.flushes.is_empty() {
+                self.flush();
+            }
             self.filling.handle_timeout(self.now);
             self.drain();
             self.complete();

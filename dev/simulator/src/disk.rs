@@ -93,6 +93,8 @@ pub(crate) struct SimDisk {
     /// The daemon's permission by the journal; set by the host.
     permission: Cell<Permission>,
     lost_at: Cell<Option<Duration>>,
+    /// The owner's next flush fails if it comes before this.
+    next_flush_fails: Cell<Option<Duration>>,
 }
 
 impl SimDisk {
@@ -111,6 +113,7 @@ impl SimDisk {
             volume: RefCell::default(),
             permission: Cell::new(Permission::Forbidden),
             lost_at: Cell::default(),
+            next_flush_fails: Cell::default(),
         })
     }
 
@@ -127,6 +130,11 @@ impl SimDisk {
 
     pub(crate) fn lost_at(&self) -> Option<Duration> {
         self.lost_at.get().filter(|_| self.medium.borrow().has_lost())
+    }
+
+    /// Lets the owner's next flush fail, if there is one soon.
+    pub(crate) fn fail_next_flush(&self, within: Duration) {
+        self.next_flush_fails.set(Some(self.world.now() + within));
     }
 
     pub(crate) fn set_role(&self, role: Role) {
@@ -281,6 +289,11 @@ impl SimDisk {
             if self.can_strike(fault, &what, permission) && self.world.strikes(fault) {
                 self.strike(fault, (&what, permission), &mut ends, &mut fate);
             }
+        }
+        let is_owners_flush = matches!(what, What::Flush { .. }) && permission == Permission::Owner;
+        if is_owners_flush && self.next_flush_fails.take().is_some_and(|until| now <= until) {
+            let errno = self.errno(permission);
+            fate = Fate::Fails { errno, applied_percent: 0, struck_by: Fault::TargetError };
         }
         let (era, slot_of_it) = (self.world.era(), Some(Rc::clone(&slot)));
         let operation =

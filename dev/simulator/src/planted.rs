@@ -17,11 +17,12 @@ const SEEDS_MAX: u64 = 10_000;
 
 /// Rules whose breach only shows after thousands of seeds, with the first such seed. That seed is tried first, to save time; if
 /// it shows nothing, all seeds are run.
-const NOTICED_LATE: [(Bug, u64); 4] = [
+const NOTICED_LATE: [(Bug, u64); 5] = [
     (Bug::PromiseNotWithdrawn, 4067),
     (Bug::FailedFlushForgotten, 3444),
     (Bug::EndNotRepeated, 4748),
     (Bug::NotedForgotten, 1502),
+    (Bug::LostWriteRecorded, 2569),
 ];
 
 /// The first seed that shows [`PacerBug::StuckIsIdle`].
@@ -150,6 +151,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
             | Bug::PresenceForgotten
             | Bug::WriteNotNoted
             | Bug::NotedForgotten
+            | Bug::LostWriteRecorded
             | Bug::ReadPassesOverwriting
             | Bug::PresenceNeedsSpace
             | Bug::NotesLeftOut

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use chronicle::{BlockRange, LayeredBitmap};
+use chronicle::{BlockCount, BlockRange, LayeredBitmap};
 
 use super::units::UNIT_BYTES;
 use super::{Filling, FillingAction, OnBehalf, RecordingId, RequestId, StoreFault};
@@ -48,11 +48,10 @@ struct Round {
 }
 
 impl Recording {
-    /// `volatile`: the units that guests wrote before the previous daemon was killed.
-    pub(super) fn new(volatile: LayeredBitmap) -> Self {
+    pub(super) fn new(units: BlockCount) -> Self {
         Self {
-            filled: LayeredBitmap::new(volatile.blocks()),
-            unrecorded: volatile,
+            unrecorded: LayeredBitmap::new(units),
+            filled: LayeredBitmap::new(units),
             flushes: Vec::new(),
             round: None,
             next: 0,
@@ -75,6 +74,11 @@ impl Recording {
         if let Some(round) = &mut self.round {
             round.filled.remove(units);
         }
+    }
+
+    /// Notes that units may be lost: the next round does not record them.
+    pub(super) fn doubted(&mut self, units: BlockRange) {
+        self.unrecorded.remove(units);
     }
 
     pub(super) fn note(&mut self, now: Duration) {
@@ -112,7 +116,13 @@ impl Recording {
         self.round.is_none() && self.unrecorded.is_empty() && self.flushes.is_empty()
     }
 
-    pub(super) fn begin_if_due(&mut self, now: Duration, is_filled: bool) -> Option<FillingAction> {
+    /// Begins a round if one is due. If flushes may not be answered, they wait, and the round is not theirs.
+    pub(super) fn begin_if_due(
+        &mut self,
+        now: Duration,
+        is_filled: bool,
+        may_flush: bool,
+    ) -> Option<FillingAction> {
         if self.round.is_some() {
             return None;
         }
@@ -121,14 +131,15 @@ impl Recording {
         let is_due = self.due_at.is_some_and(|at| now >= at)
             || self.unrecorded.count() >= RECORD_UNITS
             || is_last && !self.unrecorded.is_empty();
-        if self.flushes.is_empty() && (!is_due || self.unrecorded.is_empty()) {
+        let is_asked = may_flush && !self.flushes.is_empty();
+        if !is_asked && (!is_due || self.unrecorded.is_empty()) {
             self.due_at = self.due_at.filter(|_| !self.unrecorded.is_empty());
             return None;
         }
         self.next += 1;
         let (recording, blocks) = (RecordingId(self.next), self.unrecorded.blocks());
         let empty = || LayeredBitmap::new(blocks);
-        let flushes = std::mem::take(&mut self.flushes);
+        let flushes = if may_flush { std::mem::take(&mut self.flushes) } else { Vec::new() };
         let units = std::mem::replace(&mut self.unrecorded, empty());
         let filled = std::mem::replace(&mut self.filled, empty());
         (self.due_at, self.retry_at) = (None, None);
@@ -164,16 +175,21 @@ impl Filling {
         self.actions.push_back(FillingAction::Record { recording: id, units });
     }
 
-    /// Handles a failed flush: the store may have lost bytes that were not durable. Filled units are missing again; for guests'
-    /// writes, the guests' flush fails.
+    /// Handles a failed flush: the store may have lost bytes that were not durable. Filled units are missing again; the guests'
+    /// flush fails, and units that guests have written are doubted.
     fn lost(&mut self, now: Duration, round: Round) {
         let mut lost = round.filled;
         lost.union_with(&self.recording.filled);
         self.recording.filled.clear();
         self.recording.unrecorded.union_with(&round.units);
         let runs: Vec<_> = lost.runs().collect();
+        runs.iter().for_each(|run| self.recording.doubted(*run));
+        if !broken(Bug::LostWriteRecorded) {
+            let empty = LayeredBitmap::new(lost.blocks());
+            let written = std::mem::replace(&mut self.recording.unrecorded, empty);
+            self.doubt(&written);
+        }
         for run in runs {
-            self.recording.unrecorded.remove(run);
             self.noting.settled(run);
             self.missing.insert(run);
             self.missing_again(run);
@@ -195,6 +211,14 @@ impl Filling {
             runs.into_iter().for_each(|run| self.noting.settled(run));
         }
         self.answer(round.flushes, result);
+    }
+
+    /// Fails the flushes that wait. Returns whether there was one.
+    pub(super) fn fail_waiting_flushes(&mut self) -> bool {
+        let flushes = std::mem::take(&mut self.recording.flushes);
+        let has_failed = !flushes.is_empty();
+        self.answer(flushes, Err(StoreFault));
+        has_failed
     }
 
     fn answer(&mut self, flushes: Vec<RequestId>, result: Result<(), StoreFault>) {

@@ -153,17 +153,16 @@ impl Filling {
         }
     }
 
-    /// Returns whether a write must wait for a fill's write to the same units: their order must not be left to the store.
+    /// Returns whether a write must wait for our own write to the same units: their order must not be left to the store.
     fn is_write_held(&self, units: BlockRange) -> bool {
-        self.missing.contains_any(units)
-            && self
-                .fetches
-                .values()
-                .any(|fetch| fetch.storing.iter().flatten().any(|stored| stored.overlaps(&units)))
+        let mut stored = self.fetches.values().flat_map(|fetch| fetch.storing.iter().flatten());
+        self.rewriting.holds(units)
+            || self.missing.contains_any(units) && stored.any(|stored| stored.overlaps(&units))
     }
 
     fn admit_write(&mut self, request: RequestId, units: BlockRange) {
-        if self.missing.contains_any(units) || self.noting.would_be_forgotten(units) {
+        let is_unrecorded = self.recording.touches(units) || self.rewriting.doubts(units);
+        if self.missing.contains_any(units) || self.noting.would_be_forgotten(units) || is_unrecorded {
             self.wanted.remove(units);
             self.overwrites.insert(request, units);
         }
@@ -182,11 +181,13 @@ impl Filling {
                 let count = self.become_present(units);
                 self.progress.units_overwritten += count;
                 self.recording.overwritten(units);
+                self.changed(request, units);
                 self.recording.note(now);
                 self.answer_when_noted(request, units);
             }
             // The units are as missing as before. **N.B.** The reservoir has their former content.
             Err(StoreFault) => {
+                self.change_failed(request);
                 self.want(units);
                 self.actions.push_back(FillingAction::Written { request });
             }
@@ -274,8 +275,9 @@ impl Filling {
     }
 
     pub(super) fn stored(&mut self, now: Duration, id: FetchId, result: Result<(), StoreFault>) {
-        let Some(Fetched { parts, urgency, units }) = self.take_stored(now, id) else { return };
+        let Some(Fetched { parts, urgency, units, is_overtaken }) = self.take_stored(now, id) else { return };
         match result {
+            Ok(()) if is_overtaken => self.background.store_takes(),
             Ok(()) => {
                 for part in parts {
                     let count = self.become_present(part);
@@ -300,7 +302,8 @@ impl Filling {
     fn take_stored(&mut self, now: Duration, id: FetchId) -> Option<Fetched> {
         self.fetches.get(&id)?.storing.as_ref()?;
         let fetch = self.forget_fetch(now, id)?;
-        Some(Fetched { parts: fetch.storing?, urgency: fetch.urgency, units: fetch.units })
+        let Fetch { units, urgency, storing, is_overtaken } = fetch;
+        Some(Fetched { parts: storing?, urgency, units, is_overtaken })
     }
 }
 
@@ -308,4 +311,5 @@ struct Fetched {
     parts: Vec<BlockRange>,
     urgency: Urgency,
     units: BlockRange,
+    is_overtaken: bool,
 }

@@ -91,6 +91,7 @@ impl Bug {
             Self::PresenceForgotten => "presence-forgotten",
             Self::WriteNotNoted => "write-not-noted",
             Self::NotedForgotten => "noted-forgotten",
+            Self::LostWriteRecorded => "lost-write-recorded",
             Self::ReadPassesOverwriting => "read-passes-overwriting",
             Self::PresenceNeedsSpace => "presence-needs-space",
             Self::NotesLeftOut => "notes-left-out",

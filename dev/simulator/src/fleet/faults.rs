@@ -95,6 +95,15 @@ const FILLING_PERCENT: u64 = 40;
 const KILLED_AFTER: (u64, u64) = (100, 20_000);
 const CUT_AFTER: (u64, u64) = (1000, 60_000);
 
+/// The percentage of the other such fillings in which a flush fails, and the host then loses power.
+const LOST_FLUSH_PERCENT: u64 = 40;
+const LOST_FLUSH_STREAM: u64 = 0x6c6f_7374_0000_0000;
+/// The times in microseconds: from the beginning of the phase to the failed flush, and from there to the power cut.
+const FLUSH_FAILS_AFTER: (u64, u64) = (10, 60_000);
+const CUT_AFTER_FLUSH: (u64, u64) = (5000, 400_000);
+/// How long a flush may come after that.
+const FLUSH_SOON: Duration = Duration::from_millis(100);
+
 /// The percentage of recovering daemons that may be hit again …
 const RECOVERY_CRASH_PERCENT: u64 = 25;
 /// … and by when.
@@ -180,6 +189,8 @@ impl Fleet {
         }
         let mut random = self.orders.borrow_mut();
         if !random.percent(FILLING_PERCENT) {
+            drop(random);
+            target.into_iter().for_each(|target| self.draw_lost_flush(target));
             return;
         }
         let killed = Duration::from_micros(random.between(KILLED_AFTER.0, KILLED_AFTER.1));
@@ -192,6 +203,31 @@ impl Fleet {
                 }
             });
         }
+    }
+
+    /// Draws that a flush of the target's disks fails while blocks are missing there, and that its host loses power soon after. What
+    /// the flush has lost must not be older than the handover then. The separate stream keeps all other draws as they are.
+    fn draw_lost_flush(self: &Rc<Self>, target: Place) {
+        let now = u64::try_from(self.world.now().as_nanos()).unwrap_or_default();
+        let mut random = Random::new(now ^ LOST_FLUSH_STREAM);
+        if !random.percent(LOST_FLUSH_PERCENT) {
+            return;
+        }
+        let fails = Duration::from_micros(random.between(FLUSH_FAILS_AFTER.0, FLUSH_FAILS_AFTER.1));
+        let cut = fails + Duration::from_micros(random.between(CUT_AFTER_FLUSH.0, CUT_AFTER_FLUSH.1));
+        let me = Rc::downgrade(self);
+        self.world.clock.after(fails, move || {
+            if let Some(fleet) = me.upgrade() {
+                let images = fleet.host(target).images.borrow();
+                images.values().for_each(|disk| disk.fail_next_flush(FLUSH_SOON));
+            }
+        });
+        let me = Rc::downgrade(self);
+        self.world.clock.after(cut, move || {
+            if let Some(fleet) = me.upgrade() {
+                fleet.strike(&planned(Fault::PowerCutTarget, Phase::Filling));
+            }
+        });
     }
 
     /// Draws that the message to discard a handed-back copy is lost.
