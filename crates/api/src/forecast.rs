@@ -24,10 +24,10 @@ pub struct Forecast {
 /// A figure that is not known exactly: of ten outcomes one lies below `least`, and one above `most`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Expected {
-    /// One of ten outcomes lies below it.
+    /// A tenth of the outcomes lies below it.
     pub least: f64,
     /// Half of the outcomes lie below it.
     pub middle: f64,
-    /// One of ten outcomes lies above it.
+    /// A tenth of the outcomes lies above it.
     pub most: f64,
 }

@@ -75,11 +75,11 @@ pub enum Origin {
 /// A range that is to hold eight of ten outcomes, and the middle one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Range {
-    /// One of ten outcomes lies below it.
+    /// A tenth of the outcomes lies below it.
     pub least: f64,
     /// Half of the outcomes lie below it.
     pub middle: f64,
-    /// One of ten outcomes lies above it.
+    /// A tenth of the outcomes lies above it.
     pub most: f64,
 }
 

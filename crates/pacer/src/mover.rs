@@ -11,7 +11,7 @@ use crate::store::{Store, Stores};
 /// What a mover is, and what guests may lose to it.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Terms {
-    /// Its class.
+    /// The class that it moves bytes in.
     pub class: MoverClass,
     /// What guests of its disks may lose. Among several movers the least counts for all.
     pub impact: Impact,

@@ -40,7 +40,7 @@ pub(crate) fn moment(unix_ms: u64) -> String {
     formatted(unix_ms, TimeZone::UTC, "%Y-%m-%dT%H:%M:%SZ")
 }
 
-/// Formats a moment, in milliseconds since 1970, by the clock of whoever reads it: `2026-11-29 04:00:00 CET`.
+/// Formats a moment, in milliseconds since 1970, by the clock of the reader: `2026-11-29 04:00:00 CET`.
 pub(crate) fn local(unix_ms: u64) -> String {
     formatted(unix_ms, TimeZone::system(), "%Y-%m-%d %H:%M:%S %Z")
 }

@@ -40,12 +40,12 @@ pub struct Host {
 }
 
 impl Host {
-    /// Makes the folder. Daemons will run `program`.
+    /// Makes the folder. Daemons will run `program`. Migrations run at full speed ([`Folder::at_full_speed`]).
     ///
     /// # Errors
     /// If the folder cannot be made.
     pub fn new(program: PathBuf) -> anyhow::Result<Self> {
-        let folder = Folder::create(&std::env::temp_dir(), STORES)?;
+        let folder = Folder::create(&std::env::temp_dir(), STORES)?.at_full_speed()?;
         let (file_systems, second_mounts) = (Vec::new(), Vec::new());
         Ok(Self {
             daemon: None,

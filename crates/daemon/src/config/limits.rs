@@ -53,8 +53,8 @@ const SILENT_S_DEFAULT: u64 = 600;
 const AWAY_S: RangeInclusive<u64> = 60..=31_536_000;
 const AWAY_S_DEFAULT: u64 = 86_400;
 const PERCENT: RangeInclusive<u64> = 1..=100;
-/// The default for guests' loss, in percent: migrations do not give way unless somebody asks for it.
-const IMPACT_PERCENT_DEFAULT: u64 = api::FULL_SPEED_PERCENT as u64;
+/// The default for guests' loss, in percent.
+const IMPACT_PERCENT_DEFAULT: u64 = 20;
 /// The range of what guests may lose, in percent; beside it 100.
 const IMPACT_PERCENT: RangeInclusive<u64> = 1..=90;
 

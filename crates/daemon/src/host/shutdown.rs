@@ -16,7 +16,7 @@ use crate::volumes::registry::Volumes;
 /// How long a stopping daemon waits for running hooks. The next daemon continues with the rest.
 const HOOKS_WAIT_MAX: Duration = Duration::from_secs(5);
 
-/// Ends the host.
+/// Ends the rooms of the host, in the order in which they need each other.
 pub(crate) struct Shutdown {
     limits: Arc<PresentLimits>,
     journal: Journal,

@@ -23,7 +23,7 @@ pub(crate) fn rate(image: &Path, folder: &Path) -> Option<f64> {
         reading(image).inspect_err(|error| tracing::debug!(image = %image.display(), %error, "cannot probe"));
     let written = writing(folder)
         .inspect_err(|error| tracing::debug!(folder = %folder.display(), %error, "cannot probe"));
-    // What is too small to be measured does not limit.
+    // A store that is too small to be measured does not limit.
     match (read.ok()?, written.ok()?) {
         (Some(read), Some(written)) => Some(read.min(written)),
         (None, written) => written,

@@ -144,7 +144,7 @@ fn limited_by(limit: progress::LimitedBy) -> LimitedBy {
 
 /// The time itself is in the order.
 fn deadline(hurry: Hurry) -> Deadline {
-    // At most 90.
+    // The largest impact has 90 percent.
     let percent = |impact: pacer::Impact| (impact.part() * 100.0).round() as u8;
     let raised = hurry.is_raised.then(|| hurry.impact.map_or(api::FULL_SPEED_PERCENT, percent));
     Deadline { unix_ms: 0, raised_to_percent: raised, late: hurry.is_late }

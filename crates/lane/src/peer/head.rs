@@ -216,7 +216,7 @@ pub struct GivenWay {
 /// What holds chunks back that have arrived.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum HeldBack {
-    /// Nothing.
+    /// Nothing holds chunks back.
     No,
     /// Guests of the disk.
     ByGuests,

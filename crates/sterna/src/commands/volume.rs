@@ -68,7 +68,7 @@ pub(super) async fn run(
             let ResizeArguments { name, size, beyond_store } = order;
             let resized =
                 client.resize_volume(&name, &ResizeVolume { size_bytes: size, beyond_store }).await?;
-            // Only the text names the VM.
+            // The VM is named by the text only.
             let vms =
                 if let Format::Text = format { client.vms().await.unwrap_or_default() } else { Vec::new() };
             output::print(format, &resized, |resized| {

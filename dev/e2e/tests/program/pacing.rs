@@ -21,9 +21,18 @@ fn a_migration_gives_way_to_guests_until_it_is_told_not_to() {
 }
 
 #[test]
+fn migrations_without_an_impact_give_way_by_default() {
+    gives_way_without_an_impact("# impact_percent is left out\n");
+}
+
+#[test]
 fn the_default_of_the_configuration_holds_for_migrations_without_an_impact() {
+    gives_way_without_an_impact("[limits]\nimpact_percent = 5\n");
+}
+
+fn gives_way_without_an_impact(configuration: &str) {
     let mut scene = Scene::new();
-    scene.configure("[limits]\nimpact_percent = 5\n");
+    scene.configure(configuration);
     scene.start(None);
     scene.create_volume();
     let guest = scene.start_guest();

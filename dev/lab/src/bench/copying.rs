@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use super::guest::{Load, Work, now_ms, under_guest};
 use super::image::{Blocks, Finished, Images, drop_caches};
 use super::metric::{Metric, Unit};
-use super::migration::{Course, Times};
+use super::migration::{AT_FULL_SPEED, Course, Times};
 use super::process::cpu_time;
 use super::report::{Curve, Sample};
 use super::runner::Ground;
@@ -51,7 +51,7 @@ pub(super) enum Copying {
         uri: String,
         /// The store to which the volume goes.
         to: String,
-        /// What guests may lose, in percent; `None`: what the daemon does by itself.
+        /// What guests may lose, in percent; `None`: the copy is at full speed, as those of the others.
         impact_percent: Option<u8>,
         /// The copy, if the daemon does not tell where it is.
         copy: Option<PathBuf>,
@@ -179,8 +179,10 @@ impl Copying {
         let cpu = cpu_time(process)?;
         let mut copied = match self {
             Self::Sterna { source, to, impact_percent, .. } => {
-                let order =
-                    MigrateVolume { impact_percent: *impact_percent, ..MigrateVolume::to(to.as_str()) };
+                let order = MigrateVolume {
+                    impact_percent: impact_percent.or(AT_FULL_SPEED),
+                    ..MigrateVolume::to(to.as_str())
+                };
                 migrate(source, &order, until).await?
             }
             Self::Mirror { source, node, mode, speed, .. } => {

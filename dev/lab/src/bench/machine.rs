@@ -21,6 +21,7 @@ use tokio::time::{Duration, sleep};
 use self::peer::Peer;
 use super::Common;
 use super::metric::{Metric, Unit};
+use super::migration::AT_FULL_SPEED;
 use super::report::{Comparison, Sample, Section};
 use super::runner::{About, Ground, Part, Scenario, Turn};
 use super::tools::SYSTEM_EMULATOR;
@@ -209,7 +210,8 @@ impl Stage {
             _ => (&self.pair.far, &self.pair.near, "a"),
         };
         let store = format!("{name}:{}", STORES[0]);
-        let migration = from.migrate(MOVED, &MigrateVolume::to(store), |_| {}).await?;
+        let order = MigrateVolume { impact_percent: AT_FULL_SPEED, ..MigrateVolume::to(store) };
+        let migration = from.migrate(MOVED, &order, |_| {}).await?;
         to.runs(MOVED).await?;
         let machine = migration.machine.context("the daemon does not tell of the VM")?;
         machine.downtime.context("the daemon does not tell how long the VM stood")

@@ -11,6 +11,9 @@ use super::image::{Blocks, Compared, compare};
 use super::server::NAME;
 use crate::demo::STORES;
 
+/// The impact of a measured migration: the pacer has a bench of its own, and other movers do not give way either.
+pub(super) const AT_FULL_SPEED: Option<u8> = Some(api::FULL_SPEED_PERCENT);
+
 /// Gates may have closed this much before their record, by the guest's clock: both clocks are rounded, and the record is later.
 const SWITCH_SLACK_MS: u64 = 100;
 

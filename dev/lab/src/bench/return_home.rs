@@ -21,7 +21,7 @@ use super::fio::{Job, Pattern};
 use super::guest::{Limit, Load as GuestLoad, Requests, Work, under_guest};
 use super::image::{Holes, fill};
 use super::metric::{Metric, Unit};
-use super::migration::{Course, Times, compared};
+use super::migration::{AT_FULL_SPEED, Course, Times, compared};
 use super::report::{Curve, Sample, Section};
 use super::runner::{About, Ground, Part, Scenario, Turn};
 use super::tools::FIO;
@@ -182,6 +182,7 @@ impl Scenario for ReturnOptions {
             strategy: Strategy::ThreePhase,
             bandwidth_bytes_per_second: load.bandwidth,
             keep_source: true,
+            impact_percent: AT_FULL_SPEED,
             ..MigrateVolume::to(to)
         };
         let journey = async {

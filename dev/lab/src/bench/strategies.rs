@@ -24,6 +24,7 @@ use serde_json::json;
 use self::experiments::{Case, EXPERIMENTS, Experiment};
 use self::migrations::Stage;
 use super::guest::Load;
+use super::migration::AT_FULL_SPEED;
 use super::report::Sample;
 use super::runner::{About, Ground, Part, Scenario, Turn};
 use super::tools::FIO;
@@ -211,6 +212,7 @@ impl Column {
             // Strategies without rounds do not take this option.
             max_downtime_ms: (self.strategy == Strategy::Tracking).then_some(max_downtime_ms),
             keep_source: true,
+            impact_percent: AT_FULL_SPEED,
             ..MigrateVolume::to(to)
         }
     }

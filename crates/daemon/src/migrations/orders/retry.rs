@@ -36,7 +36,7 @@ impl MigrationOrders {
         let Metadata { name, order: Some(order), .. } = metadata else {
             return Err(refused(unrecorded(&known)));
         };
-        // A time that has passed is no order any more.
+        // The retry begins at once, and a time in the past orders nothing.
         let (begin_unix_ms, deadline_unix_ms) =
             (None, order.deadline_unix_ms.filter(|at| *at > now_unix_ms()));
         let order = MigrateVolume { begin_unix_ms, deadline_unix_ms, ..order };

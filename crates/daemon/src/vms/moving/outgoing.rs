@@ -330,7 +330,7 @@ impl OutgoingVm {
         self.vm.offer_memory(&socket.path, options).await?;
         let stream = socket.accept().await?;
         if options.bandwidth_max_bytes_per_s.is_some() {
-            // Also for what follows after the VM runs at the target.
+            // The same limit holds for memory that follows after the VM runs at the target.
             self.vm.limit_memory(options.bandwidth_max_bytes_per_s).await?;
         }
         Ok(stream)

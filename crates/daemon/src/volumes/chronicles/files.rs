@@ -18,19 +18,19 @@ use crate::files::whole_file;
 const FILE_BYTES_MAX: u64 = 1 << 30;
 
 #[derive(Clone, Debug)]
-pub(crate) struct Files {
+pub(super) struct Files {
     folder: PathBuf,
     /// Held while the record of an image is changed: lanes that end, migrations that begin and failed flushes change it.
     changing: Arc<Mutex<()>>,
 }
 
 impl Files {
-    pub(crate) fn new(folder: PathBuf) -> Self {
+    pub(super) fn new(folder: PathBuf) -> Self {
         Self { folder, changing: Arc::default() }
     }
 
     /// Returns the recorded chronicle of a residency, with later marks; `None`: there is none.
-    pub(crate) fn kept(&self, key: StayKey) -> io::Result<Option<Kept>> {
+    pub(super) fn kept(&self, key: StayKey) -> io::Result<Option<Kept>> {
         let Some(bytes) = whole_file::read(&self.kept_path(key), FILE_BYTES_MAX)? else { return Ok(None) };
         let kept = Kept::decode(&bytes, key.volume.0, key.stay).map_err(io::Error::other)?;
         let marks = self.marks_of(key)?.into_iter();
@@ -39,14 +39,14 @@ impl Files {
     }
 
     /// Replaces the recorded chronicle of a residency durably.
-    pub(crate) fn keep(&self, key: StayKey, kept: &Kept) -> io::Result<()> {
+    pub(super) fn keep(&self, key: StayKey, kept: &Kept) -> io::Result<()> {
         whole_file::replace(&self.kept_path(key), &kept.encode(key.volume.0, key.stay))?;
         // N.B. The marks are deleted last: a restart before that finds the older chronicle, which needs them.
         self.delete_marks(key, kept.through)
     }
 
     /// Deletes the recorded chronicle of a residency durably, with its marks of epochs up to `through`. Needs no space.
-    pub(crate) fn forget(&self, key: StayKey, through: Epoch) -> io::Result<()> {
+    pub(super) fn forget(&self, key: StayKey, through: Epoch) -> io::Result<()> {
         remove(&self.kept_path(key))?;
         // N.B. The removal is durable before the marks are deleted.
         sync_folder_of(&self.kept_path(key))?;
@@ -54,13 +54,13 @@ impl Files {
     }
 
     /// Returns the recorded attributes of the image in a residency; `None` also for an unreadable file.
-    pub(crate) fn image_record(&self, key: StayKey) -> Option<ImageRecord> {
+    pub(super) fn image_record(&self, key: StayKey) -> Option<ImageRecord> {
         let bytes = whole_file::read(&self.image_path(key), RECORD_BYTES_MAX).ok().flatten()?;
         ImageRecord::decode(&bytes, key)
     }
 
     /// Replaces the record of the image durably by what `change` makes of it; `None`: it stays.
-    pub(crate) fn change_image(
+    pub(super) fn change_image(
         &self,
         key: StayKey,
         change: impl FnOnce(Option<ImageRecord>) -> Option<ImageRecord>,
@@ -75,7 +75,7 @@ impl Files {
 
     /// Records durably that a flush of the image has failed. In a full folder without an earlier record, makes sure
     /// that there is no record.
-    pub(crate) fn doubt_image(&self, key: StayKey) -> io::Result<()> {
+    pub(super) fn doubt_image(&self, key: StayKey) -> io::Result<()> {
         let _changing = self.changing.lock().unwrap_or_else(PoisonError::into_inner);
         let recorded = self.record_image(key, &ImageRecord::Failed);
         // An empty file says the same, and takes no space.
@@ -83,22 +83,22 @@ impl Files {
     }
 
     /// Deletes the record of the image durably.
-    pub(crate) fn forget_image(&self, key: StayKey) -> io::Result<()> {
+    pub(super) fn forget_image(&self, key: StayKey) -> io::Result<()> {
         remove(&self.image_path(key))?;
         sync_folder_of(&self.image_path(key))
     }
 
-    pub(crate) fn delete_other_stays(&self, key: StayKey) -> io::Result<()> {
+    pub(super) fn delete_other_stays(&self, key: StayKey) -> io::Result<()> {
         self.delete_all_but(|of| of.volume != key.volume || of.stay == key.stay)
     }
 
-    pub(crate) fn delete_volume(&self, volume: VolumeId) -> io::Result<()> {
+    pub(super) fn delete_volume(&self, volume: VolumeId) -> io::Result<()> {
         self.delete_all_but(|of| of.volume != volume)?;
         sync_folder_of(&self.folder.join("any"))
     }
 
     /// Deletes files of unwanted residencies, and files that name no residency.
-    pub(crate) fn delete_all_but(&self, is_wanted: impl Fn(StayKey) -> bool) -> io::Result<()> {
+    pub(super) fn delete_all_but(&self, is_wanted: impl Fn(StayKey) -> bool) -> io::Result<()> {
         for entry in std::fs::read_dir(&self.folder)? {
             let entry = entry?;
             let key = entry.file_name().to_str().and_then(key_of);
@@ -109,7 +109,7 @@ impl Files {
         Ok(())
     }
 
-    pub(crate) fn marks_path(&self, key: StayKey, epoch: Epoch) -> PathBuf {
+    pub(super) fn marks_path(&self, key: StayKey, epoch: Epoch) -> PathBuf {
         self.folder.join(format!("{key}.{epoch}.marks"))
     }
 
@@ -134,7 +134,7 @@ impl Files {
         Ok(found)
     }
 
-    pub(crate) fn presence_path(&self, key: StayKey) -> PathBuf {
+    pub(super) fn presence_path(&self, key: StayKey) -> PathBuf {
         self.folder.join(format!("{key}.presence"))
     }
 

@@ -23,7 +23,7 @@ const NAME: &str = "alive";
 
 /// The signs of life, and the thread that gives them; a clone is another handle to both.
 #[derive(Clone, Debug)]
-pub(crate) struct SignsOfLife {
+pub(super) struct SignsOfLife {
     shared: Arc<Shared>,
     /// The thread ends when every handle is gone.
     _handle: mpsc::Sender<()>,
@@ -38,7 +38,7 @@ struct Shared {
 
 impl SignsOfLife {
     /// Begins a run of the daemon, and starts the thread.
-    pub(crate) fn begin(data_dir: &Path) -> io::Result<Self> {
+    pub(super) fn begin(data_dir: &Path) -> io::Result<Self> {
         let path = data_dir.join(NAME);
         let bytes = whole_file::read(&path, 2 * SLOT_BYTES as u64)?.unwrap_or_default();
         let lives = Lives::begin(&bytes, now());
@@ -55,13 +55,13 @@ impl SignsOfLife {
     }
 
     /// Returns the run that an image is in use by from now on.
-    pub(crate) fn run(&self) -> Run {
+    pub(super) fn run(&self) -> Run {
         self.shared.is_needed.store(true, Ordering::Relaxed);
         self.lives().run()
     }
 
     /// Returns the signs of all runs.
-    pub(crate) fn lives(&self) -> Lives {
+    pub(super) fn lives(&self) -> Lives {
         self.shared.lives.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

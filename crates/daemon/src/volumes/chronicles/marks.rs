@@ -28,14 +28,14 @@ const PAGE_BYTES: usize = 4096;
 const FILE_BYTES_MAX: u64 = 2 << 30;
 
 #[derive(Debug)]
-pub(crate) struct MarksFile {
+pub(super) struct MarksFile {
     file: File,
     bits: Vec<u8>,
 }
 
 impl MarksFile {
     /// Opens the file; makes it durably if it does not exist.
-    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+    pub(super) fn open(path: &Path) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let file = options.custom_flags(OFlags::DSYNC.bits() as i32).open(path)?;
@@ -58,7 +58,7 @@ impl MarksFile {
     }
 
     /// Sets the bits of these blocks; they are durable when it returns.
-    pub(crate) fn mark(&mut self, blocks: &[BlockRange]) -> io::Result<()> {
+    pub(super) fn mark(&mut self, blocks: &[BlockRange]) -> io::Result<()> {
         let bits_of = |run: &BlockRange| run.start.0 / BLOCKS_PER_BIT..run.end.0.div_ceil(BLOCKS_PER_BIT);
         let end = blocks.iter().map(|run| bits_of(run).end.div_ceil(8)).max().unwrap_or(0);
         let end = usize::try_from(end).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge))?;
@@ -90,7 +90,7 @@ impl MarksFile {
 }
 
 /// Returns the marked runs of a file, in order.
-pub(crate) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
+pub(super) fn read(path: &Path) -> io::Result<Vec<BlockRange>> {
     let Some(bits) = read_bits(&File::open(path)?)? else { return Ok(Vec::new()) };
     let mut runs: Vec<BlockRange> = Vec::new();
     let set = bits.iter().zip(0_u64..).filter(|(byte, _)| **byte != 0).flat_map(|(byte, index)| {

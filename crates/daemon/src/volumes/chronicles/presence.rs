@@ -38,7 +38,7 @@ const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// A task of the writing thread.
 #[derive(Debug)]
-pub(crate) enum PresenceWork {
+pub(super) enum PresenceWork {
     /// An entry in a new file.
     Begin {
         key: StayKey,
@@ -85,7 +85,7 @@ pub(crate) enum PresenceError {
     },
 }
 
-pub(crate) struct PresenceWriter {
+pub(super) struct PresenceWriter {
     files: Files,
     /// The present boot, once it was read.
     boot: Option<[u8; 16]>,
@@ -99,7 +99,7 @@ struct OpenFile {
 }
 
 /// Reads the missing set of a residency whose image is at `place`.
-pub(crate) fn read(
+pub(super) fn read(
     files: &Files,
     key: StayKey,
     size_bytes: u64,
@@ -134,11 +134,11 @@ fn boot() -> io::Result<[u8; 16]> {
 }
 
 impl PresenceWriter {
-    pub(crate) fn new(files: Files) -> Self {
+    pub(super) fn new(files: Files) -> Self {
         Self { files, boot: None, open: BTreeMap::new() }
     }
 
-    pub(crate) fn run(mut self, queue: &mpsc::Receiver<PresenceWork>) {
+    pub(super) fn run(mut self, queue: &mpsc::Receiver<PresenceWork>) {
         while let Ok(work) = queue.recv() {
             let (key, result, reply) = match work {
                 PresenceWork::Begin { key, size_bytes, entry, reply } => {
@@ -254,7 +254,7 @@ impl Names {
 }
 
 /// Reserves the space that the missing units of a residency may take, durably. Leaves nothing if there is too little.
-pub(crate) fn reserve(files: &Files, key: StayKey, size_bytes: u64) -> io::Result<()> {
+pub(super) fn reserve(files: &Files, key: StayKey, size_bytes: u64) -> io::Result<()> {
     let names = Names::of(files, key);
     let reserved = reserve_files(&names, size_bytes);
     if reserved.is_err() {

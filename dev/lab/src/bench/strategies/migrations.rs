@@ -19,7 +19,7 @@ use super::experiments::{
 use super::{Column, Device, MIRROR, StrategiesOptions};
 use crate::bench::guest::{Direction, Load, Requests, Spent, Work, now_ms, under_guest};
 use crate::bench::image::{Blocks, Holes, fill};
-use crate::bench::migration::{Course, compare_copies, compared, copy_in};
+use crate::bench::migration::{AT_FULL_SPEED, Course, compare_copies, compared, copy_in};
 use crate::bench::report::{Curve, Line, Sample};
 use crate::bench::runner::Ground;
 use crate::bench::server::NAME;
@@ -190,7 +190,11 @@ impl StrategiesOptions {
             return Ok(*seconds);
         }
         let scene = self.scene(ground, case).await?;
-        let order = MigrateVolume { keep_source: true, ..MigrateVolume::to(scene.target()) };
+        let order = MigrateVolume {
+            keep_source: true,
+            impact_percent: AT_FULL_SPEED,
+            ..MigrateVolume::to(scene.target())
+        };
         let course = Course::of(scene.daemon(), &order).await?;
         ensure!(course.has_moved()?, "it was given up, although nobody wrote");
         let (stores, folders) = scene.end().await?;
