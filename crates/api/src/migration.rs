@@ -59,8 +59,8 @@ pub struct MigrateVolume {
     /// When the VM may begin to run at the other host.
     #[serde(default)]
     pub memory: Memory,
-    /// How volumes are copied while their guests write.
-    #[serde(default, skip_serializing_if = "Strategy::is_mirror")]
+    /// How volumes are copied while their guests write. Without it the daemon chooses.
+    #[serde(default, skip_serializing_if = "Strategy::is_auto")]
     pub strategy: Strategy,
     /// The largest number of rounds with `three-phase`; `None`: 4.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -180,9 +180,12 @@ pub struct Migration {
     pub target: ImageLocation,
     /// Whether the source's image is kept afterwards.
     pub keep_source: bool,
-    /// The ordered strategy; `None`: the migration was ordered at another host.
+    /// The strategy; `None`: the migration was ordered at another host, or waits and the daemon will choose.
     #[serde(default)]
     pub strategy: Option<Strategy>,
+    /// Why the daemon chose the strategy; empty: it was ordered, or is not chosen yet.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub strategy_reason: String,
     /// The ended rounds, if it is copied in rounds. Rounds of a migration that ended before the daemon's start
     /// are only in its history.
     #[serde(default)]
@@ -542,7 +545,7 @@ mod tests {
         for state in [Queued, Running, Paused, Moved, Failed, Cancelled, HandedBack] {
             assert_eq!(serde_json::to_value(state).unwrap(), state.name());
         }
-        for strategy in [Strategy::Mirror, Strategy::Tracking] {
+        for strategy in [Strategy::Auto, Strategy::Mirror, Strategy::Tracking] {
             assert_eq!(serde_json::to_value(strategy).unwrap(), strategy.name());
         }
         for phase in [Phase::Queued, Phase::Copying, Phase::TakingBack, Phase::Ended] {

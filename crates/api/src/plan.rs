@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 use crate::error::ErrorDetail;
 use crate::forecast::Forecast;
 use crate::migration::{ImageLocation, QueuePlace};
+use crate::strategy::Strategy;
 
 /// The expected effects of a migration, and its obstacles.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -28,6 +29,12 @@ pub struct MigrationPlan {
     pub machine: Option<PlannedMachine>,
     /// Largest number of bytes of volumes and memory to copy, without guest writes meanwhile.
     pub bytes_max: u64,
+    /// How it would be copied; `auto`: the daemon does not say.
+    #[serde(default)]
+    pub strategy: Strategy,
+    /// Why the daemon would choose this strategy; empty: it is ordered.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub strategy_reason: String,
     /// The connections that would carry it; empty on one host.
     #[serde(default)]
     pub links: Vec<PlannedLink>,

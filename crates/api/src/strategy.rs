@@ -7,8 +7,10 @@ use utoipa::ToSchema;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Strategy {
-    /// One pass. Guest writes to blocks that are copied already go to both stores. It always converges.
+    /// The daemon chooses `mirror` or `tracking` when the migration begins, and says why.
     #[default]
+    Auto,
+    /// One pass. Guest writes to blocks that are copied already go to both stores. It always converges.
     Mirror,
     /// Rounds. Each copies the blocks that guests have written in the round before. Guests never wait for the target before the
     /// last round. It fails with a reason if guests write faster than it copies.
@@ -22,7 +24,7 @@ pub enum Strategy {
 }
 
 impl Strategy {
-    /// Every strategy, the default first.
+    /// Every strategy that a migration can have once it has begun.
     pub const ALL: [Self; 4] = [Self::Mirror, Self::Tracking, Self::ThreePhase, Self::PostCopy];
 
     /// The default of the largest number of rounds with [`Strategy::ThreePhase`].
@@ -33,13 +35,20 @@ impl Strategy {
         matches!(self, Self::ThreePhase | Self::PostCopy)
     }
 
-    pub(crate) fn is_mirror(&self) -> bool {
-        *self == Self::Mirror
+    pub(crate) fn is_auto(&self) -> bool {
+        *self == Self::Auto
+    }
+
+    /// Returns the strategy of a migration that has begun. Orders of older daemons name none, and mean `mirror`.
+    #[must_use]
+    pub fn begun(self) -> Self {
+        if self == Self::Auto { Self::Mirror } else { self }
     }
 
     /// Returns the strategy's word in JSON.
     pub fn name(self) -> &'static str {
         match self {
+            Self::Auto => "auto",
             Self::Mirror => "mirror",
             Self::Tracking => "tracking",
             Self::ThreePhase => "three-phase",

@@ -50,7 +50,7 @@
 //! stop_wait_max_ms = 10000                  # longest that a stopping daemon waits for a volume's requests
 //! chunks_in_flight = 8                      # how much a migration copies at once
 //! chunk_bytes = 524288
-//! impact_percent = 100                      # what guests of a disk may lose to migrations; 100: these do not give way
+//! impact_percent = 20                       # what guests of a disk may lose to migrations; 100: these do not give way
 //! migrations_per_host = 4                   # ordered here and under way at a time; more wait for their turn
 //! migrations_per_store = 2                  # of these, that read from or write to one store
 //! kept_images_per_volume = 8                # images that --keep-source left; the oldest go

@@ -1,4 +1,5 @@
-//! Tells beforehand how long a migration will take, what it will send, and whether it will end. It has no I/O and no clock.
+//! Tells beforehand how long a migration will take, what it will send, and whether it will end, and chooses its strategy by that
+//! ([`advise`]). It has no I/O and no clock.
 //!
 //! ```text
 //!   guests' writes ──► Writing ──► Written ──► Load ──┐
@@ -9,6 +10,7 @@
 //! The copying that is run ahead is the very machine that copies later ([`migration::strategy::Copying`]). Only the guest, the
 //! disks and the link are modelled.
 
+mod advise;
 mod ahead;
 mod load;
 mod random;
@@ -16,6 +18,7 @@ mod route;
 mod sketch;
 mod writing;
 
+pub use advise::{Advice, Facts, advise};
 pub use ahead::{Course, Question};
 pub use load::Load;
 pub use route::{Forecast, Origin, Range, Route, Sample};

@@ -46,6 +46,9 @@ pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String 
         ("flushes of the target", format!("{} before the handover", grouped(decided.target_flushes as f64))),
         ("tries at the handover", tries(migration, recording)),
     ];
+    if !migration.strategy_reason.is_empty() {
+        rows.insert(1, ("chosen by the daemon", format!("because {}", migration.strategy_reason)));
+    }
     if decided.writes_answered_late > 0 {
         let late = format!(
             "{}: the guest got its answer before the target had given one, and the blocks were copied again",

@@ -22,6 +22,7 @@ fn migration() -> Migration {
         target: image("large"),
         keep_source: false,
         strategy: None,
+        strategy_reason: String::new(),
         rounds: Vec::new(),
         state: MigrationState::Moved,
         phase: Phase::Ended,

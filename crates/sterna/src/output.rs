@@ -265,6 +265,7 @@ pub(crate) fn migration(migration: &Migration) -> String {
     }
     rows.extend(migration.suspended.clone().map(|reason| ("suspended", reason)));
     rows.extend(migration.strategy.map(|strategy| ("strategy", copied_by(strategy, &migration.rounds))));
+    rows.extend(plan::chosen(&migration.strategy_reason));
     rows.extend(cost(migration));
     properties(&rows)
 }

@@ -2,7 +2,7 @@
 //! with a VM, without convergence, with cancellations, and with restarts.
 
 use anyhow::{Context as _, ensure};
-use api::{Migration, MigrationState, Phase, Strategy};
+use api::{Migration, MigrationPlan, MigrationState, Phase, Strategy};
 use e2e::{Host, Pair, guest, play, play_pair, until, vm};
 use lab::workload::Guest;
 
@@ -265,6 +265,32 @@ fn an_option_of_tracking_is_refused_without_it() {
             "--no-incremental",
         ])?;
         check_tracked_or_empty(&full)
+    });
+}
+
+#[test]
+fn a_strategy_is_chosen_with_a_reason_and_a_retry_chooses_anew_unless_it_was_ordered() {
+    play(|scene| {
+        scene.create_volume(DISK_BYTES)?;
+        guest::stop_and_verify(guest::start(&scene.export()?, FILL_BYTES)?)?;
+        let planned: MigrationPlan = scene.ask(&["migrate", "v", "--to", "b", "--dry-run"])?;
+        ensure!(planned.strategy == Strategy::Mirror && !planned.strategy_reason.is_empty(), "{planned:?}");
+        let slowly = ["migrate", "v", "--to", "b", "--bandwidth", "16KiB/s", "--detach"];
+        let ordered = [slowly.as_slice(), &["--strategy", "mirror"]].concat();
+        for (order, is_chosen) in [(slowly.as_slice(), true), (ordered.as_slice(), false)] {
+            let begun: Migration = scene.ask(order)?;
+            cancel(scene, &begun)?;
+            let again: Migration = scene.ask(&["migration", "retry", &begun.id, "--detach"])?;
+            cancel(scene, &again)?;
+            for id in [&begun.id, &again.id] {
+                let shown = scene.migration(id)?;
+                ensure!(shown.strategy == Some(Strategy::Mirror), "{shown:?}");
+                ensure!(shown.strategy_reason.is_empty() != is_chosen, "{shown:?}");
+            }
+            let said = scene.sterna(["migration", "show", &begun.id])?.success()?;
+            ensure!(said.contains("between stores of one host") == is_chosen, "{said}");
+        }
+        Ok(())
     });
 }
 

@@ -85,7 +85,7 @@ impl DemoOptions {
     pub fn with_thread(program: PathBuf, disk_bytes: u64) -> Self {
         let options = GuestOptions::default();
         let guest = GuestKind::Thread { block_bytes: 8192, fill_bytes: filled(disk_bytes), options };
-        Self { program, parent: None, disk_bytes, margin: MARGIN, guest, strategy: Strategy::default() }
+        Self { program, parent: None, disk_bytes, margin: MARGIN, guest, strategy: Strategy::Mirror }
     }
 
     /// Returns the demo with a VM in QEMU as guest, and a disk of `disk_bytes`. Fails if the VM's image is missing, in `image`
@@ -94,7 +94,7 @@ impl DemoOptions {
         let fill_bytes = disk_bytes / 2;
         let machine = VmOptions { fill_bytes, ..VmOptions::new(GuestImage::find(image)?) };
         let guest = GuestKind::Machine(machine);
-        let strategy = Strategy::default();
+        let strategy = Strategy::Mirror;
         Ok(Self { program, parent: None, disk_bytes, margin: MARGIN, guest, strategy })
     }
 }

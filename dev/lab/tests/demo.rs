@@ -27,7 +27,7 @@ async fn demo(behaviour: Behaviour) -> anyhow::Result<Report> {
         // Long enough for some requests of the guest.
         margin: Duration::from_millis(500),
         guest: GuestKind::Thread { block_bytes: 4096, fill_bytes: 4 << 20, options: guest },
-        strategy: api::Strategy::default(),
+        strategy: api::Strategy::Mirror,
     };
     let result = run(options, &mut Progress::silent()).await;
     assert_eq!(std::fs::read_dir(parent.path()).unwrap().count(), 0, "{behaviour:?} left something behind");

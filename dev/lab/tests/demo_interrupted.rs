@@ -24,7 +24,7 @@ async fn a_signal_during_the_migration_leaves_nothing_behind() {
         disk_bytes: 8 << 20,
         margin: Duration::from_millis(50),
         guest: GuestKind::Thread { block_bytes: 4096, fill_bytes: 4 << 20, options: GuestOptions::default() },
-        strategy: api::Strategy::default(),
+        strategy: api::Strategy::Mirror,
     };
     let error = run(options, &mut Progress::silent()).await.unwrap_err();
     let sigterm = rustix::process::Signal::TERM.as_raw();

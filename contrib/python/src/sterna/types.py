@@ -207,11 +207,11 @@ class ErrorDetail(TypedDict):
 class Expected(TypedDict):
     """A figure that is not known exactly: of ten outcomes one lies below `least`, and one above `most`."""
 
-    # One of ten outcomes lies below it.
+    # A tenth of the outcomes lies below it.
     least: float
     # Half of the outcomes lie below it.
     middle: float
-    # One of ten outcomes lies above it.
+    # A tenth of the outcomes lies above it.
     most: float
 
 
@@ -555,7 +555,7 @@ class MigrateVolume(TypedDict):
     serve_here: NotRequired[bool]
     # Whether blocks are written directly to the other host's store if this host can open it as well.
     shared_target: NotRequired[SharedTarget]
-    # How volumes are copied while their guests write.
+    # How volumes are copied while their guests write. Without it the daemon chooses.
     strategy: NotRequired[Strategy]
     # Name of the target store, or `HOST:STORE` of another host; `HOST` alone: its only store.
     to: str
@@ -632,6 +632,8 @@ class Migration(TypedDict):
     # Whether it is queued, running or paused, or its outcome.
     state: MigrationState
     strategy: NotRequired[Strategy | None]
+    # Why the daemon chose the strategy; empty: it was ordered, or is not chosen yet.
+    strategy_reason: NotRequired[str]
     # Why guest writes are not sent to the target at present; null while they are.
     suspended: NotRequired[str | None]
     switch_over: NotRequired[SwitchOver | None]
@@ -685,6 +687,10 @@ class MigrationPlan(TypedDict):
     rate: NotRequired[RateOrigin | None]
     # The obstacles, each with what to do about it.
     refusals: list[ErrorDetail]
+    # How it would be copied; `auto`: the daemon does not say.
+    strategy: NotRequired[Strategy]
+    # Why the daemon would choose this strategy; empty: it is ordered.
+    strategy_reason: NotRequired[str]
     # The volumes that would move, each with its target.
     volumes: list[PlannedVolume]
     # Costs besides time, parts that would stay behind, and risks.
@@ -1343,6 +1349,7 @@ StoreKind = Literal[
 
 # How a volume is copied while its guests write.
 Strategy = Literal[
+    "auto",
     "mirror",
     "tracking",
     "three-phase",

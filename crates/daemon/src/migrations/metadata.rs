@@ -66,6 +66,8 @@ pub(crate) struct Metadata {
     pub(crate) copy: CopyNote,
     /// What was expected of it when it began.
     pub(crate) forecast: Option<api::Forecast>,
+    /// Why the daemon chose the strategy in `order`; empty: the order named it.
+    pub(crate) strategy_reason: String,
     /// What guests wrote just before it began, in bytes a second.
     pub(crate) load_bytes_per_second: f64,
 }

@@ -326,7 +326,7 @@ impl SessionRunner {
             size_bytes,
             bandwidth_bytes_per_second: order.bandwidth_bytes_per_second,
             mirror_wait_max: self.limits.now().mirror_wait_max,
-            strategy: order.strategy,
+            strategy: order.strategy.begun(),
         };
         self.histories.begin(migration, facts);
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use api::{
     Deadline, GuestLocation, ImageLocation, LimitedBy, MigrateVolume, Migration, MigrationState, Pace,
-    RemainingSeconds, ReplicaUsed, SwitchOver, WaitingFor,
+    RemainingSeconds, ReplicaUsed, Strategy, SwitchOver, WaitingFor,
 };
 use migration::journal::{self, FailureCode, Outcome, Place, Side, Stage, Summary};
 use migration::progress::{self, Hurry};
@@ -76,7 +76,8 @@ pub(crate) fn queued(
         target: ImageLocation { store: Some(target_store.to_owned()), format, ..nowhere() },
         source,
         keep_source: order.keep_source,
-        strategy: Some(order.strategy),
+        // Older clients do not know the word for a strategy that is not chosen yet.
+        strategy: Some(order.strategy).filter(|strategy| *strategy != Strategy::Auto),
         state: MigrationState::Queued,
         phase: api::Phase::Queued,
         started_unix_ms: ordered_unix_ms,
@@ -91,7 +92,8 @@ pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
         // It never began, and its volumes have left.
         shown.volume.clone_from(&metadata.name);
     }
-    shown.strategy = metadata.order.as_ref().map(|order| order.strategy);
+    shown.strategy = metadata.order.as_ref().map(|order| order.strategy.begun());
+    shown.strategy_reason.clone_from(&metadata.strategy_reason);
     let limit = metadata.order.as_ref().and_then(|order| order.bandwidth_bytes_per_second);
     if let (Some(waiting), Some(limit)) = (&mut shown.waiting_for, limit)
         && waiting.reason == migration::strategy::BANDWIDTH_LIMIT
@@ -373,6 +375,7 @@ fn begun() -> Migration {
         target: nowhere(),
         keep_source: false,
         strategy: None,
+        strategy_reason: String::new(),
         rounds: Vec::new(),
         state: MigrationState::Running,
         phase: api::Phase::Copying,

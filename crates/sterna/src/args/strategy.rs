@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 #[derive(Debug, Args)]
 pub(crate) struct StrategyArguments {
     /// How volumes are copied while their guests write.
-    #[arg(long, value_enum, default_value_t = Strategy::Mirror)]
+    #[arg(long, value_enum, default_value_t = Strategy::Auto)]
     pub(crate) strategy: Strategy,
     /// Largest number of rounds before the handover with three-phase [default: 4].
     #[arg(long, value_name = "N")]
@@ -22,6 +22,8 @@ pub(crate) struct StrategyArguments {
 /// The strategy of the copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Strategy {
+    /// Mirror; or tracking, if guests write nearly as fast as the copy to another host, and its rounds will end.
+    Auto,
     /// One pass; writes to copied blocks go to both stores. It always converges.
     Mirror,
     /// Rounds; each copies the blocks that were written in the round before. It may fail to converge.
@@ -35,6 +37,7 @@ pub(crate) enum Strategy {
 impl From<Strategy> for api::Strategy {
     fn from(strategy: Strategy) -> Self {
         match strategy {
+            Strategy::Auto => Self::Auto,
             Strategy::Mirror => Self::Mirror,
             Strategy::Tracking => Self::Tracking,
             Strategy::ThreePhase => Self::ThreePhase,

@@ -55,9 +55,18 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
     if let (Some(rate), Some(origin)) = (plan.bytes_per_second, plan.rate) {
         rows.push(("rate", format!("{}/s ({})", bytes(rate), origin.name())));
     }
+    if plan.strategy != api::Strategy::Auto {
+        rows.push(("strategy", plan.strategy.name().to_owned()));
+    }
+    rows.extend(chosen(&plan.strategy_reason));
     rows.extend(plan.forecast.iter().flat_map(expected));
     rows.extend(plan.queue.as_ref().map(|queue| ("would wait", turn(queue))));
     rows
+}
+
+/// Returns why the daemon chose the strategy; `None`: it was ordered.
+pub(crate) fn chosen(reason: &str) -> Option<(&'static str, String)> {
+    (!reason.is_empty()).then(|| ("chosen", format!("because {reason}")))
 }
 
 /// Returns a forecast as lines: what to expect, and how sure that is.
@@ -136,6 +145,8 @@ mod tests {
                 least_downtime_ms: Some(15.0),
             }),
             bytes_max: (1 << 30) + (256 << 20),
+            strategy: api::Strategy::Mirror,
+            strategy_reason: String::new(),
             links: Vec::new(),
             bytes_per_second: Some(125_000_000),
             rate: Some(api::RateOrigin::Stated),

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, ensure};
-use api::MigrateVolume;
+use api::{MigrateVolume, Strategy};
 use testbed::{Daemon, Folder};
 use tokio::time::timeout;
 
@@ -181,6 +181,7 @@ impl Copying {
             Self::Sterna { source, to, impact_percent, .. } => {
                 let order = MigrateVolume {
                     impact_percent: impact_percent.or(AT_FULL_SPEED),
+                    strategy: Strategy::Mirror,
                     ..MigrateVolume::to(to.as_str())
                 };
                 migrate(source, &order, until).await?

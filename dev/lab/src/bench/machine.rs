@@ -13,7 +13,7 @@ mod peer;
 use std::path::PathBuf;
 
 use anyhow::{Context as _, ensure};
-use api::MigrateVolume;
+use api::{MigrateVolume, Strategy};
 use serde_json::json;
 use testbed::Folder;
 use tokio::time::{Duration, sleep};
@@ -210,7 +210,11 @@ impl Stage {
             _ => (&self.pair.far, &self.pair.near, "a"),
         };
         let store = format!("{name}:{}", STORES[0]);
-        let order = MigrateVolume { impact_percent: AT_FULL_SPEED, ..MigrateVolume::to(store) };
+        let order = MigrateVolume {
+            impact_percent: AT_FULL_SPEED,
+            strategy: Strategy::Mirror,
+            ..MigrateVolume::to(store)
+        };
         let migration = from.migrate(MOVED, &order, |_| {}).await?;
         to.runs(MOVED).await?;
         let machine = migration.machine.context("the daemon does not tell of the VM")?;

@@ -193,8 +193,8 @@ fn between_stores() -> Vec<Named> {
     let variants = |strategy| match strategy {
         Strategy::Mirror => vec![MIRROR],
         Strategy::Tracking => vec![TRACKING, NOT_INCREMENTAL],
-        // These strategies need two hosts.
-        Strategy::ThreePhase | Strategy::PostCopy => Vec::new(),
+        // These strategies need two hosts, or are chosen among the others.
+        Strategy::Auto | Strategy::ThreePhase | Strategy::PostCopy => Vec::new(),
     };
     Strategy::ALL.into_iter().flat_map(variants).collect()
 }

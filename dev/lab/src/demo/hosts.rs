@@ -97,7 +97,7 @@ impl HostsOptions {
             margin: MARGIN,
             kind: None,
             rate: BitRate::megabits(1000),
-            strategy: Strategy::default(),
+            strategy: Strategy::Mirror,
             cut: CutPlan { fraction: 0.45, length: Duration::from_secs(2) },
         }
     }

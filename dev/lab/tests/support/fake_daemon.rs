@@ -225,6 +225,7 @@ fn migration(state: MigrationState) -> Migration {
         target: location("second"),
         keep_source: false,
         strategy: None,
+        strategy_reason: String::new(),
         rounds: Vec::new(),
         state,
         phase: Phase::Copying,

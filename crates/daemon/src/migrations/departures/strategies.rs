@@ -21,8 +21,8 @@ const ROUNDS_MAX: u32 = 50;
 
 pub(crate) fn choice(order: &MigrateVolume) -> Choice {
     let hot = if order.ignore_hot_blocks { HotBlocks::AsOthers } else { HotBlocks::PutOff };
-    match (order.strategy, order.not_incremental) {
-        (Strategy::Mirror, _) => Choice::Mirror(hot),
+    match (order.strategy.begun(), order.not_incremental) {
+        (Strategy::Auto | Strategy::Mirror, _) => Choice::Mirror(hot),
         (Strategy::Tracking, false) => Choice::Tracking(Recording::Incremental, hot),
         (Strategy::Tracking, true) => Choice::Tracking(Recording::Full, hot),
         (Strategy::ThreePhase, _) => {
@@ -49,7 +49,7 @@ pub(crate) fn away(choice: Choice, order: &MigrateVolume, moves: Moves, session:
 
 pub(crate) fn offered(strategy: Strategy) -> OfferedStrategy {
     match strategy {
-        Strategy::Mirror => OfferedStrategy::Mirror,
+        Strategy::Auto | Strategy::Mirror => OfferedStrategy::Mirror,
         Strategy::Tracking => OfferedStrategy::Tracking,
         Strategy::ThreePhase | Strategy::PostCopy => OfferedStrategy::PostCopy,
     }
@@ -124,6 +124,16 @@ mod tests {
         assert_eq!(choice(&order(Strategy::Mirror)), Choice::Mirror(HotBlocks::PutOff));
         let ignored = MigrateVolume { ignore_hot_blocks: true, ..order(Strategy::Mirror) };
         assert_eq!(choice(&ignored), Choice::Mirror(HotBlocks::AsOthers));
+    }
+
+    /// Orders of older daemons name no strategy, and peers know no choice of ours.
+    #[test]
+    fn an_order_that_has_begun_without_a_strategy_is_mirrored() {
+        let old = order(Strategy::default());
+        assert_eq!(old.strategy, Strategy::Auto);
+        assert_eq!(choice(&old), choice(&order(Strategy::Mirror)));
+        assert_eq!(offered(old.strategy), OfferedStrategy::Mirror);
+        check_strategy_here(&old).unwrap();
     }
 
     #[test]

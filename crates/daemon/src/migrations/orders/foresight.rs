@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{MigrateVolume, Migration, MigrationPlan};
-use forecast::{Question, Window, Written};
+use api::{MigrateVolume, Migration, MigrationPlan, Strategy};
+use forecast::{Advice, Facts, Question, Window, Written, advise};
 use migration::MigrationId;
 use migration::journal::{MigrationState, VolumeRecord};
 use migration::source::Moves;
@@ -35,6 +35,46 @@ struct Outlook {
 }
 
 impl MigrationOrders {
+    /// Returns the order with the strategy that these volumes are moved by, and the reason if the daemon has chosen it. `name` is
+    /// the volume or the VM of the order.
+    pub(super) async fn with_strategy(
+        self: &Arc<Self>,
+        name: &str,
+        records: &[VolumeRecord],
+        order: MigrateVolume,
+    ) -> (MigrateVolume, String) {
+        if order.strategy != Strategy::Auto {
+            return (order, String::new());
+        }
+        let leaves_host = self.claims.elsewhere(&order.to).ok().flatten().is_some();
+        let in_rounds = MigrateVolume { strategy: Strategy::Tracking, ..order.clone() };
+        let (written, outlook) = match leaves_host {
+            true => (self.written(records).await, self.outlook(name, records, &order).await),
+            false => (Written::default(), Outlook::of(self.way(records, &order))),
+        };
+        let question = question(&written, &in_rounds, &outlook);
+        let (route, limit) = (self.forecasts.of(&outlook.way), limit(&order));
+        let chosen = tokio::task::spawn_blocking(move || {
+            let rate = route.rate().or(outlook.rate);
+            let capped = rate.map(|rate| limit.map_or(rate, |limit| rate.min(limit)));
+            let facts = Facts {
+                leaves_host,
+                written: written.bytes_per_second(),
+                rate: capped,
+                downtime_max: question.downtime_max,
+            };
+            advise(&facts, || route.forecast(&question, rate, limit))
+        });
+        let Ok((advice, reason)) = chosen.await else {
+            return (MigrateVolume { strategy: order.strategy.begun(), ..order }, String::new());
+        };
+        let strategy = match advice {
+            Advice::Mirror => Strategy::Mirror,
+            Advice::Tracking => Strategy::Tracking,
+        };
+        (MigrateVolume { strategy, ..order }, reason)
+    }
+
     /// Adds to a dry run what to expect.
     pub(super) async fn forecast_plan(
         self: &Arc<Self>,
@@ -71,24 +111,8 @@ impl MigrationOrders {
         let Some(known) = known else { return };
         let records: Vec<VolumeRecord> =
             known.names.iter().filter_map(|name| self.claims.record_named(name).ok()).collect();
-        let memory_bytes = match known.names.first().and_then(|name| self.vms.qemu(name).ok()) {
-            Some(vm) => vm.memory_bytes().await.unwrap_or_default(),
-            None => 0,
-        };
-        let elsewhere = self.claims.elsewhere(&order.to).ok().flatten();
-        let session = elsewhere.and_then(|elsewhere| self.hosts.session(&elsewhere.peer).ok());
-        let outlook = Outlook {
-            way: self.way(&records, &order),
-            held_bytes: self.departures.held_bytes(&records).await.into_iter().sum(),
-            memory_bytes,
-            round_trip: session.as_ref().map(round_trip),
-            rate: session
-                .and_then(|session| {
-                    session.status().connections.iter().map(|link| link.bytes_per_second).sum::<Option<u64>>()
-                })
-                .map(|rate| rate as f64),
-            probed: None,
-        };
+        let name = known.names.first().map_or("", String::as_str);
+        let outlook = self.outlook(name, &records, &order).await;
         let written = self.written(&records).await;
         let load = written.bytes_per_second();
         let forecast = self.foresee(written, &order, outlook).await;
@@ -96,6 +120,28 @@ impl MigrationOrders {
             (metadata.forecast, metadata.load_bytes_per_second) = (forecast, load);
         };
         self.metadata_folder.note(migration, known.started_unix_ms, note).await;
+    }
+
+    /// Returns what is known of a migration that begins at once.
+    async fn outlook(&self, name: &str, records: &[VolumeRecord], order: &MigrateVolume) -> Outlook {
+        let memory_bytes = match self.vms.qemu(name).ok() {
+            Some(vm) => vm.memory_bytes().await.unwrap_or_default(),
+            None => 0,
+        };
+        let elsewhere = self.claims.elsewhere(&order.to).ok().flatten();
+        let session = elsewhere.and_then(|elsewhere| self.hosts.session(&elsewhere.peer).ok());
+        Outlook {
+            held_bytes: self.departures.held_bytes(records).await.into_iter().sum(),
+            memory_bytes,
+            round_trip: session.as_ref().map(round_trip),
+            rate: session
+                .and_then(|session| {
+                    session.status().connections.iter().map(|link| link.bytes_per_second).sum::<Option<u64>>()
+                })
+                .map(|rate| rate as f64)
+                .filter(|rate| *rate > 0.0),
+            ..Outlook::of(self.way(records, order))
+        }
     }
 
     /// Learns from a migration that has ended.
@@ -128,17 +174,8 @@ impl MigrationOrders {
         order: &MigrateVolume,
         outlook: Outlook,
     ) -> Option<api::Forecast> {
-        let moves = if outlook.memory_bytes > 0 { Moves::Vm } else { Moves::Volumes };
-        let question = Question {
-            held_bytes: outlook.held_bytes,
-            written,
-            choice: choice(order),
-            round_trip: outlook.round_trip,
-            downtime_max: held_max(order, moves),
-            memory_bytes: outlook.memory_bytes,
-        };
-        let route = self.forecasts.of(&outlook.way);
-        let limit = order.bandwidth_bytes_per_second.map(|limit| limit as f64);
+        let question = question(&written, order, &outlook);
+        let (route, limit) = (self.forecasts.of(&outlook.way), limit(order));
         let forecast = move || {
             let is_new = route.rate().is_none() && outlook.rate.is_none();
             let probed = outlook
@@ -169,4 +206,27 @@ impl MigrationOrders {
         }
         all
     }
+}
+
+impl Outlook {
+    /// Knows the way only.
+    fn of(way: Way) -> Self {
+        Self { way, held_bytes: 0, memory_bytes: 0, round_trip: None, rate: None, probed: None }
+    }
+}
+
+fn question(written: &Written, order: &MigrateVolume, outlook: &Outlook) -> Question {
+    let moves = if outlook.memory_bytes > 0 { Moves::Vm } else { Moves::Volumes };
+    Question {
+        held_bytes: outlook.held_bytes,
+        written: *written,
+        choice: choice(order),
+        round_trip: outlook.round_trip,
+        downtime_max: held_max(order, moves),
+        memory_bytes: outlook.memory_bytes,
+    }
+}
+
+fn limit(order: &MigrateVolume) -> Option<f64> {
+    order.bandwidth_bytes_per_second.map(|limit| limit as f64)
 }

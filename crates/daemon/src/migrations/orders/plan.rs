@@ -74,7 +74,9 @@ impl MigrationOrders {
         };
         let records: Vec<VolumeRecord> =
             names.iter().map(|name| self.claims.record_named(name)).collect::<Result<_, _>>()?;
+        let (order, strategy_reason) = self.with_strategy(&name, &records, order).await;
         let mut plan = sketch(&name, &records);
+        (plan.strategy, plan.strategy_reason) = (order.strategy, strategy_reason);
         check_rate(order.bandwidth_bytes_per_second).unwrap_or_else(|error| plan.refuse(&error));
         check_impact(order.impact_percent).unwrap_or_else(|error| plan.refuse(&error));
         check_times(&order, now_unix_ms()).unwrap_or_else(|error| plan.refuse(&error));
@@ -447,6 +449,8 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
         volumes: records.iter().map(volume).collect(),
         machine: None,
         bytes_max: 0,
+        strategy: api::Strategy::default(),
+        strategy_reason: String::new(),
         links: Vec::new(),
         bytes_per_second: None,
         rate: None,

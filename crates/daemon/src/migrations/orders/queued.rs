@@ -77,7 +77,9 @@ impl MigrationOrders {
         }
         check_times(&order, metadata.ordered_unix_ms)?;
         // Beginning the migration gives the better error.
-        let Ok(wish) = self.wish(&metadata, &order) else { return self.begin_migration(name, order).await };
+        let Ok(wish) = self.wish(&metadata, &order) else {
+            return self.begin_unqueued(name, order).await;
+        };
         let metadata =
             Metadata { volumes: wish.volumes.iter().map(VolumeId::to_string).collect(), ..metadata };
         // No migration gets a number while this is held.
@@ -167,14 +169,34 @@ impl MigrationOrders {
         if self.queue.has(migration) { Err(RequestError::MigrationWaits(migration)) } else { Ok(()) }
     }
 
+    /// Begins a migration that the queue does not know, such as that of a libvirt domain.
+    async fn begin_unqueued(
+        self: Arc<Self>,
+        name: String,
+        order: MigrateVolume,
+    ) -> Result<Migration, RequestError> {
+        let adopted = self.vms.adoptions()?.get(&name);
+        let disks = adopted.iter().flat_map(|adopted| &adopted.disks);
+        let records: Vec<_> = disks.filter_map(|disk| self.claims.record_named(&disk.volume).ok()).collect();
+        let (order, strategy_reason) = self.with_strategy(&name, &records, order).await;
+        let begun = Arc::clone(&self).begin_migration(name, order).await?;
+        let id = parse_id(&begun.id)?;
+        if let Some(at) = self.journal.begun_unix_ms(id) {
+            self.metadata_folder.note(id, at, |metadata| metadata.strategy_reason = strategy_reason).await;
+        }
+        self.migrations.get(&self.journal, id)
+    }
+
     async fn begin_admitted(
         self: Arc<Self>,
         wish: Wish,
         admission: Admission,
         metadata: Metadata,
     ) -> Result<Migration, RequestError> {
-        let order = wish.order.clone();
-        let begun = Arc::clone(&self).begin_migration(wish.name, wish.order).await;
+        let (order, strategy_reason) =
+            self.with_strategy(&wish.name, &self.records_of(&wish), wish.order).await;
+        let metadata = Metadata { order: Some(order.clone()), strategy_reason, ..metadata };
+        let begun = Arc::clone(&self).begin_migration(wish.name, order.clone()).await;
         if let Ok(begun) = &begun
             && let Ok(id) = parse_id(&begun.id)
         {
@@ -192,14 +214,16 @@ impl MigrationOrders {
         let Some(begun) = self.journal.begun_unix_ms(id) else { return };
         let retry_of = ordered.retry_of.map(MigrationId);
         let note = |metadata: &mut Metadata| {
-            let Metadata { name, volumes, mut order, ordered_unix_ms, retry_of, .. } = ordered;
+            let Metadata { name, volumes, mut order, ordered_unix_ms, retry_of, strategy_reason, .. } =
+                ordered;
             // Its limits may have been changed since it began.
             if let (Some(order), Some(begun)) = (&mut order, &metadata.order) {
                 order.bandwidth_bytes_per_second = begun.bandwidth_bytes_per_second;
                 order.impact_percent = begun.impact_percent;
             }
+            let others = std::mem::take(metadata);
             *metadata =
-                Metadata { name, volumes, order, ordered_unix_ms, retry_of, ..std::mem::take(metadata) };
+                Metadata { name, volumes, order, ordered_unix_ms, retry_of, strategy_reason, ..others };
         };
         self.metadata_folder.note(id, begun, note).await;
         self.note_retry(retry_of, id).await;
@@ -213,9 +237,10 @@ impl MigrationOrders {
     }
 
     async fn begin_in_turn(self: Arc<Self>, id: MigrationId, wish: Wish, admission: Admission) {
+        let name = wish.name.clone();
+        let order = self.choose_in_turn(id, &wish).await;
         let host = Arc::clone(&self);
-        let (name, order) = (wish.name.clone(), wish.order.clone());
-        let begun = self.operations.run(host.begin_migration(name.clone(), order)).await;
+        let begun = self.operations.run(host.begin_migration(name.clone(), order.clone())).await;
         let is_known = self.journal.begun_unix_ms(id).is_some();
         let is_begun = begun.is_ok();
         match begun {
@@ -245,10 +270,33 @@ impl MigrationOrders {
             self.file(id, metadata).await;
         }
         if is_begun {
-            tokio::spawn(Arc::clone(&self).note_forecast(id, wish.order));
+            tokio::spawn(Arc::clone(&self).note_forecast(id, order));
         }
         self.queue.leave(id);
         drop(admission);
+    }
+
+    /// Returns the order with its strategy, once that is durable: a restart continues the migration by the same one.
+    async fn choose_in_turn(self: &Arc<Self>, id: MigrationId, wish: &Wish) -> MigrateVolume {
+        let (order, strategy_reason) =
+            self.with_strategy(&wish.name, &self.records_of(wish), wish.order.clone()).await;
+        let known = self.metadata_folder.waiting().into_iter().find(|(waits, _)| *waits == id);
+        let Some((_, known)) = known.filter(|_| !strategy_reason.is_empty()) else { return order };
+        let metadata = Metadata { order: Some(order.clone()), strategy_reason, ..known };
+        match self.metadata_folder.put(id, metadata).await {
+            Ok(()) => order,
+            Err(error) => {
+                tracing::warn!(migration = %id, %error, "cannot keep the strategy that was chosen; it is mirrored");
+                MigrateVolume { strategy: wish.order.strategy.begun(), ..order }
+            }
+        }
+    }
+
+    fn records_of(&self, wish: &Wish) -> Vec<VolumeRecord> {
+        self.journal.read(|state| {
+            let known = wish.volumes.iter().filter_map(|volume| state.volumes.get(volume));
+            known.map(|known| known.record.clone()).collect()
+        })
     }
 
     /// Records why a migration that waited when the last daemon ended cannot begin, so that `migration list` shows it.
@@ -291,10 +339,7 @@ impl MigrationOrders {
         wish: &Wish,
         outcome: Outcome,
     ) -> Result<(), RequestError> {
-        let records = self.journal.read(|state| {
-            let known = wish.volumes.iter().filter_map(|volume| state.volumes.get(volume));
-            known.map(|known| known.record.clone()).collect::<Vec<_>>()
-        });
+        let records = self.records_of(wish);
         let target = |record: &VolumeRecord| ImageLocation {
             store: wish.shown.target.store.clone().unwrap_or_default(),
             // N.B. The path is empty, so that no existing file counts as a half-made copy.

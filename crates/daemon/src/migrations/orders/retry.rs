@@ -3,7 +3,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 
-use api::{MigrateVolume, Migration};
+use api::{MigrateVolume, Migration, Strategy};
 use lane::Rest;
 use migration::journal::{MigrationState, Outcome, Side, Stage};
 use migration::stay::copy;
@@ -33,13 +33,15 @@ impl MigrationOrders {
             return Err(refused(unrecorded(&known)));
         };
         self.check_volumes(&metadata).map_err(refused)?;
-        let Metadata { name, order: Some(order), .. } = metadata else {
+        let Metadata { name, order: Some(order), strategy_reason, .. } = metadata else {
             return Err(refused(unrecorded(&known)));
         };
         // The retry begins at once, and a time in the past orders nothing.
         let (begin_unix_ms, deadline_unix_ms) =
             (None, order.deadline_unix_ms.filter(|at| *at > now_unix_ms()));
-        let order = MigrateVolume { begin_unix_ms, deadline_unix_ms, ..order };
+        // What was chosen then may be wrong by now.
+        let strategy = if strategy_reason.is_empty() { order.strategy.begun() } else { Strategy::Auto };
+        let order = MigrateVolume { begin_unix_ms, deadline_unix_ms, strategy, ..order };
         self.order_migration(name, order, Some(migration)).await
     }
 

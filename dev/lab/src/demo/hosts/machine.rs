@@ -92,7 +92,7 @@ impl MovedVmOptions {
             round_trips: NonZeroU32::MIN,
             kind: None,
             rate,
-            strategy: Strategy::default(),
+            strategy: Strategy::Mirror,
         }
     }
 }

@@ -73,6 +73,7 @@ impl DemoArguments {
 /// Returns what `--help` says about a strategy.
 fn summary(strategy: Strategy) -> &'static str {
     match strategy {
+        Strategy::Auto => "mirror or tracking, as the daemon chooses",
         Strategy::Mirror => "in one pass; writes to what is copied go to both stores",
         Strategy::Tracking => {
             "in rounds; writes go to the source, and the next round copies what they changed"
