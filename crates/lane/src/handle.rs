@@ -6,16 +6,18 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::{Opened, ZeroMode};
+use block::{Buffer, Opened, ZeroMode};
 use futures_channel::{mpsc, oneshot};
 use futures_util::FutureExt;
 use futures_util::future::Shared;
 
-use chronicle::{BlockSize, Generation, Kept, MarkPolicy, ReplicaOf, StayId};
+use chronicle::{BlockRange, BlockSize, Generation, Kept, LayeredBitmap, MarkPolicy, ReplicaOf, StayId};
 use migration::filling::UnitMap;
 use migration::journal::{FailureCode, Promotion};
 use migration::{Attempt, HostId, MigrationId, PacingSettings, Phase, VolumeId, VolumeIndex};
 
+use crate::capture::Member;
+use crate::chronicler::NotDurable;
 use crate::driver::{
     IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
 };
@@ -193,6 +195,15 @@ pub struct MigrationTarget {
     pub zeroes: ZeroMode,
 }
 
+/// An order to show a volume's changes to a group.
+#[derive(Clone, Debug)]
+pub struct CaptureOrder {
+    /// The volume's place in the group; `None`: nothing is shown any more.
+    pub member: Option<Member>,
+    /// The standby's copy, as the volume's chronicle knows it.
+    pub of: ReplicaOf,
+}
+
 /// The role of a store in a migration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StoreRole {
@@ -321,6 +332,21 @@ pub(crate) enum Command {
     },
     Written {
         answer: oneshot::Sender<forecast::Written>,
+    },
+    Capture {
+        order: CaptureOrder,
+        answer: oneshot::Sender<Result<Option<LayeredBitmap>, Refused>>,
+    },
+    ReadForStandby {
+        blocks: BlockRange,
+        answer: oneshot::Sender<Result<Buffer, Refused>>,
+    },
+    FlushForStandby {
+        answer: oneshot::Sender<bool>,
+    },
+    ForgetForStandby {
+        of: ReplicaOf,
+        answer: oneshot::Sender<Result<(), NotDurable>>,
     },
     Settle {
         answer: oneshot::Sender<()>,
@@ -499,6 +525,39 @@ impl LaneHandle {
     /// Returns what guests of the volume have written lately.
     pub async fn written(&self) -> Result<forecast::Written, Refused> {
         self.ask(|answer| Command::Written { answer }).await
+    }
+
+    /// Shows the volume's changes to a group, or to none any more. Resolves when every change is shown; returns what the volume's
+    /// chronicle knows the standby to lack, `None`: nothing is known.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`]; [`Refused::NotHere`], [`Refused::Incomplete`], [`Refused::BlockSize`]: nothing is captured.
+    pub async fn capture(&self, order: CaptureOrder) -> Result<Option<LayeredBitmap>, Refused> {
+        self.ask(|answer| Command::Capture { order, answer }).await?
+    }
+
+    /// Reads blocks of the volume for its standby, as fast as the pacer of its disk allows.
+    ///
+    /// # Errors
+    /// [`Refused::Ended`]; [`Refused::NotHere`]; [`Refused::Unread`].
+    pub async fn read_for_standby(&self, blocks: BlockRange) -> Result<Buffer, Refused> {
+        self.ask(|answer| Command::ReadForStandby { blocks, answer }).await?
+    }
+
+    /// Flushes the volume's store. Returns whether that succeeded.
+    pub async fn flush_for_standby(&self) -> bool {
+        self.ask(|answer| Command::FlushForStandby { answer }).await.unwrap_or(false)
+    }
+
+    /// Makes durable that the standby lacks only what its group has not forgotten ([`Group::unforgotten`]).
+    ///
+    /// # Errors
+    /// [`NotDurable`]: a restart may believe that the standby lacks more.
+    ///
+    /// [`Group::unforgotten`]: crate::capture::Group::unforgotten
+    pub async fn forget_for_standby(&self, of: ReplicaOf) -> Result<(), NotDurable> {
+        let asked = self.ask(|answer| Command::ForgetForStandby { of, answer }).await;
+        asked.unwrap_or_else(|refused| Err(NotDurable { detail: refused.to_string() }))
     }
 
     /// Ends the lane: stops taking requests, waits at most `deadline` for those in flight, and flushes the store. A migration

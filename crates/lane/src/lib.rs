@@ -13,6 +13,7 @@
 //! which keeps the journal. Only [`start`] knows threads, files and sockets. The simulator runs the same driver, copyings, filters
 //! and volumes as the product.
 
+pub mod capture;
 pub mod chronicler;
 pub mod clients;
 pub mod control;
@@ -56,7 +57,7 @@ pub use front_end::{
     CredentialsError, Encryption, FrontEnd, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 pub use handle::{
-    Aside, FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings,
+    Aside, CaptureOrder, FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings,
     LaneStore, Listeners, MigrationOrder, MigrationTarget, NbdListeners, Opening, OutgoingChannels,
     OutgoingOrder, OutgoingRole, Promoted, Rest, ResumedMigration, StoreRole,
 };

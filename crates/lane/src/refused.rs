@@ -65,6 +65,18 @@ pub enum Refused {
     /// The journal did not take the record.
     #[error("the journal could not be written: {0}")]
     NotRecorded(CommitFault),
+    /// Another host owns the volume.
+    #[error("the volume is at another host")]
+    NotHere,
+    /// Blocks of the volume still follow from another host.
+    #[error("blocks of the volume still follow from another host; try again when they are here")]
+    Incomplete,
+    /// The volume's blocks have another size.
+    #[error("the volume is recorded in blocks of {0} bytes; a standby needs blocks of 4096 bytes")]
+    BlockSize(u64),
+    /// The volume's store could not be read.
+    #[error("the volume's store cannot be read: {0}")]
+    Unread(IoError),
     /// The lane has ended.
     #[error("the volume is not served")]
     Ended,

@@ -1,12 +1,13 @@
 //! The path of a guest's request: one layer over the other, from the client to the store.
 //!
 //! ```text
-//!   meter ─► client session ─► gate ─► align ─► tracker ─► [mirror] ─► flush debt ─► store
-//!   └ for each client ────┘   └ for each volume: Volume ──────────────────────────┘
+//!   meter ─► client session ─► gate ─► align ─► tracker ─► [capture] ─► [mirror] ─► flush debt ─► store
+//!   └ for each client ────┘   └ for each volume: Volume ──────────────────────────────────────┘
 //!     ClientStacks::of()
 //! ```
 //! General layers (align, flush debt) are in `block`.
 
+mod capture;
 mod client_session;
 mod client_stacks;
 mod gate;

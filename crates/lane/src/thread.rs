@@ -11,6 +11,7 @@ mod growing;
 mod incoming;
 mod local;
 mod outgoing;
+mod standing_by;
 mod stopping;
 
 use std::cell::{Cell, RefCell};
@@ -199,6 +200,8 @@ pub struct Lane {
     gauge: Rc<pacer::Gauge>,
     /// The disk that the volume is on, or comes to.
     disk: Rc<RefCell<Arc<pacer::Store>>>,
+    /// Paces what is read for the volume's standby.
+    standby_mover: RefCell<pacer::Mover>,
 }
 
 impl Lane {
@@ -242,6 +245,9 @@ impl Lane {
         let stacks = ClientStacks::new(&settings.name, Rc::clone(&volume), measures, handle.clone());
         let front_ends = front_ends(surroundings, &settings, &stacks);
         let disk = Rc::new(RefCell::new(Arc::clone(&settings.disk)));
+        let terms = settings.impact.map(|impact| pacer::Terms { class: pacer::MoverClass::Standby, impact });
+        let disks = pacer::Stores::default().and(Arc::clone(&settings.disk));
+        let standby_mover = RefCell::new(pacer::Mover::when_asked(disks, terms));
         Rc::new(Self {
             handle,
             engine,
@@ -259,6 +265,7 @@ impl Lane {
             is_growing: Cell::new(false),
             gauge,
             disk,
+            standby_mover,
         })
     }
 
@@ -372,6 +379,34 @@ impl Lane {
                 Command::Written { answer } => {
                     let written = self.counters.writing.borrow_mut().written(self.handle.now());
                     let _ = answer.send(written);
+                }
+                Command::Capture { order, answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.capture(order).await);
+                    });
+                }
+                Command::ReadForStandby { blocks, answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.read_for_standby(blocks).await);
+                    });
+                }
+                Command::FlushForStandby { answer } => {
+                    let store = self.volume.is_here().then(|| self.volume.store_for_us());
+                    self.handle.spawn(async move {
+                        let flushed = match store {
+                            Some(store) => store.flush().await.is_ok(),
+                            None => false,
+                        };
+                        let _ = answer.send(flushed);
+                    });
+                }
+                Command::ForgetForStandby { of, answer } => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.forget_for_standby(of).await);
+                    });
                 }
                 Command::Settle { answer } => {
                     let lane = Rc::clone(&self);

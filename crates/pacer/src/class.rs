@@ -41,14 +41,17 @@ pub enum MoverClass {
     Filling,
     /// A migration's blocks.
     Migration,
+    /// What a standby lacks.
+    Standby,
 }
 
 impl MoverClass {
-    /// Returns how much a mover of this class moves, as a multiple of one of the lowest, while both wait.
+    /// Returns how much a mover of this class moves, as a multiple of a migration, while both wait.
     pub(crate) fn weight(self) -> f64 {
         match self {
             Self::Filling => 10.0,
             Self::Migration => 1.0,
+            Self::Standby => 0.25,
         }
     }
 }

@@ -416,6 +416,17 @@ impl Replication {
         self.epochs.missing()
     }
 
+    /// Returns the blocks of each volume that its chronicle must not forget: the standby has not confirmed them, or the volume's own
+    /// store may lose them in a power cut.
+    pub fn unforgotten(&self) -> Vec<LayeredBitmap> {
+        let mut unforgotten = self.epochs.missing();
+        let covered = self.flushes.under_way.iter().flat_map(|(_, covered)| covered.iter().enumerate());
+        for (volume, blocks) in self.flushes.unflushed.iter().enumerate().chain(covered) {
+            unforgotten[volume].union_with(blocks);
+        }
+        unforgotten
+    }
+
     /// Returns the record as it was given out last.
     pub fn record(&self) -> &OwnerRecord {
         &self.record

@@ -1,7 +1,7 @@
 //! One volume's live stack, and the operations of a migration on it.
 //!
 //! ```text
-//!    export ────► gate ─┬──► align ──► tracker ──► [mirror] ──► flush debt ──► store
+//!    export ────► gate ─┬──► align ──► tracker ──► [capture] ──► [mirror] ──► flush debt ──► store
 //!    other hosts ──┘    └──► the volume at the host that owns it
 //!                  └ the part below is replaced as a whole
 //! ```
@@ -22,12 +22,14 @@ use migration::planted::{Bug, broken};
 use migration::stay::size_of_arrival;
 use tracing::warn;
 
+use crate::capture::Member;
 use crate::chronicler::{Chronicler, NotDurable};
 use crate::clients::Clients;
 use crate::copy::VolumeCopy;
 use crate::fencing::FencingTokens;
 use crate::peer::PeerVolume;
 use crate::signal::Signal;
+use crate::stack::capture::Capture;
 use crate::stack::{Gate, GateMode, MirrorFilter, Tracker};
 
 /// The first epoch of a volume's life, so that "since the epoch before" is defined.
@@ -49,6 +51,8 @@ pub struct Volume {
     ours: RefCell<Option<Rc<dyn BlockDevice>>>,
     /// The copying that the mirror in the stack belongs to; `None`: there is no mirror.
     copy: RefCell<Option<Rc<VolumeCopy>>>,
+    /// Its place in the group that has a standby; `None`: it has none.
+    member: RefCell<Option<Member>>,
     /// The sizes that other hosts know which offer the volume to clients.
     followers: RefCell<Vec<Weak<Cell<u64>>>>,
     /// Notified when the volume has grown, or a host has learned of that.
@@ -110,6 +114,7 @@ impl Volume {
             home: RefCell::new(home),
             ours: RefCell::new(ours),
             copy: RefCell::default(),
+            member: RefCell::default(),
             followers: RefCell::default(),
             grown: Signal::default(),
         };
@@ -217,6 +222,9 @@ impl Volume {
     pub(crate) fn show_growth(&self, size: u64) {
         // Before a guest can write to the new part.
         self.chronicler.grow(size);
+        if let Some(member) = &*self.member.borrow() {
+            member.grown(self.block_size.blocks_of(size));
+        }
         if let Some(growth) = self.store().growth() {
             growth.show(size);
         }
@@ -284,6 +292,26 @@ impl Volume {
         self.lead_home();
     }
 
+    /// Shows all changes from now on to a group, or to none; resolves when every change that passed it by has ended.
+    pub(crate) fn set_member(&self, member: Option<Member>) -> impl Future<Output = ()> + use<> {
+        self.member.replace(member);
+        let below = match (self.copy(), self.home()) {
+            (Some(copy), _) => Rc::new(MirrorFilter::new(copy)) as Rc<dyn BlockDevice>,
+            (None, home) => home.device(),
+        };
+        let replaced = self.is_here().then(|| self.gate.replace(self.aligned(self.tracked(below))));
+        async move {
+            if let Some(replaced) = replaced {
+                replaced.await;
+            }
+        }
+    }
+
+    /// Returns its place in the group that has a standby.
+    pub(crate) fn member(&self) -> Option<Member> {
+        self.member.borrow().clone()
+    }
+
     /// Holds all requests; resolves when none is below the gate.
     pub(crate) fn close(&self) -> impl Future<Output = ()> + use<> {
         self.gate.set_mode(GateMode::Hold);
@@ -314,6 +342,9 @@ impl Volume {
         self.copy.replace(None);
         if matches!(home, Home::Elsewhere(_)) {
             self.chronicler.end_stay();
+            if let Some(member) = self.member.take() {
+                member.left();
+            }
         }
         let (home, ours) = settled(home);
         if let Home::Elsewhere(owner) = self.home.replace(home) {
@@ -343,8 +374,12 @@ impl Volume {
         }
     }
 
-    fn tracked(&self, below_tracker: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
-        Rc::new(Tracker::new(below_tracker, Rc::clone(&self.chronicler)))
+    fn tracked(&self, below: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {
+        let below = match self.member() {
+            Some(member) => Rc::new(Capture::new(below, member, self.block_size)),
+            None => below,
+        };
+        Rc::new(Tracker::new(below, Rc::clone(&self.chronicler)))
     }
 
     fn aligned(&self, below: Rc<dyn BlockDevice>) -> Rc<dyn BlockDevice> {

@@ -1,0 +1,69 @@
+//! A volume that has a standby: shows its changes to its group, and reads what the group sends.
+
+use block::{Buffer, ByteRange};
+use chronicle::{BlockRange, LayeredBitmap, ReplicaOf};
+
+use super::Lane;
+use crate::capture::BLOCK_BYTES;
+use crate::chronicler::NotDurable;
+use crate::handle::CaptureOrder;
+use crate::refused::Refused;
+
+impl Lane {
+    pub(super) async fn capture(&self, order: CaptureOrder) -> Result<Option<LayeredBitmap>, Refused> {
+        let CaptureOrder { member, of } = order;
+        if member.is_some() {
+            self.check_capturable()?;
+        }
+        self.volume.set_member(member).await;
+        Ok(self.volume.chronicler().lacking(of, self.volume.generation()))
+    }
+
+    fn check_capturable(&self) -> Result<(), Refused> {
+        let block_bytes = self.volume.block_size().bytes();
+        if block_bytes != BLOCK_BYTES {
+            return Err(Refused::BlockSize(block_bytes));
+        }
+        if !self.volume.is_here() {
+            return Err(Refused::NotHere);
+        }
+        let filling = self.filling.borrow();
+        let is_filled = filling.as_ref().and_then(|filling| filling.progress()).is_none();
+        if is_filled { Ok(()) } else { Err(Refused::Incomplete) }
+    }
+
+    /// Reads blocks below the gate. The group lets no change of them pass meanwhile.
+    pub(super) async fn read_for_standby(&self, blocks: BlockRange) -> Result<Buffer, Refused> {
+        if !self.volume.is_here() {
+            return Err(Refused::NotHere);
+        }
+        let store = self.volume.store();
+        let range = ByteRange::new(blocks.start.0 * BLOCK_BYTES, blocks.len() * BLOCK_BYTES);
+        self.standby_may_read(range.length).await;
+        let buffer = self.engine.buffers().take(range.length as usize);
+        let read = store.read(range.offset, buffer).await;
+        let now = self.handle.now();
+        self.standby_mover.borrow_mut().ended(now, range.length);
+        read.map_err(Refused::Unread)
+    }
+
+    /// Waits until the pacer of the volume's disk lets the standby read.
+    async fn standby_may_read(&self, bytes: u64) {
+        loop {
+            let now = self.handle.now();
+            let at = self.standby_mover.borrow_mut().next_start(now, bytes);
+            if at <= now {
+                self.standby_mover.borrow_mut().began(now, bytes);
+                return;
+            }
+            self.handle.sleep_until(at).await;
+        }
+    }
+
+    /// Makes durable what the standby lacks. Its group has flushed the volume's store.
+    pub(super) async fn forget_for_standby(&self, of: ReplicaOf) -> Result<(), NotDurable> {
+        let generation = self.volume.generation();
+        let missing = || self.volume.member()?.unforgotten();
+        self.volume.chronicler().refer_to(of, generation, || None, missing).await
+    }
+}
