@@ -39,12 +39,18 @@ pub enum ErrorCode {
     ReplicaNotFound,
     /// No grant has this name.
     GrantNotFound,
+    /// No standby has this name.
+    StandbyNotFound,
     /// The API has no such path.
     RouteNotFound,
     /// The path exists, but not with this method; the header `Allow` lists the allowed ones.
     MethodNotAllowed,
     /// A volume of this name exists.
     VolumeExists,
+    /// The volume has a standby at that host.
+    StandbyExists,
+    /// The standby cannot be made or promoted; the message has the reason.
+    StandbyRefused,
     /// A VM of this name exists.
     VmExists,
     /// The VM runs, does not run, or is moving; the message says which.
@@ -142,8 +148,11 @@ impl ErrorCode {
             | Self::ImageNotFound
             | Self::ReplicaNotFound
             | Self::GrantNotFound
+            | Self::StandbyNotFound
             | Self::RouteNotFound => 404,
             Self::VolumeExists
+            | Self::StandbyExists
+            | Self::StandbyRefused
             | Self::VmExists
             | Self::VmWrongState
             | Self::GrantExists

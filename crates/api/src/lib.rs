@@ -20,6 +20,12 @@
 //!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
 //!   GET    /v1/replicas                 [Replica]
 //!   DELETE /v1/replicas/{volume}        DropReplica    -> Replica
+//!   GET    /v1/standbys                 [Standby]
+//!   POST   /v1/standbys                 NewStandby     -> Standby
+//!   GET    /v1/standbys/{name}          Standby
+//!   PATCH  /v1/standbys/{name}          SetStandby     -> Standby
+//!   DELETE /v1/standbys/{name}          RemoveStandby  -> Standby
+//!   POST   /v1/standbys/{name}/promote  PromoteStandby -> Standby
 //!   GET    /v1/vms                      [Vm]
 //!   POST   /v1/vms                      NewVm          -> Vm
 //!   GET    /v1/vms/{name}               Vm
@@ -70,6 +76,7 @@ mod page;
 mod peer;
 mod plan;
 mod replica;
+mod standby;
 mod store_content;
 mod strategy;
 mod vm;
@@ -100,6 +107,9 @@ pub use peer::{
 };
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
+pub use standby::{
+    KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState,
+};
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};
 pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};

@@ -5,6 +5,7 @@ mod lacking;
 mod restored;
 mod retry;
 mod routes;
+mod standby;
 mod store_files;
 mod words;
 
@@ -24,6 +25,7 @@ pub(crate) use self::lacking::LackingError;
 pub(crate) use self::restored::RestoredError;
 pub(crate) use self::retry::RetryObstacle;
 pub(crate) use self::routes::RouteError;
+pub(crate) use self::standby::StandbyError;
 pub(crate) use self::store_files::{StoreFileError, StoreFileObstacle};
 pub(crate) use self::words::fenced;
 
@@ -322,6 +324,9 @@ pub(crate) enum RequestError {
     /// An operation on VMs failed.
     #[error(transparent)]
     Vm(#[from] VmError),
+    /// An order about a standby is refused.
+    #[error(transparent)]
+    Standby(#[from] StandbyError),
     #[error("volume \"{volume}\" is a disk of the VM \"{vm}\"; remove that first: sterna vm remove {vm}")]
     VolumeOfVm { volume: String, vm: String },
     #[error("the daemon is shutting down; try again when it is back")]
@@ -409,6 +414,7 @@ impl RequestError {
             Self::Hosts(error) => error.code(),
             Self::Grants(error) => error.code(),
             Self::Vm(error) => error.code(),
+            Self::Standby(error) => error.code(),
             Self::VolumeOfVm { .. } => ErrorCode::VolumeInUse,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::Journal(_) => ErrorCode::JournalFailed,

@@ -33,6 +33,7 @@ pub(crate) use crate::migrations::ownership::Ownership;
 pub(crate) use crate::migrations::resumption::Resumption;
 pub(crate) use crate::migrations::sessions::SessionRunner;
 pub(crate) use crate::vms::orders::VmOrders;
+pub(crate) use crate::standbys::Standbys;
 pub(crate) use crate::volumes::claims::VolumeClaims;
 pub(crate) use crate::volumes::exports::Exports;
 pub(crate) use crate::volumes::orders::VolumeOrders;
@@ -70,6 +71,7 @@ pub(crate) struct Host {
     pub(crate) description: Arc<Description>,
     pub(crate) reloading: Arc<Reloading>,
     pub(crate) shutdown: Arc<Shutdown>,
+    pub(crate) standbys: Arc<Standbys>,
 }
 
 impl Host {
@@ -95,6 +97,7 @@ impl Host {
         let description = Description::new(parts, &views, &vm_orders);
         let reloading = Reloading::new(parts, &exports);
         let shutdown = Shutdown::new(parts, &serving, &migration_orders);
+        let standbys = Standbys::new(parts, &serving);
         let Parts { config, journal, hosts, operations, stopping, .. } = parts.clone();
         Arc::new(Self {
             config,
@@ -118,6 +121,7 @@ impl Host {
             description,
             reloading,
             shutdown,
+            standbys,
         })
     }
 

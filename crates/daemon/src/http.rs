@@ -11,6 +11,7 @@ pub(crate) mod remote;
 mod replicas;
 mod roles;
 mod server;
+mod standbys;
 mod stores;
 mod vms;
 mod web;
@@ -111,6 +112,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .merge(hosts::routes())
         .merge(observe::routes())
         .merge(replicas::routes())
+        .merge(standbys::routes())
         .merge(stores::routes())
         .merge(vms::routes())
 }

@@ -39,6 +39,7 @@ mod peers;
 mod serve;
 mod service_manager;
 mod sign_ins;
+mod standbys;
 mod stores;
 mod take_over;
 mod vms;

@@ -41,6 +41,7 @@ use self::routes::{Former, Routes, SessionChannel, SessionStreams};
 use self::surveys::Questions;
 use self::turns::Turns;
 use crate::host::Host;
+use crate::standbys::frames::Line;
 use crate::vms::moving;
 
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
@@ -140,6 +141,16 @@ impl Peers {
         (Arc::new(line), arrivals)
     }
 
+    /// Opens the channel to the other host about a standby: its sending end, whose messages stay in order, and its receiving end.
+    pub(crate) fn standby_channel(
+        &self,
+        session: &Session,
+        subject: Subject,
+    ) -> (Arc<dyn moving::channel::Send>, mpsc::UnboundedReceiver<ChannelEvent>) {
+        let (line, arrivals) = self.route(session, subject.channel(host_id(session.peer())));
+        (Arc::new(line), arrivals)
+    }
+
     /// Offers a migration to another host and waits for its answer. The caller limits the time.
     pub(crate) async fn offer(
         &self,
@@ -227,6 +238,9 @@ impl transport::Receiver for Peers {
 
     fn disconnected(&self, peer: transport::HostId, reason: &str) {
         self.routes.tell(host_id(peer), || ChannelEvent::Lost(reason.to_owned()));
+        if let Some(host) = self.host() {
+            host.standbys.lost(host_id(peer));
+        }
     }
 
     fn restarted(&self, session: &Session, _: Incarnation, _: Incarnation) {
@@ -245,6 +259,13 @@ impl Peers {
         let (head, payload) = message.into_parts();
         if channel == OPENINGS {
             self.opening_said(session, peer, &payload);
+            return;
+        }
+        if let Some(subject) = Subject::of(channel, self.own(), peer)
+            && (subject.kind, subject.source) == (Kind::Standby, peer)
+        {
+            let Some(host) = self.host() else { return };
+            host.standbys.received(peer, Line { session: session.clone(), channel }, &head, payload, Box::new(credit));
             return;
         }
         if !self.may(session, channel, &head, &payload) {
@@ -272,6 +293,8 @@ impl Peers {
             return false;
         };
         let asked = match subject.kind {
+            // The source of a standby gets answers only, and drops those that it has not asked for.
+            Kind::Standby => return self.routes.get(peer, channel).is_some(),
             // The receiver for the VM decides about its messages.
             Kind::Vm => Asked::Message(Request::Vm),
             Kind::Migration | Kind::Forwarding | Kind::Reservoir => Asked::by(head, payload),

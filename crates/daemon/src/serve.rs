@@ -245,6 +245,7 @@ impl Daemon {
         host.resumption.close_unknown_clients();
         host.migration_orders.run_queue().await;
         host.migration_orders.go_on_with_interrupted().await;
+        host.standbys.begin();
         peers.begin();
         host.ownership.begin_restoration();
         host.volume_orders.begin_retention();

@@ -7,6 +7,7 @@ mod journal;
 mod migration;
 mod pace;
 mod replica;
+mod standby;
 mod store;
 mod strategy;
 mod top;
@@ -23,6 +24,7 @@ pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArgument
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 use self::pace::PaceArguments;
 pub(crate) use self::replica::ReplicaCommand;
+pub(crate) use self::standby::{AddStandbyArguments, StandbyCommand};
 pub(crate) use self::store::{ImportArguments, StoreCommand};
 use self::strategy::StrategyArguments;
 pub(crate) use self::top::TopArguments;
@@ -106,6 +108,9 @@ pub(crate) enum Command {
     /// List and delete the kept images of former migrations.
     #[command(subcommand)]
     Replica(ReplicaCommand),
+    /// Keep copies of volumes at other hosts that are seconds old, and go on there when a host is lost.
+    #[command(subcommand)]
+    Standby(StandbyCommand),
     /// Manage VMs: add, start, stop, show; adopt the disks of a running VM.
     #[command(subcommand)]
     Vm(VmCommand),

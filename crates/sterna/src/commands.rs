@@ -15,6 +15,7 @@ mod remote;
 mod replica;
 mod report;
 mod serve;
+mod standby;
 mod store;
 mod top;
 mod vm;
@@ -203,6 +204,7 @@ async fn run_command(
         Command::Host(command) => host::run(&client()?, command, format).await,
         Command::Volume(command) => volume::run(&client()?, command, format).await,
         Command::Replica(command) => replica::run(&client()?, command, format).await,
+        Command::Standby(command) => standby::run(&client()?, command, format).await,
         Command::Vm(command) => vm::run(&client()?, command, format).await,
         Command::Migrate(order) => migrate::run(&client()?, order, format).await,
         Command::Health => health::run(&client()?, format).await,

@@ -4,6 +4,7 @@ pub(crate) mod access;
 pub(crate) mod hosts;
 mod plan;
 pub(crate) mod replicas;
+pub(crate) mod standbys;
 pub(crate) mod store_content;
 pub(crate) mod vms;
 mod volumes;

@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 51] = [
+const TABLE: [(&str, &str, Takes); 57] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -64,6 +64,12 @@ const TABLE: [(&str, &str, Takes); 51] = [
     ("POST", "/v1/redemption", INVITATION),
     ("GET", "/v1/replicas", READ),
     ("DELETE", "/v1/replicas/{volume}", ADMIN),
+    ("GET", "/v1/standbys", READ),
+    ("POST", "/v1/standbys", ADMIN),
+    ("DELETE", "/v1/standbys/{name}", ADMIN),
+    ("GET", "/v1/standbys/{name}", READ),
+    ("PATCH", "/v1/standbys/{name}", OPERATE),
+    ("POST", "/v1/standbys/{name}/promote", ADMIN),
     ("GET", "/v1/stores", READ),
     ("GET", "/v1/stores/{name}/files", READ),
     ("DELETE", "/v1/stores/{name}/files/{file}", ADMIN),

@@ -122,6 +122,8 @@ impl Subject {
             (Kind::Reservoir, false) => Role::Filler { migration, volume },
             (Kind::Forwarding, true) => Role::FormerOwner { migration },
             (Kind::Forwarding, false) => Role::NewOwner { migration },
+            // The journal knows no standby: `Standbys` decides.
+            (Kind::Standby, _) => Role::Target { migration },
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   0                                   openings of migrations
+//!   number × 8 + direction × 4          a standby; the number is drawn with its identity, and the direction says who has the volumes
 //!   number × 8 + direction × 4 + 1      one migration: its handover, and calls on the target's stores
 //!   number × 8 + direction × 4 + 2      the volume that it moved, for clients that stayed at the source
 //!   number × 8 + direction × 4 + 3      the VM that goes along
@@ -35,6 +36,8 @@ pub(crate) enum Kind {
     Vm,
     /// What the target of a migration lacks, at its source.
     Reservoir,
+    /// A standby, from the host that has its volumes.
+    Standby,
 }
 
 /// The subject of a channel about one migration.
@@ -49,11 +52,12 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    pub(super) fn channel(self, target: HostId) -> ChannelId {
+    pub(crate) fn channel(self, target: HostId) -> ChannelId {
         let kind = match self.kind {
             Kind::Migration | Kind::Reservoir => 1,
             Kind::Forwarding => 2,
             Kind::Vm => 3,
+            Kind::Standby => 0,
         };
         let direction = if self.source > target { FROM_GREATER } else { 0 };
         // No migration has as many volumes.
@@ -68,6 +72,7 @@ impl Subject {
             1 => Kind::Migration,
             2 => Kind::Forwarding,
             3 => Kind::Vm,
+            _ if channel.0 >> NUMBER_SHIFT != 0 => Kind::Standby,
             _ => return None,
         };
         let source = if channel.0 & FROM_GREATER == 0 { one.min(other) } else { one.max(other) };
@@ -96,7 +101,7 @@ mod tests {
     fn both_hosts_know_what_a_channel_is_about() {
         let (low, high) = (HostId([1; 32]), HostId([2; 32]));
         for (source, target) in [(low, high), (high, low)] {
-            for kind in [Kind::Migration, Kind::Forwarding, Kind::Vm, Kind::Reservoir] {
+            for kind in [Kind::Migration, Kind::Forwarding, Kind::Vm, Kind::Reservoir, Kind::Standby] {
                 for volume in VolumeIndex::all(VOLUMES_MAX) {
                     let subject = Subject { kind, source, migration: MigrationId(77), volume };
                     let channel = subject.channel(target);

@@ -61,6 +61,11 @@ impl Ages {
 }
 
 impl Replication {
+    /// Returns the moment whose state a promotion would bring back; `None`: not known.
+    pub fn as_of(&self) -> Option<Duration> {
+        self.ages.as_of
+    }
+
     /// Returns the state.
     pub fn state(&self, now: Duration) -> State {
         let ages = &self.ages;

@@ -1,0 +1,180 @@
+//! Standbys: copies of volumes at other hosts that are seconds old.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+
+/// An order to keep a standby of volumes that are served here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct NewStandby {
+    /// The volumes, by name, or one VM: its volumes. All are cut at the same moments.
+    pub volumes: Vec<String>,
+    /// The host that keeps the standby.
+    pub host: String,
+    /// The store at that host; by default that host chooses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// Seconds between two cuts; 10 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_seconds: Option<f64>,
+    /// The age in seconds beyond which the standby is behind; six intervals by default, and a minute at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rpo_seconds: Option<f64>,
+    /// The most bytes a second that it sends; by default there is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_per_second: Option<u64>,
+    /// Which recovery points are kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepPoints>,
+}
+
+/// Which recovery points are kept beside the standby's images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct KeepPoints {
+    /// The newest points.
+    #[serde(default)]
+    pub last: u32,
+    /// The newest point of each of the last hours that have one.
+    #[serde(default)]
+    pub hourly: u32,
+    /// The newest point of each of the last days that have one.
+    #[serde(default)]
+    pub daily: u32,
+}
+
+impl KeepPoints {
+    /// What is kept by default.
+    pub const DEFAULT: Self = Self { last: 6, hourly: 24, daily: 7 };
+    /// None.
+    pub const NONE: Self = Self { last: 0, hourly: 0, daily: 0 };
+}
+
+/// A change of a standby at its source. Only the given fields change.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetStandby {
+    /// Seconds between two cuts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_seconds: Option<f64>,
+    /// The age in seconds beyond which the standby is behind.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rpo_seconds: Option<f64>,
+    /// The most bytes a second that it sends; zero: no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_per_second: Option<u64>,
+    /// Whether it is paused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<bool>,
+}
+
+/// How a standby is removed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
+#[serde(deny_unknown_fields)]
+pub struct RemoveStandby {
+    /// Also if the other host does not answer. Its part then has to be removed there.
+    #[serde(default)]
+    pub force: bool,
+}
+
+/// An order to promote a standby that is kept here.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct PromoteStandby {
+    /// The host that had the volumes is lost, and does not serve them.
+    #[serde(default)]
+    pub force: bool,
+    /// The age in seconds that is accepted; by default an hour.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub older_than_ok_seconds: Option<f64>,
+    /// The recovery point; by default the newest.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<String>,
+}
+
+/// The part of this host in a standby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StandbyRole {
+    /// The volumes are served here.
+    Source,
+    /// The copy is kept here.
+    Standby,
+}
+
+/// The state of a standby.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StandbyState {
+    /// It has never had everything.
+    Seeding,
+    /// It is younger than its `rpo`.
+    Current,
+    /// It is older than its `rpo`.
+    Behind,
+    /// An administrator has paused it.
+    Paused,
+    /// It has no recovery point.
+    NoRecoveryPoint,
+    /// It was promoted: its volumes are served at the standby's host.
+    Promoted,
+    /// It was promoted, and its volumes are served at the source as well.
+    Diverged,
+    /// A migration has used it.
+    Used,
+    /// It does not run at this moment: a volume is not served here, or the daemon has just begun.
+    Waiting,
+}
+
+/// A standby, as one of its two hosts sees it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Standby {
+    /// Its name at this host: that of the volume or VM, and that of the other host.
+    pub name: String,
+    /// Its identity, the same at both hosts: 32 hexadecimal digits.
+    pub id: String,
+    /// The part of this host.
+    pub role: StandbyRole,
+    /// The other host.
+    pub host: String,
+    /// The store at the standby's host.
+    pub store: String,
+    /// Its volumes, by name.
+    pub volumes: Vec<String>,
+    /// Its state.
+    pub state: StandbyState,
+    /// What it waits for, or why it is in that state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// Seconds since the state that a promotion would bring back; `None`: there is none, or it is not known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub age_seconds: Option<f64>,
+    /// Seconds between two cuts. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_seconds: Option<f64>,
+    /// The age in seconds beyond which it is behind. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rpo_seconds: Option<f64>,
+    /// The most bytes a second that it sends. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_per_second: Option<u64>,
+    /// Bytes that the standby lacks. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_waiting: Option<u64>,
+    /// Bytes that were sent since the daemon began. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_sent: Option<u64>,
+    /// The recovery points, the oldest first. At the standby's host only.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub points: Vec<RecoveryPoint>,
+}
+
+/// A recovery point of a standby.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RecoveryPoint {
+    /// Its name, for a promotion.
+    pub name: String,
+    /// When it arrived, in milliseconds since 1970.
+    pub arrived_unix_ms: u64,
+}

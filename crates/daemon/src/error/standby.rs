@@ -1,0 +1,46 @@
+//! Refusals of orders about standbys.
+
+use api::ErrorCode;
+
+/// Why an order about a standby is refused.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum StandbyError {
+    #[error("there is no standby \"{0}\"; see: sterna standby list")]
+    NotFound(String),
+    #[error("\"{name}\" names several standbys: {known}; give one of these names")]
+    Ambiguous { name: String, known: String },
+    #[error("volume \"{volume}\" has a standby at host \"{host}\" already: {name}")]
+    Exists { volume: String, host: String, name: String },
+    #[error("volume \"{volume}\" cannot have a standby: {reason}")]
+    Unsuitable { volume: String, reason: String },
+    #[error("\"{0}\" is a standby of another host: give this order there")]
+    NotHere(String),
+    #[error("\"{name}\" is served here: give this order at host \"{host}\", which keeps the standby")]
+    NotThere { name: String, host: String },
+    #[error("host \"{host}\" does not answer; its part stays there; to remove only this host's: sterna standby remove {name} --force")]
+    Silent { name: String, host: String },
+    #[error("host \"{host}\" refuses the standby: {reason}")]
+    Refused { host: String, reason: String },
+    #[error("host \"{host}\" has not answered within {seconds} s: it cannot be reached, or its program is older and keeps no standbys")]
+    NoAnswer { host: String, seconds: u64 },
+    #[error("standby \"{name}\" is not promoted: {reason}")]
+    NotPromoted { name: String, reason: String },
+    #[error("the records of standbys cannot be read: {0}; repair the data folder, then restart the daemon")]
+    Unreadable(String),
+}
+
+impl StandbyError {
+    pub(crate) fn code(&self) -> ErrorCode {
+        match self {
+            Self::NotFound(_) => ErrorCode::StandbyNotFound,
+            Self::Ambiguous { .. } => ErrorCode::InvalidRequest,
+            Self::Exists { .. } => ErrorCode::StandbyExists,
+            Self::Unsuitable { .. } | Self::NotHere(_) | Self::NotThere { .. } | Self::NotPromoted { .. } => {
+                ErrorCode::StandbyRefused
+            }
+            Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,
+            Self::Refused { .. } => ErrorCode::HostRefused,
+            Self::Unreadable(_) => ErrorCode::StorageFailed,
+        }
+    }
+}

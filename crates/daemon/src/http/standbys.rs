@@ -1,0 +1,80 @@
+//! The operations on standbys.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, Uri};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use super::{Answer, Segment, body, query};
+use crate::error::RequestError;
+use crate::host::Host;
+
+pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
+    OpenApiRouter::new()
+        .routes(routes!(list_standbys, add_standby))
+        .routes(routes!(show_standby, change_standby, remove_standby))
+        .routes(routes!(promote_standby))
+}
+
+/// Lists the standbys of this host's volumes, and those that it keeps for other hosts.
+#[utoipa::path(get, path = "/v1/standbys", responses((status = 200, description = "The standbys", body = [api::Standby])))]
+async fn list_standbys(State(host): State<Arc<Host>>) -> Json<Vec<api::Standby>> {
+    Json(host.standbys.list().await)
+}
+
+/// Orders a standby of volumes at another host. Answers when that host has made room; the copying follows.
+#[utoipa::path(post, path = "/v1/standbys", request_body = api::NewStandby,
+    responses((status = 201, description = "The standby", body = api::Standby)))]
+async fn add_standby(
+    State(host): State<Arc<Host>>,
+    request: Request,
+) -> Result<(StatusCode, Json<api::Standby>), RequestError> {
+    let order = body(request).await?;
+    let standby = host.operate(Arc::clone(&host.standbys).add(order)).await?;
+    Ok((StatusCode::CREATED, Json(standby)))
+}
+
+/// Describes one standby, with its recovery points if it is kept here.
+#[utoipa::path(get, path = "/v1/standbys/{name}", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    responses((status = 200, description = "The standby", body = api::Standby)))]
+async fn show_standby(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Standby> {
+    host.standbys.show(&name).await.map(Json)
+}
+
+/// Changes a standby at the host that has its volumes.
+#[utoipa::path(patch, path = "/v1/standbys/{name}", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    request_body = api::SetStandby,
+    responses((status = 200, description = "The standby", body = api::Standby)))]
+async fn change_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Standby> {
+    let change = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).set(name, change)).await.map(Json)
+}
+
+/// Removes a standby: its images and recovery points are deleted.
+#[utoipa::path(delete, path = "/v1/standbys/{name}",
+    params(("name" = String, Path, description = "Name of the standby, or of its volume"), api::RemoveStandby),
+    responses((status = 200, description = "What it was", body = api::Standby)))]
+async fn remove_standby(State(host): State<Arc<Host>>, Segment(name): Segment, uri: Uri) -> Answer<api::Standby> {
+    let how = query(&uri)?;
+    host.operate(Arc::clone(&host.standbys).remove(name, how)).await.map(Json)
+}
+
+/// Makes the images of a standby volumes of this host, and serves them. The host that had the volumes must be lost.
+#[utoipa::path(post, path = "/v1/standbys/{name}/promote", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    request_body = api::PromoteStandby,
+    responses((status = 200, description = "The standby, once its volumes are served", body = api::Standby)))]
+async fn promote_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Standby> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).promote(name, order)).await.map(Json)
+}

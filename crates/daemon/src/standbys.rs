@@ -1,0 +1,210 @@
+//! Standbys: copies of volumes at other hosts that are seconds old, kept while the guests write.
+//!
+//! ```text
+//!   the host that serves the volumes                          the host that keeps the standby
+//!     orders ─► Source: a task, the group of the lanes          received ─► Copy: a thread, images, spools, recovery points
+//!                 └── frames over one channel ───────────────────────┘         └─► promotion: volumes of this host
+//!     book: what survives a restart                             book
+//! ```
+//! The machines of both sides are in the crate `standby`, and decide. This room carries out.
+
+pub(crate) mod book;
+pub(crate) mod copy;
+pub(crate) mod frames;
+mod making;
+mod orders;
+mod promotion;
+pub(crate) mod source;
+mod views;
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use migration::HostId;
+use standby::StandbyId;
+
+use self::book::{Book, CopyConfig, Side, SourceConfig, parse};
+use self::copy::{Copy, Input};
+use self::frames::{Frame, Line, is_about};
+use self::source::{Source, Surroundings, host_of};
+use crate::custody::Custody;
+use crate::error::StandbyError;
+use crate::files::sockets::SocketFolder;
+use crate::host::{Parts, Serving, Stopping};
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::peers::Peers;
+use crate::stores::{StoreKind, Stores};
+use crate::vms::Vms;
+use crate::volumes::registry::Volumes;
+
+/// The standbys of both roles.
+pub(crate) struct Standbys {
+    /// The files about standbys; the error says why there are none.
+    book: Result<Book, String>,
+    journal: Journal,
+    custody: Custody,
+    stores: Arc<Stores>,
+    volumes: Arc<Volumes>,
+    sockets: Arc<SocketFolder>,
+    hosts: Arc<Hosts>,
+    peers: Arc<Peers>,
+    vms: Arc<Vms>,
+    stopping: Stopping,
+    serving: Arc<Serving>,
+    sources: Mutex<BTreeMap<StandbyId, Arc<Source>>>,
+    copies: Mutex<BTreeMap<StandbyId, Arc<Kept>>>,
+    /// Held while a standby is made, removed or promoted.
+    changing: tokio::sync::Mutex<()>,
+    /// Questions of other hosts wait for one another.
+    asked: tokio::sync::Mutex<()>,
+}
+
+/// A standby that is kept here.
+struct Kept {
+    config: CopyConfig,
+    copy: Copy,
+}
+
+impl Kept {
+    fn host(&self) -> HostId {
+        host_of(&self.config.host)
+    }
+}
+
+impl Standbys {
+    pub(crate) fn new(parts: &Parts, serving: &Arc<Serving>) -> Arc<Self> {
+        let Parts { config, journal, custody, stores, volumes, sockets, hosts, peers, vms, stopping, .. } =
+            parts.clone();
+        let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
+        Arc::new(Self {
+            book,
+            journal,
+            custody,
+            stores,
+            volumes,
+            sockets,
+            hosts,
+            peers,
+            vms,
+            stopping,
+            serving: Arc::clone(serving),
+            sources: Mutex::default(),
+            copies: Mutex::default(),
+            changing: tokio::sync::Mutex::default(),
+            asked: tokio::sync::Mutex::default(),
+        })
+    }
+
+    /// Goes on with the standbys of both roles after a start.
+    pub(crate) fn begin(self: &Arc<Self>) {
+        if let Err(error) = self.try_to_begin() {
+            tracing::error!(%error, "standbys are not kept");
+        }
+    }
+
+    fn try_to_begin(self: &Arc<Self>) -> Result<(), StandbyError> {
+        let unreadable = |error: std::io::Error| StandbyError::Unreadable(error.to_string());
+        let book = self.book()?;
+        for config in book.configs::<CopyConfig>(Side::Copy).map_err(unreadable)? {
+            if let Err(error) = self.keep(config) {
+                tracing::error!(%error, "a standby is not kept");
+            }
+        }
+        for config in book.configs::<SourceConfig>(Side::Source).map_err(unreadable)? {
+            self.begin_source(config);
+        }
+        self.finish_promotions();
+        Ok(())
+    }
+
+    fn begin_source(&self, config: SourceConfig) -> Option<Arc<Source>> {
+        let (standby, book) = (parse(&config.id)?, self.book.clone().ok()?);
+        let with = Surroundings {
+            book,
+            journal: self.journal.clone(),
+            hosts: Arc::clone(&self.hosts),
+            peers: Arc::clone(&self.peers),
+            volumes: Arc::clone(&self.volumes),
+            stopping: self.stopping.clone(),
+        };
+        let source = Source::begin(config, with);
+        lock(&self.sources).insert(standby, Arc::clone(&source));
+        Some(source)
+    }
+
+    /// Starts the keeper of a standby that the book has.
+    fn keep(&self, config: CopyConfig) -> Result<(), StandbyError> {
+        let unreadable = |error: String| StandbyError::Unreadable(error);
+        let book = self.book()?.clone();
+        let standby = parse(&config.id).ok_or_else(|| unreadable(format!("{} is no identity", config.id)))?;
+        let store = self.folder_of(&config.store).map_err(|error| unreadable(error.clone()))?;
+        let copy = Copy::start(config.clone(), store, book).map_err(|error| unreadable(error.to_string()))?;
+        lock(&self.copies).insert(standby, Arc::new(Kept { config, copy }));
+        Ok(())
+    }
+
+    /// Takes a message about a standby from the host that has its volumes.
+    pub(crate) fn received(
+        self: &Arc<Self>,
+        peer: HostId,
+        line: Line,
+        head: &[u8],
+        payload: Bytes,
+        credit: Box<dyn Any + Send>,
+    ) {
+        match Frame::decode(head) {
+            Some(Frame::ToStandby(stream, message)) => match self.kept_for(peer, &line) {
+                Some(kept) => kept.copy.give(Input::Frame { line, stream, message, payload, credit }),
+                None => line.send(&Frame::Fault("that host keeps no such standby".to_owned()), Bytes::new()),
+            },
+            Some(Frame::Ask(number, ask)) => {
+                let this = Arc::clone(self);
+                tokio::spawn(async move {
+                    let _turn = this.asked.lock().await;
+                    let answer = this.asked(peer, &line, ask).await;
+                    line.send(&Frame::Answer(number, answer.map_err(|error| error.message())), Bytes::new());
+                });
+            }
+            // What only a standby's host says, and garbage.
+            Some(_) | None => tracing::warn!(%peer, "ignored an invalid message about a standby"),
+        }
+    }
+
+    /// Notes that a host is not connected.
+    pub(crate) fn lost(&self, peer: HostId) {
+        for kept in lock(&self.copies).values().filter(|kept| kept.host() == peer) {
+            kept.copy.give(Input::Lost);
+        }
+    }
+
+    /// Returns the standby that a channel of another host is about: of that host alone.
+    fn kept_for(&self, peer: HostId, line: &Line) -> Option<Arc<Kept>> {
+        let own = self.peers.own();
+        let copies = lock(&self.copies);
+        let is_meant = |standby: StandbyId, kept: &Kept| {
+            kept.host() == peer && is_about(line.channel, standby, peer, own)
+        };
+        copies.iter().find(|(standby, kept)| is_meant(**standby, kept)).map(|(_, kept)| Arc::clone(kept))
+    }
+
+    fn book(&self) -> Result<&Book, StandbyError> {
+        self.book.as_ref().map_err(|error| StandbyError::Unreadable(error.clone()))
+    }
+
+    /// Returns the folder of a store.
+    fn folder_of(&self, store: &str) -> Result<PathBuf, String> {
+        let store = self.stores.get(store).map_err(|error| error.message())?;
+        match store.kind() {
+            StoreKind::Folder { folder, .. } => Ok(Path::to_owned(folder.path())),
+            StoreKind::Single(_) => Err(format!("the store \"{}\" is no folder; a standby needs one", store.name())),
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

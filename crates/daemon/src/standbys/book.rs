@@ -1,0 +1,212 @@
+//! What a host remembers of standbys: files in its data folder, each replaced as a whole.
+//!
+//! ```text
+//!   standbys/ID.source.json   what was ordered, at the source        standbys/ID.source   the record of its machine
+//!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
+//! ```
+//! Everything here may block.
+
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use standby::StandbyId;
+use standby::record::Record;
+
+use crate::files::folder_entries::sync_folder_of;
+use crate::files::whole_file;
+
+const FOLDER: &str = "standbys";
+const BYTES_MAX: u64 = 4 << 20;
+
+/// A standby whose volumes are served here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SourceConfig {
+    /// The identity of the standby, 32 hexadecimal digits.
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// The identity of the standby's host, 64 hexadecimal digits.
+    pub(crate) host: String,
+    pub(crate) store: String,
+    pub(crate) volumes: Vec<NamedVolume>,
+    pub(crate) every_ms: u64,
+    pub(crate) rpo_ms: u64,
+    pub(crate) bandwidth: Option<u64>,
+    pub(crate) keep: Keep,
+    pub(crate) is_paused: bool,
+}
+
+/// A standby that is kept here.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct CopyConfig {
+    /// The identity of the standby, 32 hexadecimal digits.
+    pub(crate) id: String,
+    pub(crate) name: String,
+    /// The identity of the source's host, 64 hexadecimal digits.
+    pub(crate) host: String,
+    pub(crate) store: String,
+    pub(crate) volumes: Vec<CopiedVolume>,
+    pub(crate) keep: Keep,
+}
+
+/// A volume of a group, at its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NamedVolume {
+    /// The identity of the volume, 32 hexadecimal digits.
+    pub(crate) volume: String,
+    pub(crate) name: String,
+}
+
+/// A volume of a group, at the standby's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct CopiedVolume {
+    pub(crate) volume: String,
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+    /// The identity of the volume that a promotion makes, 32 hexadecimal digits.
+    pub(crate) promoted: String,
+}
+
+/// How many recovery points are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Keep {
+    pub(crate) last: u32,
+    pub(crate) hourly: u32,
+    pub(crate) daily: u32,
+}
+
+/// The role of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Side {
+    Source,
+    Copy,
+}
+
+/// The files about standbys.
+#[derive(Clone, Debug)]
+pub(crate) struct Book {
+    folder: PathBuf,
+}
+
+impl Book {
+    pub(crate) fn open(data_dir: &Path) -> io::Result<Self> {
+        let folder = data_dir.join(FOLDER);
+        match std::fs::DirBuilder::new().mode(0o700).create(&folder) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => sync_folder_of(&folder)?,
+        }
+        Ok(Self { folder })
+    }
+
+    /// Returns what was written about all standbys of one role. A file that cannot be read is an error: its standby is unknown.
+    pub(crate) fn configs<T: DeserializeOwned>(&self, side: Side) -> io::Result<Vec<T>> {
+        let suffix = format!("{}.json", suffix(side));
+        let mut found = Vec::new();
+        for entry in std::fs::read_dir(&self.folder)? {
+            let path = entry?.path();
+            if path.to_str().is_some_and(|path| path.ends_with(&suffix)) {
+                let bytes = whole_file::read(&path, BYTES_MAX)?;
+                found.extend(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?);
+            }
+        }
+        Ok(found)
+    }
+
+    pub(crate) fn write_config(&self, side: Side, id: &str, config: &impl Serialize) -> io::Result<()> {
+        whole_file::replace(&self.config_path(side, id), &serde_json::to_vec_pretty(config)?)
+    }
+
+    /// Returns the record of a machine; `None`: there is none, or it is damaged.
+    pub(crate) fn record<R: Record>(&self, side: Side, id: &str) -> io::Result<Option<R>> {
+        let bytes = whole_file::read(&self.record_path(side, id), BYTES_MAX)?;
+        Ok(bytes.and_then(|bytes| R::decode(&bytes)))
+    }
+
+    pub(crate) fn write_record(&self, side: Side, id: &str, record: &impl Record) -> io::Result<()> {
+        whole_file::replace(&self.record_path(side, id), &record.encode())
+    }
+
+    /// Deletes everything about a standby durably.
+    pub(crate) fn forget(&self, side: Side, id: &str) -> io::Result<()> {
+        // N.B. What was ordered goes first: a record alone is nothing.
+        for path in [self.config_path(side, id), self.record_path(side, id)] {
+            match std::fs::remove_file(&path) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+                _ => sync_folder_of(&path)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn config_path(&self, side: Side, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}{}.json", suffix(side)))
+    }
+
+    fn record_path(&self, side: Side, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}{}", suffix(side)))
+    }
+}
+
+fn suffix(side: Side) -> &'static str {
+    match side {
+        Side::Source => ".source",
+        Side::Copy => ".copy",
+    }
+}
+
+/// Returns the text of an identity.
+pub(crate) fn hex(id: StandbyId) -> String {
+    format!("{:032x}", id.0)
+}
+
+/// Returns the identity in a text.
+pub(crate) fn parse(id: &str) -> Option<StandbyId> {
+    u128::from_str_radix(id, 16).ok().map(StandbyId)
+}
+
+#[cfg(test)]
+mod tests {
+    use chronicle::{Epoch, Generation};
+    use standby::LifeId;
+    use standby::record::OwnerRecord;
+
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_there_until_it_is_forgotten() {
+        let folder = tempfile::tempdir().unwrap();
+        let book = Book::open(folder.path()).unwrap();
+        let id = hex(StandbyId(9));
+        let config = SourceConfig {
+            id: id.clone(),
+            name: "web1".to_owned(),
+            host: String::new(),
+            store: "fast".to_owned(),
+            volumes: Vec::new(),
+            every_ms: 10_000,
+            rpo_ms: 60_000,
+            bandwidth: None,
+            keep: Keep { last: 1, hourly: 0, daily: 0 },
+            is_paused: false,
+        };
+        let record = OwnerRecord {
+            standby: StandbyId(9),
+            generation: Generation(1),
+            life: LifeId(2),
+            acknowledged: Some(Epoch(4)),
+            numbered_through: Epoch(64),
+        };
+        book.write_config(Side::Source, &id, &config).unwrap();
+        book.write_record(Side::Source, &id, &record).unwrap();
+        assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap(), [config]);
+        assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap(), []);
+        assert_eq!(book.record(Side::Source, &id).unwrap(), Some(record));
+        for _ in 0..2 {
+            book.forget(Side::Source, &id).unwrap();
+        }
+        assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap(), []);
+        assert_eq!(book.record::<OwnerRecord>(Side::Source, &id).unwrap(), None);
+    }
+}

@@ -1,0 +1,16 @@
+//! A standby that is kept here, for volumes that another host serves.
+//!
+//! ```text
+//!   a frame ─► Keeper, a thread of its own: Standby, the machine ─► Files: spools, images, recovery points
+//!                                                              └──► answers to the source
+//! ```
+//! One thread does everything about one standby, in order: what an epoch does to the files is done before the next message is read.
+//! The transport holds the source back meanwhile.
+
+mod extents;
+mod files;
+mod folder;
+mod keeper;
+
+pub(crate) use files::text;
+pub(crate) use keeper::{Copy, CopyView, Input, Promoted, delete_files};

@@ -1,0 +1,458 @@
+//! The files of a standby: images, spools and recovery points.
+//!
+//! ```text
+//!   image-N                      the image of volume N
+//!   spool-new                    the epoch that is received
+//!   spool-LIFE-EPOCH             a sealed epoch
+//!   point-LIFE-EPOCH-N           a recovery point of volume N that shares blocks with the image (reflink)
+//!   undo-LIFE-EPOCH              a recovery point: what the images held before later epochs were applied
+//! ```
+//! Everything here may block. Records are in [`super::super::book`].
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
+
+use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
+use lane::capture::BLOCK_BYTES;
+use rustix::fs::{FallocateFlags, fallocate};
+use rustix::io::Errno;
+use standby::record::{KeptBy, Point, Sealed};
+use standby::{VolumeIndex, Watermark};
+
+use super::extents::{CONTENT_BYTES_MAX, Extent, Extents};
+use super::folder::{Folder, lock};
+
+const NEW_SPOOL: &str = "spool-new";
+const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+
+/// The open files.
+pub(crate) struct Files {
+    folder: Folder,
+    images: Vec<File>,
+    spool: Option<Extents>,
+    undo: Option<Undo>,
+    /// Recovery points, the oldest first.
+    points: Vec<(Watermark, KeptBy)>,
+}
+
+/// The undo file of the newest recovery point.
+struct Undo {
+    extents: Extents,
+    /// The blocks of each volume that it has.
+    has: Vec<LayeredBitmap>,
+}
+
+/// Whether the images have the sizes that were asked for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Room {
+    Enough,
+    TooLittle,
+}
+
+impl Files {
+    /// Opens the files of a standby with images of these sizes, which are made if they are not there. Deletes files that the record
+    /// does not name.
+    pub(crate) fn open(
+        store: &Path,
+        standby: &str,
+        sizes: &[BlockCount],
+        points: &[Point],
+        sealed: &[Sealed],
+    ) -> io::Result<Self> {
+        let folder = Folder::open(store, standby)?;
+        let mut images = Vec::new();
+        for (index, size) in sizes.iter().enumerate() {
+            let image = folder.file_or_new(&image_name(index))?;
+            lock(&image)?;
+            if image.metadata()?.len() < size.0 * BLOCK_BYTES {
+                image.set_len(size.0 * BLOCK_BYTES)?;
+            }
+            images.push(image);
+        }
+        folder.sync()?;
+        let points: Vec<_> = points.iter().map(|point| (point.watermark, point.kept_by)).collect();
+        let mut files = Self { folder, images, spool: None, undo: None, points };
+        files.sweep(sealed)?;
+        files.open_undo()?;
+        Ok(files)
+    }
+
+    /// Deletes what no record names: it was being made, or being deleted.
+    fn sweep(&self, sealed: &[Sealed]) -> io::Result<()> {
+        let mut known: Vec<String> = sealed.iter().map(|sealed| spool_name(sealed.watermark)).collect();
+        for (at, kept_by) in &self.points {
+            match kept_by {
+                KeptBy::Undo => known.push(undo_name(*at)),
+                KeptBy::Reflink => known.extend((0..self.images.len()).map(|index| point_name(*at, index))),
+            }
+        }
+        for name in self.folder.names()?.iter().filter(|name| !name.starts_with("image-") && !known.contains(name)) {
+            self.folder.remove(name)?;
+        }
+        Ok(())
+    }
+
+    /// Returns how recovery points are kept here: by reflink if the file system has it.
+    pub(crate) fn keeps_points_by(&self) -> KeptBy {
+        let probe = || -> io::Result<()> {
+            let probe = self.folder.new_file("probe")?;
+            let Some(image) = self.images.first() else { return Ok(()) };
+            let cloned = rustix::fs::ioctl_ficlone(&probe, image);
+            self.folder.remove("probe")?;
+            Ok(cloned?)
+        };
+        if probe().is_ok() { KeptBy::Reflink } else { KeptBy::Undo }
+    }
+
+    /// Appends to the spool of the epoch that is received.
+    pub(crate) fn spool(&mut self, volume: VolumeIndex, blocks: BlockRange, content: Option<&[u8]>) -> io::Result<()> {
+        if self.spool.is_none() {
+            self.spool = Some(Extents::new(self.folder.new_file(NEW_SPOOL)?));
+        }
+        let Some(spool) = &mut self.spool else { return Ok(()) };
+        let Some(content) = content else {
+            return spool.append(Extent { volume, blocks, is_zero: true }, &[]);
+        };
+        for (start, piece) in (0_u64..).step_by((CONTENT_BYTES_MAX / BLOCK_BYTES) as usize).zip(content.chunks(CONTENT_BYTES_MAX as usize)) {
+            let first = blocks.start.0 + start;
+            let blocks = BlockRange::new(first, first + piece.len() as u64 / BLOCK_BYTES);
+            spool.append(Extent { volume, blocks, is_zero: false }, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Makes the spool of the epoch that is received durable, under the name of its epoch.
+    pub(crate) fn seal_spool(&mut self, watermark: Watermark) -> io::Result<()> {
+        match self.spool.take() {
+            Some(spool) => spool.sync()?,
+            None => drop(self.folder.new_file(NEW_SPOOL)?),
+        }
+        self.folder.rename(NEW_SPOOL, &spool_name(watermark))?;
+        self.folder.sync()
+    }
+
+    pub(crate) fn drop_unsealed(&mut self) -> io::Result<()> {
+        self.spool = None;
+        self.folder.remove(NEW_SPOOL)
+    }
+
+    pub(crate) fn unlink_spool(&self, watermark: Watermark) -> io::Result<()> {
+        self.folder.remove(&spool_name(watermark))
+    }
+
+    /// Applies a sealed spool to the images, which get the sizes of its epoch.
+    pub(crate) fn apply(&mut self, sealed: &Sealed) -> io::Result<Room> {
+        let spool = Extents::open(self.folder.file(&spool_name(sealed.watermark))?, |_| {})?;
+        if self.grow(&sealed.sizes)? == Room::TooLittle {
+            return Ok(Room::TooLittle);
+        }
+        if let Some(undo) = &mut self.undo {
+            spool.each(|extent, _| undo.keep(&self.images, extent.volume, extent.blocks))?;
+            undo.extents.sync()?;
+        }
+        spool.each(|extent, content| {
+            write(&self.images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content))
+        })?;
+        Ok(Room::Enough)
+    }
+
+    /// Writes to an image at once.
+    pub(crate) fn write(&mut self, volume: VolumeIndex, blocks: BlockRange, content: Option<&[u8]>) -> io::Result<()> {
+        if let Some(undo) = &mut self.undo {
+            undo.keep(&self.images, volume, blocks)?;
+            undo.extents.sync()?;
+        }
+        write(&self.images, volume, blocks, content)
+    }
+
+    /// Gives the images these sizes if they are smaller.
+    pub(crate) fn grow(&self, sizes: &[BlockCount]) -> io::Result<Room> {
+        for (image, size) in self.images.iter().zip(sizes) {
+            let bytes = size.0.saturating_mul(BLOCK_BYTES);
+            if image.metadata()?.len() >= bytes {
+                continue;
+            }
+            match image.set_len(bytes) {
+                Err(error) if matches!(error.raw_os_error(), Some(too_large::FBIG | too_large::INVAL | too_large::NOSPC)) => {
+                    return Ok(Room::TooLittle);
+                }
+                grown => grown?,
+            }
+        }
+        Ok(Room::Enough)
+    }
+
+    /// Makes the images durable.
+    pub(crate) fn flush(&self) -> io::Result<()> {
+        self.images.iter().try_for_each(File::sync_all)
+    }
+
+    /// Keeps the images, which are flushed, as a recovery point.
+    pub(crate) fn keep_point(&mut self, at: Watermark, kept_by: KeptBy) -> io::Result<()> {
+        match kept_by {
+            KeptBy::Undo => {
+                self.undo = Some(Undo::new(self.folder.new_file(&undo_name(at))?, &self.images)?);
+            }
+            KeptBy::Reflink => {
+                for (index, image) in self.images.iter().enumerate() {
+                    let point = self.folder.new_file(&point_name(at, index))?;
+                    rustix::fs::ioctl_ficlone(&point, image)?;
+                    point.sync_all()?;
+                }
+            }
+        }
+        self.folder.sync()?;
+        self.points.push((at, kept_by));
+        Ok(())
+    }
+
+    /// Deletes a recovery point. What an older one has only through it goes to the older one.
+    pub(crate) fn drop_point(&mut self, at: Watermark) -> io::Result<()> {
+        let Some(index) = self.points.iter().position(|(other, _)| *other == at) else { return Ok(()) };
+        let (_, kept_by) = self.points.remove(index);
+        if kept_by == KeptBy::Reflink {
+            return (0..self.images.len()).try_for_each(|index| self.folder.remove(&point_name(at, index)));
+        }
+        let older = index.checked_sub(1).and_then(|older| self.points.get(older)).copied();
+        if let Some((older, KeptBy::Undo)) = older {
+            let mut into = Undo::open(self.folder.file(&undo_name(older))?, &self.images)?;
+            let from = Extents::open(self.folder.file(&undo_name(at))?, |_| {})?;
+            from.each(|extent, content| into.add(extent, content))?;
+            into.extents.sync()?;
+        }
+        let was_newest = index == self.points.len();
+        self.folder.remove(&undo_name(at))?;
+        if was_newest { self.open_undo() } else { Ok(()) }
+    }
+
+    /// Copies a recovery point into the images, sizes included.
+    pub(crate) fn restore_point(&mut self, at: Watermark) -> io::Result<()> {
+        let Some(index) = self.points.iter().position(|(other, _)| *other == at) else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the recovery point is gone"));
+        };
+        if self.points[index].1 == KeptBy::Reflink {
+            for (number, image) in self.images.iter().enumerate() {
+                let point = self.folder.file(&point_name(at, number))?;
+                image.set_len(0)?;
+                rustix::fs::ioctl_ficlone(image, &point)?;
+            }
+            return Ok(());
+        }
+        // What was written last is undone first.
+        for (at, _) in self.points[index..].iter().rev().filter(|(_, kept_by)| *kept_by == KeptBy::Undo) {
+            let undo = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
+            undo.each(|extent, content| write(&self.images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content)))?;
+        }
+        Ok(())
+    }
+
+    /// Moves the image of a volume out of the folder, to a path that no file has.
+    pub(crate) fn move_image(&self, index: usize, to: &Path) -> io::Result<()> {
+        self.folder.move_out(&image_name(index), to)
+    }
+
+    /// Returns the sizes of the images in bytes.
+    pub(crate) fn sizes(&self) -> io::Result<Vec<u64>> {
+        self.images.iter().map(|image| Ok(image.metadata()?.len())).collect()
+    }
+
+    fn open_undo(&mut self) -> io::Result<()> {
+        self.undo = match self.points.last() {
+            Some((at, KeptBy::Undo)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),
+            _ => None,
+        };
+        Ok(())
+    }
+}
+
+impl Undo {
+    fn new(file: File, images: &[File]) -> io::Result<Self> {
+        let mut has = Vec::new();
+        for image in images {
+            has.push(LayeredBitmap::new(BlockCount(image.metadata()?.len() / BLOCK_BYTES)));
+        }
+        Ok(Self { extents: Extents::new(file), has })
+    }
+
+    fn open(file: File, images: &[File]) -> io::Result<Self> {
+        let mut undo = Self::new(file.try_clone()?, images)?;
+        let has = &mut undo.has;
+        undo.extents = Extents::open(file, |extent| {
+            if let Some(has) = has.get_mut(extent.volume.index()) {
+                has.insert(extent.blocks);
+            }
+        })?;
+        Ok(undo)
+    }
+
+    /// Keeps what the images hold in a range, unless it is kept. What was appended is durable after the next sync.
+    fn keep(&mut self, images: &[File], volume: VolumeIndex, blocks: BlockRange) -> io::Result<()> {
+        let (Some(image), Some(has)) = (images.get(volume.index()), self.has.get(volume.index())) else { return Ok(()) };
+        let end = blocks.end.0.min(has.blocks().0);
+        let mut from = blocks.start.0;
+        let mut bytes = Vec::new();
+        while from < end {
+            let has = &self.has[volume.index()];
+            let is_kept = |block: u64| has.contains(BlockIndex(block));
+            let until = (from..end.min(from + CONTENT_BYTES_MAX / BLOCK_BYTES))
+                .find(|block| is_kept(*block) != is_kept(from))
+                .unwrap_or(end.min(from + CONTENT_BYTES_MAX / BLOCK_BYTES));
+            if !is_kept(from) {
+                bytes.resize(((until - from) * BLOCK_BYTES) as usize, 0);
+                image.read_exact_at(&mut bytes, from * BLOCK_BYTES)?;
+                let blocks = BlockRange::new(from, until);
+                self.add(Extent { volume, blocks, is_zero: block::buffer::is_zero(&bytes) }, &bytes)?;
+            }
+            from = until;
+        }
+        Ok(())
+    }
+
+    /// Adds what an extent has and this does not.
+    fn add(&mut self, extent: Extent, content: &[u8]) -> io::Result<()> {
+        let Extent { volume, blocks, is_zero } = extent;
+        let Some(has) = self.has.get_mut(volume.index()) else { return Ok(()) };
+        let fresh = |block: &BlockIndex| !has.contains(*block);
+        if blocks.iter().all(|block| fresh(&block)) {
+            has.insert(blocks);
+            return self.extents.append(extent, if is_zero { &[] } else { content });
+        }
+        for block in blocks.iter().filter(fresh).collect::<Vec<_>>() {
+            let blocks = BlockRange::new(block.0, block.0 + 1);
+            let start = ((block.0 - extent.blocks.start.0) * BLOCK_BYTES) as usize;
+            let bytes = if is_zero { &[] } else { &content[start..start + BLOCK_BYTES as usize] };
+            has.insert(blocks);
+            self.extents.append(Extent { volume, blocks, is_zero }, bytes)?;
+        }
+        Ok(())
+    }
+}
+
+/// Writes to an image; without content zeroes, which need no space if the file system can.
+fn write(images: &[File], volume: VolumeIndex, blocks: BlockRange, content: Option<&[u8]>) -> io::Result<()> {
+    let Some(image) = images.get(volume.index()) else { return Ok(()) };
+    let (offset, length) = (blocks.start.0 * BLOCK_BYTES, blocks.len() * BLOCK_BYTES);
+    let Some(content) = content else {
+        let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+        return match fallocate(image, flags, offset, length) {
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => {
+                let mut done = 0;
+                while done < length {
+                    let piece = (length - done).min(ZEROES.len() as u64);
+                    image.write_all_at(&ZEROES[..piece as usize], offset + done)?;
+                    done += piece;
+                }
+                Ok(())
+            }
+            punched => Ok(punched?),
+        };
+    };
+    image.write_all_at(content, offset)
+}
+
+/// Numbers of errors of a file that cannot become as large.
+mod too_large {
+    use rustix::io::Errno;
+
+    pub(super) const FBIG: i32 = Errno::FBIG.raw_os_error();
+    pub(super) const INVAL: i32 = Errno::INVAL.raw_os_error();
+    pub(super) const NOSPC: i32 = Errno::NOSPC.raw_os_error();
+}
+
+fn image_name(index: usize) -> String {
+    format!("image-{index}")
+}
+
+fn spool_name(at: Watermark) -> String {
+    format!("spool-{}", text(at))
+}
+
+fn undo_name(at: Watermark) -> String {
+    format!("undo-{}", text(at))
+}
+
+fn point_name(at: Watermark, index: usize) -> String {
+    format!("point-{}-{index}", text(at))
+}
+
+/// Returns the life and the epoch of a watermark, for names of files.
+pub(crate) fn text(at: Watermark) -> String {
+    format!("{:032x}-{}", at.life.0, at.epoch.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use chronicle::Epoch;
+    use standby::{LifeId, StandbyId};
+
+    use super::*;
+
+    fn at(epoch: u64) -> Watermark {
+        Watermark { standby: StandbyId(1), life: LifeId(2), epoch: Epoch(epoch) }
+    }
+
+    fn files(store: &Path) -> Files {
+        Files::open(store, "s", &[BlockCount(16), BlockCount(8)], &[], &[]).unwrap()
+    }
+
+    fn block(value: u8) -> Vec<u8> {
+        vec![value; BLOCK_BYTES as usize]
+    }
+
+    /// Writes an epoch that sets one block of the first volume, by way of the spool.
+    fn epoch(files: &mut Files, number: u64, index: u64, value: u8) {
+        files.spool(VolumeIndex(0), BlockRange::new(index, index + 1), Some(&block(value))).unwrap();
+        files.seal_spool(at(number)).unwrap();
+        let sizes = vec![BlockCount(16), BlockCount(8)];
+        let sealed = Sealed { watermark: at(number), blocks: 1, sizes, arrived_ms: 0 };
+        assert_eq!(files.apply(&sealed).unwrap(), Room::Enough);
+        files.flush().unwrap();
+        files.unlink_spool(at(number)).unwrap();
+    }
+
+    fn first_blocks(files: &Files) -> Vec<u8> {
+        let mut bytes = vec![0; 3 * BLOCK_BYTES as usize];
+        files.images[0].read_exact_at(&mut bytes, 0).unwrap();
+        bytes.chunks(BLOCK_BYTES as usize).map(|block| block[0]).collect()
+    }
+
+    #[test]
+    fn any_point_comes_back_by_undo_also_when_one_between_was_dropped() {
+        let store = tempfile::tempdir().unwrap();
+        let mut files = files(store.path());
+        epoch(&mut files, 1, 0, 1);
+        for number in 2..6 {
+            files.keep_point(at(number - 1), KeptBy::Undo).unwrap();
+            epoch(&mut files, number, number % 3, number as u8);
+        }
+        assert_eq!(first_blocks(&files), [3, 4, 5]);
+        files.drop_point(at(3)).unwrap();
+        let points: Vec<Point> = [1, 2, 4]
+            .map(|number| Point { watermark: at(number), kept_by: KeptBy::Undo, blocks: 1, arrived_ms: 0 })
+            .into();
+        drop(files);
+        let sizes = [BlockCount(16), BlockCount(8)];
+        let mut again = Files::open(store.path(), "s", &sizes, &points, &[]).unwrap();
+        again.restore_point(at(4)).unwrap();
+        assert_eq!(first_blocks(&again), [3, 4, 2]);
+        again.restore_point(at(2)).unwrap();
+        assert_eq!(first_blocks(&again), [1, 0, 2]);
+        again.restore_point(at(1)).unwrap();
+        assert_eq!(first_blocks(&again), [1, 0, 0]);
+    }
+
+    #[test]
+    fn a_start_deletes_what_no_record_names() {
+        let store = tempfile::tempdir().unwrap();
+        let mut first = files(store.path());
+        epoch(&mut first, 1, 0, 1);
+        first.keep_point(at(1), KeptBy::Undo).unwrap();
+        first.spool(VolumeIndex(0), BlockRange::new(1, 2), Some(&block(9))).unwrap();
+        drop(first);
+        let again = files(store.path());
+        assert_eq!(again.folder.names().unwrap().len(), 2);
+        assert_eq!(first_blocks(&again), [1, 0, 0]);
+    }
+}

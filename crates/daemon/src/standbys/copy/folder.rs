@@ -1,0 +1,121 @@
+//! The folder of one standby in its store: a folder of root's own, whose files are reached through its descriptor only.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, renameat, unlinkat};
+use rustix::io::Errno;
+
+/// The folder of all standbys in a store.
+const PARENT: &str = ".sterna-standbys";
+const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// An open folder. Names are those of its files.
+pub(super) struct Folder(OwnedFd);
+
+impl Folder {
+    /// Opens the folder of a standby in the store at `store`; makes it if it is not there.
+    pub(super) fn open(store: &Path, standby: &str) -> io::Result<Self> {
+        let flags = OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let store = openat(CWD, store, flags, Mode::empty())?;
+        let parent = enter(&store, PARENT)?;
+        Ok(Self(enter(&parent, standby)?))
+    }
+
+    /// Opens a file for reading and writing. Fails with [`io::ErrorKind::NotFound`].
+    pub(super) fn file(&self, name: &str) -> io::Result<File> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        Ok(File::from(openat(&self.0, name, flags, Mode::empty())?))
+    }
+
+    /// Opens a file, or makes it.
+    pub(super) fn file_or_new(&self, name: &str) -> io::Result<File> {
+        Ok(File::from(openat(&self.0, name, NEW, Mode::RUSR | Mode::WUSR)?))
+    }
+
+    /// Makes a file that is empty, in place of one that has the name.
+    pub(super) fn new_file(&self, name: &str) -> io::Result<File> {
+        self.remove(name)?;
+        Ok(File::from(openat(&self.0, name, NEW | OFlags::EXCL, Mode::RUSR | Mode::WUSR)?))
+    }
+
+    /// Deletes a file. One that is not there is a success.
+    pub(super) fn remove(&self, name: &str) -> io::Result<()> {
+        match unlinkat(&self.0, name, AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    pub(super) fn rename(&self, from: &str, to: &str) -> io::Result<()> {
+        Ok(renameat(&self.0, from, &self.0, to)?)
+    }
+
+    /// Moves a file out to a path of the same file system that no file has, and makes that durable. Does nothing if it was moved.
+    pub(super) fn move_out(&self, from: &str, to: &Path) -> io::Result<()> {
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(&self.0, from, CWD, to, flags) {
+            Ok(()) => {}
+            Err(Errno::NOENT) if to.exists() => {}
+            Err(error) => return Err(error.into()),
+        }
+        crate::files::folder_entries::sync_folder_of(to)?;
+        self.sync()
+    }
+
+    /// Makes the names of its files durable.
+    pub(super) fn sync(&self) -> io::Result<()> {
+        Ok(rustix::fs::fsync(&self.0)?)
+    }
+
+    /// Returns the names of its files.
+    pub(super) fn names(&self) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&self.0)? {
+            let name = entry?.file_name().to_string_lossy().into_owned();
+            if name != "." && name != ".." {
+                names.push(name);
+            }
+        }
+        Ok(names)
+    }
+
+    /// Deletes the folder of a standby in the store at `store`, with all files.
+    pub(super) fn delete(store: &Path, standby: &str) -> io::Result<()> {
+        let folder = Self::open(store, standby)?;
+        for name in folder.names()? {
+            folder.remove(&name)?;
+        }
+        let store = openat(CWD, store, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let parent = enter(&store, PARENT)?;
+        unlinkat(&parent, standby, AtFlags::REMOVEDIR)?;
+        rustix::fs::fsync(&parent)?;
+        Ok(())
+    }
+}
+
+/// Takes the lock of an image, so that other programs that ask see it in use.
+pub(super) fn lock(image: &File) -> io::Result<()> {
+    flock(image.as_fd(), FlockOperation::NonBlockingLockExclusive).map_err(io::Error::from)
+}
+
+/// Opens a folder in another one, made if it is not there. **N.B.** Others may write to the store's folder: a name that is not a
+/// folder of this user alone is refused.
+fn enter(parent: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
+    match mkdirat(parent, name, Mode::RWXU) {
+        Ok(()) => rustix::fs::fsync(parent)?,
+        Err(Errno::EXIST) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let flags = OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let folder = openat(parent, name, flags, Mode::empty())?;
+    let found = fstat(&folder)?;
+    let is_ours = found.st_uid == rustix::process::geteuid().as_raw() && found.st_mode & 0o077 == 0;
+    if is_ours {
+        return Ok(folder);
+    }
+    let reason = format!("the folder {name} is not this user's alone: remove it, or give it to the daemon's user with mode 0700");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
+}

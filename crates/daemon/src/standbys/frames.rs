@@ -1,0 +1,157 @@
+//! Messages between the two daemons of a standby, on a channel of its own.
+//!
+//! ```text
+//!   source: Ask ─► Answer            once, to make or to delete it
+//!   source: ToStandby, with a payload ─► Taken: as much may follow
+//!   standby's host: ToOwner, Fault
+//! ```
+
+use bytes::Bytes;
+use migration::{HostId, MigrationId, VolumeIndex};
+use serde::{Deserialize, Serialize};
+use standby::StandbyId;
+use standby::wire::{StreamId, ToOwner, ToStandby};
+use transport::{ChannelId, Priority, Session};
+
+use crate::peers::channel::{Kind, Subject};
+
+/// The longest text of another host.
+pub(super) const TEXT_BYTES_MAX: usize = 1000;
+/// A channel's number has this many bits of the standby's identity.
+const NUMBER_BITS: u32 = 50;
+
+/// One message.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Frame {
+    /// An order of the source's administrator, and its number.
+    Ask(u64, Ask),
+    /// The answer to the order of this number.
+    Answer(u64, Result<Made, String>),
+    /// A message to the standby.
+    ToStandby(StreamId, ToStandby),
+    /// A message to the source.
+    ToOwner(StreamId, ToOwner),
+    /// The standby's host has taken so many blocks of payload from a stream.
+    Taken(StreamId, u64),
+    /// The standby's host cannot go on; the text says why. A new stream may find it mended.
+    Fault(String),
+}
+
+/// An order to the standby's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ask {
+    /// Make room for a standby. One that is there is a success.
+    Make(AskedStandby),
+    /// Delete it. One that is not there is a success.
+    Remove,
+}
+
+/// A standby that is asked for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskedStandby {
+    pub(crate) standby: StandbyId,
+    /// The name that the administrator uses: of the volume, or of the VM.
+    pub(crate) name: String,
+    /// The store at the standby's host; empty: that host chooses.
+    pub(crate) store: String,
+    pub(crate) keep: AskedKeep,
+    pub(crate) volumes: Vec<AskedVolume>,
+}
+
+/// The recovery points that are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskedKeep {
+    pub(crate) last: u32,
+    pub(crate) hourly: u32,
+    pub(crate) daily: u32,
+}
+
+/// A volume of the group.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskedVolume {
+    pub(crate) volume: [u8; 16],
+    pub(crate) name: String,
+    pub(crate) size_bytes: u64,
+}
+
+/// A standby that was made.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Made {
+    /// The store that it is in.
+    pub(crate) store: String,
+}
+
+impl Frame {
+    pub(crate) fn encode(&self) -> Bytes {
+        // A growing buffer accepts everything.
+        postcard::to_stdvec(self).unwrap_or_default().into()
+    }
+
+    /// Returns the message in these bytes; `None`: they are none.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (frame, surplus) = postcard::take_from_bytes(bytes).ok()?;
+        surplus.is_empty().then_some(frame)
+    }
+}
+
+/// What a channel about a standby carries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Purpose {
+    /// The streams of its machines.
+    Streams,
+    /// Orders of administrators: they have a channel of their own, because each end of a channel is one reader's.
+    Asks,
+}
+
+/// Returns the subject of a channel about a standby, whose volumes are at `source`.
+pub(crate) fn subject(standby: StandbyId, source: HostId, purpose: Purpose) -> Subject {
+    let number = (standby.0 as u64 & ((1 << NUMBER_BITS) - 1)) | (1 << NUMBER_BITS);
+    let volume = VolumeIndex(u32::from(purpose == Purpose::Asks));
+    Subject { kind: Kind::Standby, source, migration: MigrationId(number), volume }
+}
+
+/// Returns whether a channel is about a standby, whose volumes are at `source`.
+pub(crate) fn is_about(channel: ChannelId, standby: StandbyId, source: HostId, target: HostId) -> bool {
+    let is = |purpose| subject(standby, source, purpose).channel(target) == channel;
+    is(Purpose::Streams) || is(Purpose::Asks)
+}
+
+/// Sends messages to another host in order.
+#[derive(Clone)]
+pub(crate) struct Line {
+    pub(crate) session: Session,
+    pub(crate) channel: ChannelId,
+}
+
+impl Line {
+    pub(crate) fn send(&self, frame: &Frame, payload: Bytes) {
+        match transport::Message::new(self.channel, Priority::Bulk, frame.encode(), payload) {
+            Ok(message) => self.session.send(message.ordered()),
+            // Extents are cut to a part of the limit.
+            Err(error) => tracing::error!(%error, "dropped a message about a standby"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_as_they_were_written_and_garbage_is_none() {
+        let asked = AskedStandby {
+            standby: StandbyId(7),
+            name: "web1".to_owned(),
+            store: String::new(),
+            keep: AskedKeep { last: 6, hourly: 0, daily: 0 },
+            volumes: vec![AskedVolume { volume: [1; 16], name: "web1".to_owned(), size_bytes: 4096 }],
+        };
+        let frame = Frame::Ask(3, Ask::Make(asked));
+        let bytes = frame.encode();
+        assert_eq!(Frame::decode(&bytes), Some(frame));
+        for length in 0..bytes.len() {
+            assert_eq!(Frame::decode(&bytes[..length]), None);
+        }
+        assert_eq!(Frame::decode(&[bytes.as_ref(), &[0]].concat()), None);
+    }
+}

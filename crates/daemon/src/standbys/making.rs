@@ -1,0 +1,130 @@
+//! What another host asks: to make room for its standby here, or to delete it.
+
+use std::sync::Arc;
+
+use lane::capture::BLOCK_BYTES;
+use migration::HostId;
+
+use super::book::{CopiedVolume, CopyConfig, Keep, Side, hex, parse};
+use super::copy::{Input, delete_files};
+use super::frames::{Ask, AskedStandby, Line, Made, is_about};
+use super::{Standbys, lock};
+use crate::error::RequestError;
+use crate::host::blocking;
+use crate::names;
+use crate::peers::channel::VOLUMES_MAX;
+use crate::volumes::orders::create::random_bytes;
+
+/// The largest number of standbys that one host may keep here.
+const STANDBYS_MAX: usize = 256;
+/// The largest number of recovery points of a kind.
+const POINTS_MAX: u32 = 1000;
+
+impl Standbys {
+    /// Carries out what another host asks.
+    pub(super) async fn asked(self: &Arc<Self>, peer: HostId, line: &Line, ask: Ask) -> Result<Made, RequestError> {
+        match ask {
+            Ask::Make(asked) => self.make(peer, line, asked).await,
+            Ask::Remove => {
+                if let Some(kept) = self.kept_for(peer, line)
+                    && let Some(standby) = parse(&kept.config.id)
+                {
+                    self.delete_copy(standby).await?;
+                }
+                Ok(Made { store: String::new() })
+            }
+        }
+    }
+
+    async fn make(self: &Arc<Self>, peer: HostId, line: &Line, asked: AskedStandby) -> Result<Made, RequestError> {
+        let invalid = |text: &str| RequestError::Invalid(text.to_owned());
+        let own = self.peers.own();
+        if !is_about(line.channel, asked.standby, peer, own) {
+            return Err(invalid("the standby's identity is not that of its channel"));
+        }
+        if !self.hosts.is_paired(peer) {
+            return Err(invalid("the hosts are not paired"));
+        }
+        if let Some(kept) = self.kept_for(peer, line) {
+            return Ok(Made { store: kept.config.store.clone() });
+        }
+        if lock(&self.copies).values().filter(|kept| kept.host() == peer).count() >= STANDBYS_MAX {
+            return Err(RequestError::Invalid(format!("it keeps {STANDBYS_MAX} standbys of this host, and no more")));
+        }
+        check(&asked)?;
+        let store = self.stores.choose(Some(asked.store.as_str()).filter(|store| !store.is_empty()))?;
+        let (store, name) = (store.name().to_owned(), asked.name.clone());
+        self.folder_of(&store).map_err(RequestError::Invalid)?;
+        self.stores.get(&store)?.require_writable()?;
+        for volume in &asked.volumes {
+            if self.volumes.service(&volume.name).is_some() {
+                return Err(RequestError::VolumeExists(volume.name.clone()));
+            }
+        }
+        let AskedStandby { standby, keep, volumes, .. } = asked;
+        let copied = volumes.into_iter().map(|volume| CopiedVolume {
+            volume: migration::VolumeId(volume.volume).to_string(),
+            name: volume.name,
+            size_bytes: volume.size_bytes,
+            promoted: format!("{:032x}", u128::from_le_bytes(random_bytes())),
+        });
+        let config = CopyConfig {
+            id: hex(standby),
+            name,
+            host: peer.to_string(),
+            store: store.clone(),
+            volumes: copied.collect(),
+            keep: Keep {
+                last: keep.last.min(POINTS_MAX),
+                hourly: keep.hourly.min(POINTS_MAX),
+                daily: keep.daily.min(POINTS_MAX),
+            },
+        };
+        let (book, written) = (self.book()?.clone(), config.clone());
+        blocking(move || {
+            let written = book.write_config(Side::Copy, &written.id, &written);
+            written.map_err(|error| RequestError::Internal(error.to_string()))
+        })
+        .await?;
+        tracing::info!(standby = %config.name, host = %self.hosts.name_of(peer), %store, "keeps a standby");
+        self.keep(config)?;
+        Ok(Made { store })
+    }
+
+    /// Deletes a standby that is kept here, with all files.
+    pub(super) async fn delete_copy(self: &Arc<Self>, standby: standby::StandbyId) -> Result<(), RequestError> {
+        let Some(kept) = lock(&self.copies).remove(&standby) else { return Ok(()) };
+        kept.copy.give(Input::End);
+        let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
+        let store = self.folder_of(&kept.config.store);
+        blocking(move || {
+            book.forget(Side::Copy, &id).map_err(|error| RequestError::Internal(error.to_string()))?;
+            if let Ok(store) = store
+                && let Err(error) = delete_files(&store, &id)
+            {
+                tracing::warn!(standby = %name, %error, "files of a removed standby are left over");
+            }
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// Checks what another host has sent.
+fn check(asked: &AskedStandby) -> Result<(), RequestError> {
+    let named = |name: &str| names::check(name).map_err(|reason| RequestError::Name { name: words::clean(name), reason });
+    named(&asked.name)?;
+    if !(1..=VOLUMES_MAX).contains(&asked.volumes.len()) {
+        return Err(RequestError::Invalid(format!("a standby has one volume to {VOLUMES_MAX}")));
+    }
+    for (index, volume) in asked.volumes.iter().enumerate() {
+        named(&volume.name)?;
+        if volume.size_bytes == 0 || volume.size_bytes % BLOCK_BYTES != 0 || volume.size_bytes > i64::MAX as u64 {
+            return Err(RequestError::Invalid(format!("{} bytes are no size for a standby", volume.size_bytes)));
+        }
+        if asked.volumes[..index].iter().any(|other| other.name == volume.name) {
+            return Err(RequestError::Invalid("two volumes have one name".to_owned()));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! Orders of administrators about standbys.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures_util::StreamExt as _;
+use lane::capture::BLOCK_BYTES;
+use lane::peer::ChannelEvent;
+use migration::HostId;
+use standby::StandbyId;
+use transport::Priority;
+
+use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
+use super::frames::{Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Made, Purpose, TEXT_BYTES_MAX, subject};
+use super::source::Source;
+use super::source::run::copy_of;
+use super::{Kept, Standbys, lock};
+use crate::error::{RequestError, StandbyError};
+use crate::host::blocking;
+use crate::peers::channel::VOLUMES_MAX;
+use crate::volumes::orders::create::{random_bytes, random_number};
+
+/// Seconds between two cuts if the order says nothing.
+const EVERY_S: f64 = 10.0;
+/// The shortest interval in seconds.
+const EVERY_MIN_S: f64 = 1.0;
+const DAY_S: f64 = 86_400.0;
+/// How long the other host may take to answer.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+/// A standby of either role.
+pub(super) enum Found {
+    Source(Arc<Source>),
+    Kept(Arc<Kept>),
+}
+
+impl Standbys {
+    /// Orders a standby.
+    pub(crate) async fn add(self: Arc<Self>, order: api::NewStandby) -> Result<api::Standby, RequestError> {
+        let _changing = self.changing.lock().await;
+        let peer = self.hosts.find(&order.host).ok_or_else(|| crate::hosts::HostsError::NotFound(order.host.clone()))?;
+        let host = HostId(peer.id.0);
+        let (name, volumes) = self.volumes_of(&order.volumes)?;
+        let asked = self.asked_volumes(&volumes)?;
+        if let Some(existing) = self.sources_of(host).find(|source| {
+            source.config().volumes.iter().any(|known| asked.iter().any(|volume| volume.name == known.name))
+        }) {
+            let (volume, host) = (volumes.first().cloned().unwrap_or_default(), order.host);
+            let name = self.name_of(&Found::Source(existing));
+            return Err(StandbyError::Exists { volume, host, name }.into());
+        }
+        let every_ms = milliseconds(order.every_seconds.unwrap_or(EVERY_S), EVERY_MIN_S, DAY_S, "the interval")?;
+        let rpo_s = order.rpo_seconds.unwrap_or((every_ms as f64 * 6.0 / 1000.0).max(60.0));
+        let rpo_ms = milliseconds(rpo_s, every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
+        let points = order.keep.unwrap_or(api::KeepPoints::DEFAULT);
+        let standby = StandbyId(u128::from_le_bytes(random_bytes()));
+        let keep = Keep { last: points.last, hourly: points.hourly, daily: points.daily };
+        let ask = AskedStandby {
+            standby,
+            name: name.clone(),
+            store: order.store.unwrap_or_default(),
+            keep: AskedKeep { last: keep.last, hourly: keep.hourly, daily: keep.daily },
+            volumes: asked.clone(),
+        };
+        let Made { store } = self.ask(host, standby, Ask::Make(ask)).await?;
+        let config = SourceConfig {
+            id: hex(standby),
+            name,
+            host: host.to_string(),
+            store: words::clean(store.get(..TEXT_BYTES_MAX).unwrap_or(&store)),
+            volumes: asked
+                .into_iter()
+                .map(|volume| NamedVolume {
+                    volume: migration::VolumeId(volume.volume).to_string(),
+                    name: volume.name,
+                })
+                .collect(),
+            every_ms,
+            rpo_ms,
+            bandwidth: order.bandwidth_bytes_per_second.filter(|rate| *rate > 0),
+            keep,
+            is_paused: false,
+        };
+        if let Err(error) = self.write_source(config.clone()).await {
+            // The other host keeps nothing for a standby that is in no book.
+            let _ = self.ask(host, standby, Ask::Remove).await;
+            return Err(error);
+        }
+        let source = self.begin_source(config).ok_or_else(|| RequestError::Internal("a standby has no identity".to_owned()))?;
+        Ok(self.view(&Found::Source(source)).await)
+    }
+
+    /// Changes a standby at its source.
+    pub(crate) async fn set(self: Arc<Self>, name: String, change: api::SetStandby) -> Result<api::Standby, RequestError> {
+        let _changing = self.changing.lock().await;
+        let Found::Source(source) = self.find(&name)? else { return Err(StandbyError::NotHere(name).into()) };
+        let mut config = source.config();
+        if let Some(seconds) = change.every_seconds {
+            config.every_ms = milliseconds(seconds, EVERY_MIN_S, DAY_S, "the interval")?;
+        }
+        if let Some(seconds) = change.rpo_seconds {
+            config.rpo_ms = milliseconds(seconds, config.every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
+        }
+        if let Some(rate) = change.bandwidth_bytes_per_second {
+            config.bandwidth = Some(rate).filter(|rate| *rate > 0);
+        }
+        config.is_paused = change.paused.unwrap_or(config.is_paused);
+        self.write_source(config.clone()).await?;
+        source.set(config);
+        Ok(self.view(&Found::Source(source)).await)
+    }
+
+    /// Removes a standby: at both hosts if it is given at the source, else here alone.
+    pub(crate) async fn remove(
+        self: Arc<Self>,
+        name: String,
+        how: api::RemoveStandby,
+    ) -> Result<api::Standby, RequestError> {
+        let _changing = self.changing.lock().await;
+        let found = self.find(&name)?;
+        let was = self.view(&found).await;
+        match found {
+            Found::Kept(kept) => {
+                let is_connected = self.hosts.silence_of(kept.host()).is_none();
+                if is_connected && !how.force && was.state != api::StandbyState::Promoted {
+                    return Err(StandbyError::NotThere { name, host: self.hosts.name_of(kept.host()) }.into());
+                }
+                if let Some(standby) = super::parse(&kept.config.id) {
+                    self.delete_copy(standby).await?;
+                }
+            }
+            Found::Source(source) => {
+                let (standby, host) = (source.standby(), source.host());
+                match self.ask(host, standby, Ask::Remove).await {
+                    Ok(_) => {}
+                    Err(_) if how.force => {}
+                    Err(RequestError::Standby(StandbyError::NoAnswer { host, .. })) => {
+                        return Err(StandbyError::Silent { name, host }.into());
+                    }
+                    Err(error) => return Err(error),
+                }
+                source.end();
+                lock(&self.sources).remove(&standby);
+                let config = source.config();
+                let (book, id) = (self.book()?.clone(), config.id.clone());
+                blocking(move || {
+                    book.forget(Side::Source, &id).map_err(|error| RequestError::Internal(error.to_string()))
+                })
+                .await?;
+                for volume in &config.volumes {
+                    if let Ok(lane) = self.volumes.lane(&volume.name).await {
+                        // A copy that stays known is only longer marked for.
+                        let _ = lane.forget_copy(copy_of(standby, host)).await;
+                    }
+                }
+            }
+        }
+        Ok(was)
+    }
+
+    /// Asks the other host of a standby, and waits for its answer.
+    pub(super) async fn ask(&self, host: HostId, standby: StandbyId, ask: Ask) -> Result<Made, RequestError> {
+        let session = self.hosts.session_with(host)?;
+        let (name, number) = (self.hosts.name_of(host), random_number());
+        let subject = subject(standby, self.peers.own(), Purpose::Asks);
+        let (line, mut arrivals) = self.peers.standby_channel(&session, subject);
+        line.send(Priority::Bulk, Frame::Ask(number, ask).encode(), Bytes::new());
+        let answered = async {
+            while let Some(arrival) = arrivals.next().await {
+                let ChannelEvent::Message { head, .. } = arrival else { continue };
+                match Frame::decode(&head) {
+                    Some(Frame::Answer(answered, answer)) if answered == number => return Some(answer),
+                    _ => {}
+                }
+            }
+            None
+        };
+        match tokio::time::timeout(ANSWER_MAX, answered).await {
+            Ok(Some(Ok(made))) => Ok(made),
+            Ok(Some(Err(reason))) => {
+                let reason = words::clean(reason.get(..TEXT_BYTES_MAX).unwrap_or(&reason));
+                Err(StandbyError::Refused { host: name, reason }.into())
+            }
+            Ok(None) | Err(_) => Err(StandbyError::NoAnswer { host: name, seconds: ANSWER_MAX.as_secs() }.into()),
+        }
+    }
+
+    async fn write_source(&self, config: SourceConfig) -> Result<(), RequestError> {
+        let book = self.book()?.clone();
+        blocking(move || {
+            let written = book.write_config(Side::Source, &config.id, &config);
+            written.map_err(|error| RequestError::Internal(error.to_string()))
+        })
+        .await
+    }
+
+    /// Returns the name of a group, and its volumes: those named, or those of the one VM that is named.
+    fn volumes_of(&self, named: &[String]) -> Result<(String, Vec<String>), RequestError> {
+        let Some(first) = named.first() else {
+            return Err(RequestError::Invalid("name a volume, several volumes, or a VM".to_owned()));
+        };
+        if let ([vm], Ok(known)) = (named, self.vms.get(first))
+            && self.volumes.service(vm).is_none()
+        {
+            return Ok((vm.clone(), known.volumes));
+        }
+        Ok((first.clone(), named.to_vec()))
+    }
+
+    fn asked_volumes(&self, volumes: &[String]) -> Result<Vec<AskedVolume>, RequestError> {
+        if !(1..=VOLUMES_MAX).contains(&volumes.len()) {
+            return Err(RequestError::Invalid(format!("a standby has one volume to {VOLUMES_MAX}")));
+        }
+        let mut asked: Vec<AskedVolume> = Vec::new();
+        for name in volumes {
+            let found = self.journal.read(|state| {
+                let known = state.volumes.values().find(|known| known.record.name == *name)?;
+                Some((known.record.volume, known.record.size_bytes, known.record.block_size_bytes))
+            });
+            let (volume, size_bytes, block_bytes) = found.ok_or_else(|| RequestError::VolumeNotFound(name.clone()))?;
+            let unsuitable = |reason: String| StandbyError::Unsuitable { volume: name.clone(), reason };
+            if !size_bytes.is_multiple_of(BLOCK_BYTES) {
+                let next = size_bytes.next_multiple_of(BLOCK_BYTES);
+                let reason = format!("its size is no multiple of {BLOCK_BYTES} bytes; sterna volume resize {name} {next}");
+                return Err(unsuitable(reason).into());
+            }
+            if u64::from(block_bytes) != BLOCK_BYTES {
+                return Err(unsuitable(format!("its writes are recorded in blocks of {block_bytes} bytes")).into());
+            }
+            if asked.iter().any(|other| other.name == *name) {
+                return Err(RequestError::Invalid(format!("volume \"{name}\" is named twice")));
+            }
+            asked.push(AskedVolume { volume: volume.0, name: name.clone(), size_bytes });
+        }
+        Ok(asked)
+    }
+
+    fn sources_of(&self, host: HostId) -> impl Iterator<Item = Arc<Source>> + use<> {
+        let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+        sources.into_iter().filter(move |source| source.host() == host)
+    }
+}
+
+/// Returns a time in milliseconds.
+fn milliseconds(seconds: f64, least: f64, most: f64, what: &str) -> Result<u64, RequestError> {
+    if (least..=most).contains(&seconds) {
+        return Ok((seconds * 1000.0) as u64);
+    }
+    Err(RequestError::Invalid(format!("{what} is {least} s to {most} s, not {seconds} s")))
+}

@@ -1,0 +1,185 @@
+//! A promotion: the images of a standby become volumes of this host.
+//!
+//! ```text
+//!   checks of names ─► the machine: redo complete, *promoted* durable ─► images moved into the store ─► in the journal ─► served
+//! ```
+//! A restart completes what is interrupted: the identities of the volumes were drawn when the standby was made.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chronicle::{BlockSize, Generation};
+use migration::journal::{ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord};
+use standby::receiver::PromoteOrder;
+use standby::record::{Standing, StandbyRecord};
+use standby::{StandbyId, Watermark};
+use tokio::sync::oneshot;
+
+use super::book::{CopiedVolume, Side, parse};
+use super::copy::{Input, Promoted, text};
+use super::orders::Found;
+use super::{Kept, Standbys, lock};
+use crate::error::{RequestError, StandbyError};
+use crate::host::blocking;
+use crate::stores::{StoreKind, path_text};
+
+/// The age that is accepted if the order says nothing.
+const AGE_MAX: Duration = Duration::from_secs(3600);
+
+impl Standbys {
+    /// Promotes a standby that is kept here.
+    pub(crate) async fn promote(
+        self: Arc<Self>,
+        name: String,
+        order: api::PromoteStandby,
+    ) -> Result<api::Standby, RequestError> {
+        let _changing = self.changing.lock().await;
+        let found = self.find(&name)?;
+        let Found::Kept(kept) = &found else {
+            let Found::Source(source) = &found else { return Err(StandbyError::NotFound(name).into()) };
+            return Err(StandbyError::NotThere { name, host: self.hosts.name_of(source.host()) }.into());
+        };
+        let refused = |reason: String| StandbyError::NotPromoted { name: name.clone(), reason };
+        self.check_names(kept)?;
+        let seconds = order.older_than_ok_seconds;
+        let age_max = seconds.map_or(Ok(AGE_MAX), Duration::try_from_secs_f64);
+        let age_max = age_max.map_err(|error| RequestError::Invalid(error.to_string()))?;
+        let point = order.point.as_deref().map(|point| {
+            parse_point(kept, point).ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
+        });
+        if self.hosts.silence_of(kept.host()).is_some() {
+            kept.copy.give(Input::Lost);
+        }
+        let (answer, answered) = oneshot::channel();
+        let order = PromoteOrder { owner_is_lost: order.force, age_max, point: point.transpose()? };
+        kept.copy.give(Input::Promote { order, answer });
+        let promoted = answered.await.map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
+        let promoted = promoted.map_err(refused)?;
+        tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
+        self.own(kept, &promoted).await?;
+        Ok(self.view(&found).await)
+    }
+
+    /// Completes promotions that a restart has interrupted.
+    pub(super) fn finish_promotions(self: &Arc<Self>) {
+        let kept: Vec<Arc<Kept>> = lock(&self.copies).values().cloned().collect();
+        for kept in kept {
+            let record = self.book().ok().and_then(|book| {
+                book.record::<StandbyRecord>(Side::Copy, &kept.config.id).ok().flatten()
+            });
+            let is_promoted = record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
+            if !is_promoted {
+                continue;
+            }
+            let this = Arc::clone(self);
+            tokio::spawn(async move {
+                let _changing = this.changing.lock().await;
+                let (answer, answered) = oneshot::channel();
+                let order = PromoteOrder { owner_is_lost: true, age_max: Duration::MAX, point: None };
+                kept.copy.give(Input::Promote { order, answer });
+                let Ok(Ok(promoted)) = answered.await else { return };
+                if let Err(error) = this.own(&kept, &promoted).await {
+                    tracing::error!(standby = %kept.config.name, error = %error.message(), "a promotion is not complete; try it \
+                        again: sterna standby promote");
+                }
+            });
+        }
+    }
+
+    /// Checks that the volumes can have their names here.
+    fn check_names(&self, kept: &Kept) -> Result<(), RequestError> {
+        for volume in &kept.config.volumes {
+            let is_ours = self.is_made(volume);
+            if self.volumes.service(&volume.name).is_some() && !is_ours {
+                return Err(RequestError::VolumeExists(volume.name.clone()));
+            }
+            let path = self.path_of(kept, volume)?;
+            if path.exists() && !is_ours {
+                return Err(RequestError::TargetExists { path });
+            }
+            self.sockets.check(&volume.name).map_err(|error| RequestError::Invalid(crate::error::with_causes(&error)))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the images volumes of this host, and serves them. What was done before is left as it is.
+    async fn own(self: &Arc<Self>, kept: &Arc<Kept>, promoted: &Promoted) -> Result<(), RequestError> {
+        let mut paths = Vec::new();
+        for volume in &kept.config.volumes {
+            paths.push(self.path_of(kept, volume)?);
+        }
+        let (answer, answered) = oneshot::channel();
+        kept.copy.give(Input::Release { to: paths.clone(), answer });
+        let moved = answered.await.map_err(|_| RequestError::Internal("a keeper has ended".to_owned()))?;
+        moved.map_err(|error| RequestError::storage("move the images into", &paths[0], &error))?;
+        for ((volume, path), size_bytes) in kept.config.volumes.iter().zip(&paths).zip(&promoted.sizes) {
+            if !self.is_made(volume) {
+                self.add_volume(kept, volume, path, *size_bytes).await?;
+            }
+        }
+        for volume in &kept.config.volumes {
+            self.volumes.lane(&volume.name).await?;
+        }
+        Ok(())
+    }
+
+    async fn add_volume(
+        self: &Arc<Self>,
+        kept: &Kept,
+        volume: &CopiedVolume,
+        path: &Path,
+        size_bytes: u64,
+    ) -> Result<(), RequestError> {
+        let (claim, _) = self.volumes.claim_new(&volume.name)?;
+        let place = Place::File(path_text(path)?);
+        let image = ImageLocation { store: kept.config.store.clone(), place: place.clone(), format: ImageFormat::Raw };
+        let record = VolumeRecord {
+            volume: identity(volume),
+            name: volume.name.clone(),
+            size_bytes,
+            block_size_bytes: BlockSize::DEFAULT.into(),
+            image,
+            generation: Generation(0),
+            export: ExportSettings::default(),
+        };
+        let (custody, opened) = (self.custody.clone(), path.to_owned());
+        let known = blocking(move || {
+            let file = std::fs::File::open(&opened).map_err(|error| RequestError::storage("open", &opened, &error))?;
+            custody.record_of(&place, &file).map_err(|error| RequestError::storage("look at", &opened, &error))
+        })
+        .await?;
+        let added = vec![Record::VolumeAdded(record.clone())].into_iter().chain(known).collect();
+        self.journal.commit(added).await?;
+        claim.created(record.volume);
+        drop(claim);
+        self.serving.serve_in_background(&volume.name);
+        Ok(())
+    }
+
+    /// Returns whether a promotion has made this volume already.
+    fn is_made(&self, volume: &CopiedVolume) -> bool {
+        self.journal.read(|state| state.volumes.contains_key(&identity(volume)))
+    }
+
+    fn path_of(&self, kept: &Kept, volume: &CopiedVolume) -> Result<PathBuf, RequestError> {
+        match self.stores.get(&kept.config.store)?.kind() {
+            StoreKind::Folder { folder, .. } => Ok(folder.image_path(&volume.name, ImageFormat::Raw)),
+            StoreKind::Single(_) => Err(RequestError::Internal("a standby is in no folder".to_owned())),
+        }
+    }
+}
+
+fn identity(volume: &CopiedVolume) -> migration::VolumeId {
+    let number = u128::from_str_radix(&volume.promoted, 16).unwrap_or_default();
+    migration::VolumeId(number.to_be_bytes())
+}
+
+/// Returns the watermark that [`text`] names.
+fn parse_point(kept: &Kept, point: &str) -> Option<Watermark> {
+    let (life, epoch) = point.split_once('-')?;
+    let standby: StandbyId = parse(&kept.config.id)?;
+    let life = standby::LifeId(u128::from_str_radix(life, 16).ok()?);
+    let at = Watermark { standby, life, epoch: chronicle::Epoch(epoch.parse().ok()?) };
+    (text(at) == point).then_some(at)
+}

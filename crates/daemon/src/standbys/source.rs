@@ -1,0 +1,120 @@
+//! A standby whose volumes are served here.
+//!
+//! ```text
+//!   all lanes serve ─► they join the group ─► Group::begin ─► the line to the standby's host
+//!        ▲                                        tasks: send, read, flush, record ◄─┘
+//!        └── a volume has left, or a lane has ended: the group ends
+//! ```
+
+pub(crate) mod run;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use lane::capture::Group;
+use migration::HostId;
+use standby::StandbyId;
+use standby::owner::State;
+use tokio::sync::mpsc;
+
+use super::book::{Book, SourceConfig, parse};
+use crate::host::Stopping;
+use crate::hosts::Hosts;
+use crate::journal::Journal;
+use crate::peers::Peers;
+use crate::volumes::registry::Volumes;
+
+/// What a standby's task works with.
+#[derive(Clone)]
+pub(super) struct Surroundings {
+    pub(super) book: Book,
+    pub(super) journal: Journal,
+    pub(super) hosts: Arc<Hosts>,
+    pub(super) peers: Arc<Peers>,
+    pub(super) volumes: Arc<Volumes>,
+    pub(super) stopping: Stopping,
+}
+
+/// An order to the task.
+#[derive(Clone, Debug)]
+pub(super) enum Order {
+    /// The configuration was changed.
+    Changed,
+    /// End: the standby is being removed.
+    End,
+}
+
+/// A standby at its source.
+pub(crate) struct Source {
+    config: Mutex<SourceConfig>,
+    shown: Mutex<Shown>,
+    orders: mpsc::UnboundedSender<Order>,
+}
+
+/// What the task shows of itself.
+#[derive(Clone, Default)]
+pub(super) struct Shown {
+    pub(super) group: Option<Arc<Group>>,
+    pub(super) state: Option<State>,
+    /// Why it does not go on.
+    pub(super) reason: Option<String>,
+    pub(super) bytes_sent: u64,
+    pub(super) epochs: u64,
+    /// Epochs that became no recovery points of their own, because content of them was overwritten before it was sent.
+    pub(super) bytes_waiting: u64,
+}
+
+impl Source {
+    /// Begins a standby, or goes on with it after a start.
+    pub(super) fn begin(config: SourceConfig, surroundings: Surroundings) -> Arc<Self> {
+        let (orders, received) = mpsc::unbounded_channel();
+        let source = Arc::new(Self { config: Mutex::new(config), shown: Mutex::default(), orders });
+        tokio::spawn(run::run(Arc::clone(&source), surroundings, received));
+        source
+    }
+
+    pub(crate) fn config(&self) -> SourceConfig {
+        lock(&self.config).clone()
+    }
+
+    /// Takes another configuration, which is durable.
+    pub(super) fn set(&self, config: SourceConfig) {
+        *lock(&self.config) = config;
+        self.order(Order::Changed);
+    }
+
+    pub(super) fn end(&self) {
+        self.order(Order::End);
+    }
+
+    pub(super) fn shown(&self) -> Shown {
+        lock(&self.shown).clone()
+    }
+
+    fn show(&self, change: impl FnOnce(&mut Shown)) {
+        change(&mut lock(&self.shown));
+    }
+
+    fn order(&self, order: Order) {
+        // A task that has ended needs no order.
+        let _ = self.orders.send(order);
+    }
+
+    pub(crate) fn standby(&self) -> StandbyId {
+        parse(&lock(&self.config).id).unwrap_or(StandbyId(0))
+    }
+
+    /// Returns the host of the standby.
+    pub(crate) fn host(&self) -> HostId {
+        host_of(&lock(&self.config).host)
+    }
+}
+
+/// Returns the host whose identity is this text.
+pub(super) fn host_of(text: &str) -> HostId {
+    let byte = |index: usize| text.get(2 * index..2 * index + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    HostId(std::array::from_fn(|index| byte(index).unwrap_or(0)))
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

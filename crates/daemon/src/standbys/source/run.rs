@@ -1,0 +1,551 @@
+//! The task of a standby at its source.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use block::Buffer;
+use bytes::Bytes;
+use chronicle::{BlockCount, BlockRange, LayeredBitmap, ReplicaOf};
+use futures_channel::mpsc as lanes;
+use futures_util::StreamExt as _;
+use futures_util::future::{join_all, select_all};
+use futures_util::stream::FuturesUnordered;
+use lane::capture::{BLOCK_BYTES, Group, Task, extent};
+use lane::peer::ChannelEvent;
+use lane::{CaptureOrder, LaneHandle, Refused};
+use standby::owner::{Beginning, Event, History, Outcome, ReadId, Replication, Settings};
+use standby::record::OwnerRecord;
+use standby::wire::{Content, StreamId, ToOwner, ToStandby};
+use standby::{LifeId, StandbyId, VolumeIndex};
+use tokio::sync::mpsc;
+use transport::Priority;
+use tokio::time::{Instant as TokioInstant, sleep, sleep_until};
+
+use super::{Order, Source, Surroundings};
+use crate::host::blocking;
+use crate::error::RequestError;
+use crate::standbys::book::{Side, SourceConfig};
+use crate::standbys::frames::{Frame, Purpose, TEXT_BYTES_MAX, subject};
+use crate::vms::moving;
+use crate::volumes::orders::create::{random_bytes, random_number};
+use crate::volumes::registry::Service;
+
+/// The number of blocks that the payloads of a group may occupy in memory: 64 MiB.
+const RING_BLOCKS: u64 = 16 << 10;
+/// The number of blocks of one message: 256 KiB.
+const EXTENT_BLOCKS: u64 = 64;
+/// The number of blocks that are under way: 16 MiB, for 1 Gbit/s over 100 ms.
+const WINDOW_BLOCKS: u64 = 4096;
+/// How long a write waits for a copy of what it overwrites (design §5.7).
+const WAIT_MAX: Duration = Duration::from_secs(1);
+/// Time between two tries to begin.
+const RETRY: Duration = Duration::from_secs(1);
+/// Time before a new stream begins after the standby's host had a fault.
+const STREAM_RETRY: Duration = Duration::from_secs(5);
+/// How often a limited rate gives its share.
+const RATE_STEP: Duration = Duration::from_millis(50);
+
+/// Sends messages to the standby's host in order, whatever its session is.
+type SourceLine = Arc<dyn moving::channel::Send>;
+
+/// Why a group has ended.
+enum End {
+    /// The daemon stops, or the standby is removed.
+    ForGood,
+    /// It begins again when it can; the text says what it waits for.
+    Again(String),
+}
+
+pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mpsc::UnboundedReceiver<Order>) {
+    loop {
+        match serve(&source, &with, &mut orders).await {
+            End::ForGood => return,
+            End::Again(reason) => {
+                source.show(|shown| {
+                    shown.group = None;
+                    shown.state = None;
+                    shown.reason = Some(reason);
+                });
+            }
+        }
+        let changed = with.volumes.changed();
+        tokio::select! {
+            () = with.stopping.begins() => return,
+            order = orders.recv() => if matches!(order, None | Some(Order::End)) { return },
+            () = async {
+                let _ = tokio::time::timeout(RETRY, changed).await;
+                // Lanes begin one after the other.
+                sleep(RETRY / 4).await;
+            } => {}
+        }
+    }
+}
+
+/// Returns the copy's name in the chronicles of the volumes: a departure number that no migration has.
+pub(crate) fn copy_of(standby: StandbyId, host: migration::HostId) -> ReplicaOf {
+    ReplicaOf::Host { host: host.0, departure: departure_of(standby) }
+}
+
+/// Returns a number in place of a migration's, for what the standby's host keeps.
+pub(crate) fn departure_of(standby: StandbyId) -> u64 {
+    (1 << 62) | (standby.0 as u64 >> 3)
+}
+
+/// Serves a standby until its group ends.
+async fn serve(source: &Arc<Source>, with: &Surroundings, orders: &mut mpsc::UnboundedReceiver<Order>) -> End {
+    let config = source.config();
+    let (lanes, sizes) = match lanes_of(&config, with) {
+        Ok(found) => found,
+        Err(reason) => return End::Again(reason),
+    };
+    let (origin, of) = (Instant::now(), copy_of(source.standby(), source.host()));
+    let (group, tasks) = Group::new(&sizes, Arc::new(move || origin.elapsed()));
+    let joined = join(&group, &lanes, of).await;
+    let end = match joined {
+        Err(reason) => End::Again(reason),
+        Ok(lacks) => match begin(source, with, &config, &group, lacks, &sizes).await {
+            Err(reason) => End::Again(reason),
+            Ok(()) => {
+                let mut running = Running::new(source, with, &config, &group, &lanes, of, origin);
+                running.run(tasks, orders).await
+            }
+        },
+    };
+    group.end();
+    // Lanes that have ended capture nothing.
+    join_all(lanes.iter().map(|lane| lane.capture(CaptureOrder { member: None, of }))).await;
+    end
+}
+
+/// Returns the lanes of all volumes, and their sizes in blocks; or what is waited for.
+fn lanes_of(config: &SourceConfig, with: &Surroundings) -> Result<(Vec<LaneHandle>, Vec<BlockCount>), String> {
+    let (mut lanes, mut sizes) = (Vec::new(), Vec::new());
+    for volume in &config.volumes {
+        let name = &volume.name;
+        let size = with.journal.read(|state| {
+            let known = state.volumes.values().find(|known| known.record.volume.to_string() == volume.volume)?;
+            Some(known.record.size_bytes)
+        });
+        let Some(size) = size else { return Err(format!("the volume \"{name}\" is not at this host")) };
+        match with.volumes.service(name) {
+            Some(Service::Serving(lane)) => lanes.push(lane),
+            _ => return Err(format!("the volume \"{name}\" is not served yet")),
+        }
+        sizes.push(BlockCount(size / BLOCK_BYTES));
+    }
+    Ok((lanes, sizes))
+}
+
+/// Lets all lanes join. Returns what their chronicles know the standby to lack.
+async fn join(group: &Arc<Group>, lanes: &[LaneHandle], of: ReplicaOf) -> Result<Vec<Option<LayeredBitmap>>, String> {
+    let mut lacks = Vec::new();
+    for (lane, volume) in lanes.iter().zip(0..) {
+        let member = Some(group.member(VolumeIndex(volume)));
+        lacks.push(lane.capture(CaptureOrder { member, of }).await.map_err(|refused| refused.to_string())?);
+    }
+    Ok(lacks)
+}
+
+/// Begins the machine from its record.
+async fn begin(
+    source: &Arc<Source>,
+    with: &Surroundings,
+    config: &SourceConfig,
+    group: &Arc<Group>,
+    lacks: Vec<Option<LayeredBitmap>>,
+    sizes: &[BlockCount],
+) -> Result<(), String> {
+    let (book, id) = (with.book.clone(), config.id.clone());
+    let record: Option<OwnerRecord> = blocking(move || {
+        book.record(Side::Source, &id).map_err(|error| RequestError::Internal(error.to_string()))
+    })
+    .await
+    .map_err(|error| error.message())?;
+    let (standby, life) = (source.standby(), LifeId(u128::from_le_bytes(random_bytes())));
+    let settings = settings(config);
+    let is_paused = config.is_paused;
+    let has_begun = group.begin(|seen| {
+        let known: Option<Vec<LayeredBitmap>> = lacks.into_iter().collect();
+        let known = known.filter(|_| record.as_ref().is_some_and(|record| record.acknowledged.is_some()));
+        match (record, known) {
+            (None, _) => Replication::begin(settings, standby, life, sizes.to_vec()),
+            (Some(record), None) => {
+                Replication::restart(settings, record, History::Forgotten(life, sizes.to_vec()), Beginning::Served)
+            }
+            (Some(record), Some(mut lacks)) => {
+                for ((lacks, seen), size) in lacks.iter_mut().zip(&seen).zip(sizes) {
+                    lacks.grow(*size);
+                    lacks.union_with(seen);
+                }
+                Replication::restart(settings, record, History::Since(lacks), Beginning::Served)
+            }
+        }
+    });
+    if !has_begun {
+        return Err("a volume is leaving this host".to_owned());
+    }
+    if is_paused {
+        group.handle(Event::Paused);
+    }
+    source.show(|shown| {
+        shown.group = Some(Arc::clone(group));
+        shown.reason = None;
+    });
+    Ok(())
+}
+
+fn settings(config: &SourceConfig) -> Settings {
+    let every = Duration::from_millis(config.every_ms.max(1));
+    // Cuts of a host's standbys are spread over the interval.
+    let first_cut = every.mul_f64((random_number() % 1000) as f64 / 1000.0);
+    Settings {
+        every,
+        first_cut,
+        rpo: Duration::from_millis(config.rpo_ms),
+        wait_max: WAIT_MAX,
+        ring_blocks: RING_BLOCKS,
+        spool_blocks: 0,
+        extent_blocks: EXTENT_BLOCKS,
+    }
+}
+
+/// A group that runs.
+struct Running<'a> {
+    source: &'a Arc<Source>,
+    with: &'a Surroundings,
+    config: SourceConfig,
+    group: &'a Arc<Group>,
+    lanes: &'a [LaneHandle],
+    of: ReplicaOf,
+    origin: Instant,
+    stream: StreamId,
+    /// Blocks that the standby's host has not taken.
+    under_way: u64,
+    /// Blocks that a limited rate has left, and when it gives the next.
+    share: f64,
+    given_at: Instant,
+    new_stream_at: Option<TokioInstant>,
+}
+
+/// A read, a flush or a record that has ended.
+enum Done {
+    Read { stream: StreamId, read: ReadId, volume: VolumeIndex, blocks: BlockRange, result: Result<Buffer, Refused> },
+    Flushed(bool),
+    Forgotten(bool),
+}
+
+impl<'a> Running<'a> {
+    fn new(
+        source: &'a Arc<Source>,
+        with: &'a Surroundings,
+        config: &SourceConfig,
+        group: &'a Arc<Group>,
+        lanes: &'a [LaneHandle],
+        of: ReplicaOf,
+        origin: Instant,
+    ) -> Self {
+        Self {
+            source,
+            with,
+            config: config.clone(),
+            group,
+            lanes,
+            of,
+            origin,
+            stream: StreamId(0),
+            under_way: 0,
+            share: 0.0,
+            given_at: Instant::now(),
+            new_stream_at: None,
+        }
+    }
+
+    async fn run(
+        &mut self,
+        mut tasks: lanes::UnboundedReceiver<Task>,
+        orders: &mut mpsc::UnboundedReceiver<Order>,
+    ) -> End {
+        let session = match self.with.hosts.session_with(self.source.host()) {
+            Ok(session) => session,
+            Err(error) => return End::Again(error.to_string()),
+        };
+        let own = self.with.peers.own();
+        let (line, mut arrivals) = self.with.peers.standby_channel(&session, subject(self.source.standby(), own, Purpose::Streams));
+        let mut done = FuturesUnordered::new();
+        let mut ended = pin!(select_all(self.lanes.iter().map(|lane| Box::pin(lane.ended()))));
+        let stopping = self.with.stopping.clone();
+        let mut stops = pin!(stopping.begins());
+        self.begin_stream();
+        loop {
+            // Everything that the machine has given before it gets another share.
+            while let Ok(task) = tasks.try_recv() {
+                match self.carry_out(&line, task).await {
+                    Ok(Some(future)) => done.push(future),
+                    Ok(None) => {}
+                    Err(end) => return end,
+                }
+            }
+            if self.give_share() {
+                continue;
+            }
+            let timeout = TokioInstant::from_std(self.origin + self.group.next_timeout());
+            let timeout = if self.config.bandwidth.is_some() { timeout.min(TokioInstant::now() + RATE_STEP) } else { timeout };
+            let timeout = self.new_stream_at.map_or(timeout, |at| at.min(timeout));
+            tokio::select! {
+                () = &mut stops => return End::ForGood,
+                _ = &mut ended => return End::Again("a volume is not served".to_owned()),
+                order = orders.recv() => match order {
+                    None | Some(Order::End) => return End::ForGood,
+                    Some(Order::Changed) => if let Some(end) = self.change() { return end },
+                },
+                task = tasks.next() => {
+                    let Some(task) = task else { return End::Again("its group has ended".to_owned()) };
+                    match self.carry_out(&line, task).await {
+                        Ok(Some(future)) => done.push(future),
+                        Ok(None) => {}
+                        Err(end) => return end,
+                    }
+                }
+                Some(ended) = done.next(), if !done.is_empty() => self.end(&line, ended),
+                arrival = arrivals.next() => match arrival {
+                    None => return End::Again("the line to the standby's host has ended".to_owned()),
+                    Some(arrival) => self.arrived(arrival),
+                },
+                () = sleep_until(timeout) => {
+                    if self.new_stream_at.is_some_and(|at| at <= TokioInstant::now()) {
+                        self.begin_stream();
+                    }
+                    self.group.handle_timeout();
+                }
+            }
+        }
+    }
+
+    fn begin_stream(&mut self) {
+        self.new_stream_at = None;
+        self.stream = StreamId(random_number());
+        self.under_way = 0;
+        self.group.handle(Event::StreamBegins(self.stream));
+    }
+
+    /// Lets the machine send as much as the window and the ordered rate allow. Returns whether it was given a share.
+    fn give_share(&mut self) -> bool {
+        if let Some(rate) = self.config.bandwidth {
+            let blocks_per_second = (rate / BLOCK_BYTES).max(1) as f64;
+            let now = Instant::now();
+            let earned = blocks_per_second * now.duration_since(self.given_at).as_secs_f64();
+            self.share = (self.share + earned).min(blocks_per_second.max(EXTENT_BLOCKS as f64));
+            self.given_at = now;
+        } else {
+            self.share = WINDOW_BLOCKS as f64;
+        }
+        let room = WINDOW_BLOCKS.saturating_sub(self.under_way).min(self.share as u64);
+        let wants = self.group.look(|machine, _| machine.wants_to_send()).unwrap_or(false);
+        if room < EXTENT_BLOCKS || !wants {
+            return false;
+        }
+        self.group.handle(Event::MaySend(room));
+        true
+    }
+
+    /// Carries out a task. Returns what is awaited beside other tasks.
+    async fn carry_out(
+        &mut self,
+        line: &SourceLine,
+        task: Task,
+    ) -> Result<Option<std::pin::Pin<Box<dyn Future<Output = Done> + Send + 'a>>>, End> {
+        match task {
+            Task::Send(stream, message, payload) => {
+                self.send(line, stream, message, payload.into());
+                Ok(None)
+            }
+            Task::SendFromDisk { stream, read, volume, blocks } => {
+                self.under_way += blocks.len();
+                let lane = &self.lanes[volume.index()];
+                Ok(Some(Box::pin(async move {
+                    let result = lane.read_for_standby(blocks).await;
+                    Done::Read { stream, read, volume, blocks, result }
+                })))
+            }
+            Task::FlushStores => {
+                let lanes = self.lanes;
+                Ok(Some(Box::pin(async move {
+                    let flushed = join_all(lanes.iter().map(LaneHandle::flush_for_standby)).await;
+                    Done::Flushed(flushed.into_iter().all(|flushed| flushed))
+                })))
+            }
+            Task::MakeDurable(number, record) => {
+                // N.B. In order: each record replaces the one before.
+                while let Err(error) = self.write(record.clone()).await {
+                    tracing::warn!(standby = %self.config.name, error = %error.message(), "cannot record a standby; trying again");
+                    self.source.show(|shown| shown.reason = Some(format!("the data folder cannot be written: {}", error.message())));
+                    tokio::select! {
+                        () = self.with.stopping.begins() => return Err(End::ForGood),
+                        () = sleep(RETRY) => {}
+                    }
+                }
+                self.group.handle(Event::Durable(number));
+                Ok(None)
+            }
+            Task::Forget => {
+                let (lanes, of) = (self.lanes, self.of);
+                Ok(Some(Box::pin(async move {
+                    let forgotten = join_all(lanes.iter().map(|lane| lane.forget_for_standby(of))).await;
+                    Done::Forgotten(forgotten.iter().all(Result::is_ok))
+                })))
+            }
+            Task::Tell(state) => {
+                tracing::info!(standby = %self.config.name, host = %self.with.hosts.name_of(self.source.host()), ?state, "a standby's state");
+                self.source.show(|shown| shown.state = Some(state));
+                Ok(None)
+            }
+            Task::Left => Err(End::Again("a volume has left this host".to_owned())),
+        }
+    }
+
+    async fn write(&self, record: OwnerRecord) -> Result<(), RequestError> {
+        let (book, id) = (self.with.book.clone(), self.config.id.clone());
+        blocking(move || {
+            let written = book.write_record(Side::Source, &id, &record);
+            written.map_err(|error| RequestError::Internal(error.to_string()))
+        })
+        .await
+    }
+
+    fn send(&mut self, line: &SourceLine, stream: StreamId, message: ToStandby, payload: Bytes) {
+        if stream != self.stream {
+            return;
+        }
+        let blocks = match &message {
+            ToStandby::Extent { content: Content::Payload, blocks, .. } => blocks.len(),
+            ToStandby::Extent { content: Content::Zeroes, .. } => 1,
+            _ => 0,
+        };
+        self.under_way += blocks;
+        self.share -= (payload.len() as u64 / BLOCK_BYTES) as f64;
+        let sealed = u64::from(matches!(message, ToStandby::Seal { .. }));
+        self.source.show(|shown| {
+            shown.bytes_sent += payload.len() as u64;
+            shown.epochs += sealed;
+        });
+        line.send(Priority::Bulk, Frame::ToStandby(stream, message).encode(), payload);
+    }
+
+    fn end(&mut self, line: &SourceLine, done: Done) {
+        match done {
+            Done::Read { stream, read, volume, blocks, result } => {
+                if stream == self.stream {
+                    self.under_way = self.under_way.saturating_sub(blocks.len());
+                }
+                let outcome = match result {
+                    Ok(buffer) => {
+                        for (content, blocks, bytes) in cut(&buffer, blocks) {
+                            self.send(line, stream, extent(volume, blocks, content), bytes);
+                        }
+                        Outcome::Done
+                    }
+                    Err(error) => {
+                        self.source.show(|shown| shown.reason = Some(error.to_string()));
+                        Outcome::Failed
+                    }
+                };
+                // N.B. After the message: the machine sends the seal only then.
+                self.group.handle(Event::ReadEnded { read, outcome });
+            }
+            Done::Flushed(true) => self.group.handle(Event::StoresFlushed),
+            Done::Flushed(false) => self.group.handle(Event::FlushFailed),
+            Done::Forgotten(is_forgotten) => {
+                if !is_forgotten {
+                    tracing::warn!(standby = %self.config.name, "cannot record what a standby has: a restart sends more than it lacks");
+                }
+            }
+        }
+    }
+
+    fn arrived(&mut self, arrival: ChannelEvent) {
+        match arrival {
+            ChannelEvent::Message { head, .. } => match Frame::decode(&head) {
+                Some(Frame::ToOwner(stream, message)) => {
+                    if matches!(message, ToOwner::Answer(_) | ToOwner::Ready { .. } | ToOwner::Acknowledged { .. }) {
+                        self.source.show(|shown| shown.reason = None);
+                    }
+                    self.group.handle(Event::Received(stream, message));
+                }
+                Some(Frame::Taken(stream, blocks)) if stream == self.stream => {
+                    self.under_way = self.under_way.saturating_sub(blocks);
+                }
+                Some(Frame::Fault(text)) => {
+                    let text = words::clean(text.get(..TEXT_BYTES_MAX).unwrap_or(&text));
+                    self.source.show(|shown| shown.reason = Some(text));
+                    self.new_stream_at = Some(TokioInstant::now() + STREAM_RETRY);
+                }
+                _ => {}
+            },
+            ChannelEvent::Lost(reason) => self.source.show(|shown| shown.reason = Some(reason)),
+            ChannelEvent::Restored => self.source.show(|shown| shown.reason = None),
+            ChannelEvent::PeerRestarted => {
+                self.source.show(|shown| shown.reason = None);
+                self.begin_stream();
+            }
+        }
+    }
+
+    /// Takes the changed configuration; returns an end if the group has to begin anew.
+    fn change(&mut self) -> Option<End> {
+        let config = self.source.config();
+        if config.is_paused != self.config.is_paused {
+            self.group.handle(if config.is_paused { Event::Paused } else { Event::Resumed });
+        }
+        let is_same = config.every_ms == self.config.every_ms && config.rpo_ms == self.config.rpo_ms;
+        self.config = config;
+        (!is_same).then(|| End::Again("it begins anew with other settings".to_owned()))
+    }
+}
+
+/// Cuts what was read into runs of zeroes and of data.
+fn cut(buffer: &Buffer, blocks: BlockRange) -> Vec<(Content, BlockRange, Bytes)> {
+    let mut runs: Vec<(Content, BlockRange)> = Vec::new();
+    for (bytes, block) in buffer.as_slice().chunks(BLOCK_BYTES as usize).zip(blocks.iter()) {
+        let content = if block::buffer::is_zero(bytes) { Content::Zeroes } else { Content::Payload };
+        match runs.last_mut() {
+            Some((last, run)) if *last == content => run.end.0 = block.0 + 1,
+            _ => runs.push((content, BlockRange::new(block.0, block.0 + 1))),
+        }
+    }
+    let bytes = |run: &BlockRange| {
+        let from = ((run.start.0 - blocks.start.0) * BLOCK_BYTES) as usize;
+        Bytes::copy_from_slice(&buffer.as_slice()[from..from + (run.len() * BLOCK_BYTES) as usize])
+    };
+    let with_bytes = |(content, run)| match content {
+        Content::Payload => (content, run, bytes(&run)),
+        Content::Zeroes => (content, run, Bytes::new()),
+    };
+    runs.into_iter().map(with_bytes).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_read_is_cut_where_zeroes_begin_and_end() {
+        let mut bytes = vec![0; 4 * BLOCK_BYTES as usize];
+        bytes[BLOCK_BYTES as usize] = 1;
+        bytes[3 * BLOCK_BYTES as usize - 1] = 1;
+        let cut = cut(&Buffer::copy_of(&bytes), BlockRange::new(10, 14));
+        let shape: Vec<_> = cut.iter().map(|(content, run, bytes)| (*content, *run, bytes.len() as u64)).collect();
+        let expected = [
+            (Content::Zeroes, BlockRange::new(10, 11), 0),
+            (Content::Payload, BlockRange::new(11, 13), 2 * BLOCK_BYTES),
+            (Content::Zeroes, BlockRange::new(13, 14), 0),
+        ];
+        assert_eq!(shape, expected);
+    }
+
+    #[test]
+    fn no_migration_has_the_number_of_a_standby() {
+        assert!(departure_of(StandbyId(u128::MAX)) >= 1 << 62 && departure_of(StandbyId(0)) == 1 << 62);
+        assert_ne!(departure_of(StandbyId(u128::MAX)), u64::MAX);
+    }
+}

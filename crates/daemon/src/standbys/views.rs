@@ -1,0 +1,178 @@
+//! Standbys as administrators see them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use lane::capture::BLOCK_BYTES;
+use standby::owner::{BehindBecause, State};
+use tokio::sync::oneshot;
+
+use super::copy::{CopyView, Input, text};
+use super::orders::Found;
+use super::{Standbys, lock};
+use crate::error::{RequestError, StandbyError};
+use crate::journal::now_unix_ms;
+
+/// How long a keeper may take to answer: it may be applying an epoch.
+const LOOK_MAX: Duration = Duration::from_secs(2);
+
+impl Standbys {
+    /// Describes all standbys, by name.
+    pub(crate) async fn list(&self) -> Vec<api::Standby> {
+        let mut found: Vec<Found> = lock(&self.sources).values().cloned().map(Found::Source).collect();
+        found.extend(lock(&self.copies).values().cloned().map(Found::Kept));
+        let mut views = Vec::new();
+        for found in &found {
+            views.push(self.view(found).await);
+        }
+        views.sort_by(|one, other| one.name.cmp(&other.name));
+        views
+    }
+
+    pub(crate) async fn show(&self, name: &str) -> Result<api::Standby, RequestError> {
+        Ok(self.view(&self.find(name)?).await)
+    }
+
+    /// Finds a standby by its whole name, its volume's or VM's, or its identity.
+    pub(super) fn find(&self, name: &str) -> Result<Found, RequestError> {
+        self.book()?;
+        let mut all: Vec<Found> = lock(&self.sources).values().cloned().map(Found::Source).collect();
+        all.extend(lock(&self.copies).values().cloned().map(Found::Kept));
+        let mut found: Vec<Found> = all.into_iter().filter(|found| self.is_called(found, name)).collect();
+        if found.len() > 1 {
+            let known: Vec<_> = found.iter().map(|found| self.name_of(found)).collect();
+            return Err(StandbyError::Ambiguous { name: name.to_owned(), known: known.join(", ") }.into());
+        }
+        Ok(found.pop().ok_or_else(|| StandbyError::NotFound(name.to_owned()))?)
+    }
+
+    fn is_called(&self, found: &Found, name: &str) -> bool {
+        let (group, id, volumes) = match found {
+            Found::Source(source) => {
+                let config = source.config();
+                let volumes: Vec<_> = config.volumes.into_iter().map(|volume| volume.name).collect();
+                (config.name, config.id, volumes)
+            }
+            Found::Kept(kept) => {
+                let volumes = kept.config.volumes.iter().map(|volume| volume.name.clone()).collect();
+                (kept.config.name.clone(), kept.config.id.clone(), volumes)
+            }
+        };
+        name == self.name_of(found) || name == group || name == id || volumes.iter().any(|volume| volume == name)
+    }
+
+    /// Returns the name of a standby at this host.
+    pub(super) fn name_of(&self, found: &Found) -> String {
+        match found {
+            Found::Source(source) => format!("{}@{}", source.config().name, self.hosts.name_of(source.host())),
+            Found::Kept(kept) => format!("{}@{}", kept.config.name, self.hosts.name_of(kept.host())),
+        }
+    }
+
+    pub(super) async fn view(&self, found: &Found) -> api::Standby {
+        let name = self.name_of(found);
+        match found {
+            Found::Source(source) => self.view_source(name, source),
+            Found::Kept(kept) => {
+                let (answer, answered) = oneshot::channel();
+                kept.copy.give(Input::Look { answer });
+                let looked = tokio::time::timeout(LOOK_MAX, answered).await;
+                let busy = || CopyView { fault: Some("it is applying an epoch, or its disk does not answer".to_owned()), ..CopyView::default() };
+                let look = looked.ok().and_then(Result::ok).unwrap_or_else(busy);
+                self.view_kept(name, kept, look)
+            }
+        }
+    }
+
+    fn view_source(&self, name: String, source: &Arc<super::Source>) -> api::Standby {
+        let (config, shown) = (source.config(), source.shown());
+        let seen = shown.group.as_ref().and_then(|group| {
+            group.look(|machine, now| {
+                let waiting: u64 = machine.written_since_confirmed().iter().map(chronicle::LayeredBitmap::count).sum();
+                (machine.state(now), machine.as_of().map(|as_of| now.saturating_sub(as_of)), waiting * BLOCK_BYTES)
+            })
+        });
+        let (state, because) = match seen.map(|(state, ..)| state) {
+            None => (api::StandbyState::Waiting, None),
+            Some(state) => state_of(state),
+        };
+        let state = if config.is_paused && state == api::StandbyState::Waiting { api::StandbyState::Paused } else { state };
+        api::Standby {
+            name,
+            id: config.id,
+            role: api::StandbyRole::Source,
+            host: self.hosts.name_of(source.host()),
+            store: config.store,
+            volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
+            state,
+            reason: shown.reason.or_else(|| self.hosts.silence_of(source.host()).map(|_| "the standby's host is not connected".to_owned())).or(because),
+            age_seconds: seen.and_then(|(_, age, _)| age).map(|age| age.as_secs_f64()),
+            every_seconds: Some(config.every_ms as f64 / 1000.0),
+            rpo_seconds: Some(config.rpo_ms as f64 / 1000.0),
+            bandwidth_bytes_per_second: config.bandwidth,
+            bytes_waiting: seen.map(|(.., waiting)| waiting),
+            bytes_sent: Some(shown.bytes_sent),
+            points: Vec::new(),
+        }
+    }
+
+    fn view_kept(&self, name: String, kept: &Arc<super::Kept>, look: CopyView) -> api::Standby {
+        let config = kept.config.clone();
+        let silence = self.hosts.silence_of(kept.host()).map(|_| "the host that has the volumes is not connected".to_owned());
+        let state = match &look {
+            _ if look.is_promoted => api::StandbyState::Promoted,
+            _ if look.is_consumed => api::StandbyState::Used,
+            _ if look.points.is_empty() && look.fault.is_none() => api::StandbyState::Seeding,
+            _ if look.points.is_empty() => api::StandbyState::NoRecoveryPoint,
+            _ if silence.is_some() || look.fault.is_some() => api::StandbyState::Behind,
+            _ => api::StandbyState::Current,
+        };
+        let age = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of) as f64 / 1000.0);
+        api::Standby {
+            name,
+            id: config.id,
+            role: api::StandbyRole::Standby,
+            host: self.hosts.name_of(kept.host()),
+            store: config.store,
+            volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
+            state,
+            reason: look.fault.or(silence),
+            age_seconds: age,
+            every_seconds: None,
+            rpo_seconds: None,
+            bandwidth_bytes_per_second: None,
+            bytes_waiting: None,
+            bytes_sent: None,
+            points: look
+                .points
+                .iter()
+                .map(|(at, arrived)| api::RecoveryPoint { name: text(*at), arrived_unix_ms: *arrived })
+                .collect(),
+        }
+    }
+}
+
+fn state_of(state: State) -> (api::StandbyState, Option<String>) {
+    let because = |because: BehindBecause| match because {
+        BehindBecause::NoAnswer => "the standby's host has not answered".to_owned(),
+        BehindBecause::Refused(reason) => match reason {
+            standby::wire::RefusedBecause::NoSpace => "the standby's host has no room that leaves its last recovery point alone".to_owned(),
+            standby::wire::RefusedBecause::CannotGrow => "a volume has grown, and the standby's store cannot hold it".to_owned(),
+            standby::wire::RefusedBecause::BaseMissing => "the standby lacks an earlier state; it is copied again".to_owned(),
+        },
+        BehindBecause::Incomplete => "blocks of a volume still follow from another host".to_owned(),
+        BehindBecause::Slow => "the link, or what it may use, is too slow for what the guests write".to_owned(),
+    };
+    match state {
+        State::Seeding => (api::StandbyState::Seeding, None),
+        State::Current => (api::StandbyState::Current, None),
+        State::Behind(reason) => (api::StandbyState::Behind, Some(because(reason))),
+        State::Paused => (api::StandbyState::Paused, None),
+        State::NoRecoveryPoint => (api::StandbyState::NoRecoveryPoint, None),
+        State::Promoted => (api::StandbyState::Promoted, None),
+        State::Diverged => (
+            api::StandbyState::Diverged,
+            Some("it was promoted at the other host while its volumes are served here: stop the guests of one of both, and remove the volumes there or here".to_owned()),
+        ),
+    }
+}

@@ -1,0 +1,182 @@
+//! The command line of `sterna standby`.
+
+use std::time::Duration;
+
+use api::KeepPoints;
+use clap::{Args, Subcommand};
+
+use console::units::{parse_rate, parse_time};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum StandbyCommand {
+    /// Keep a copy of running volumes, or of a VM's volumes, at another host that is seconds old.
+    #[command(after_help = ADD_HELP)]
+    Add(AddStandbyArguments),
+    /// List the standbys of this host's volumes, and those that it keeps for other hosts.
+    #[command(visible_alias = "ls", after_help = "Example:\n  sterna standby list")]
+    List,
+    /// Show one standby: its age, what it lacks, its recovery points.
+    #[command(after_help = SHOW_HELP)]
+    Show(StandbyName),
+    /// Send nothing until `standby resume`; the source records meanwhile what the standby lacks.
+    #[command(after_help = "Example:\n  sterna standby pause web1")]
+    Pause(StandbyName),
+    /// Go on after `standby pause`: only what was written meanwhile is sent.
+    #[command(after_help = "Example:\n  sterna standby resume web1")]
+    Resume(StandbyName),
+    /// Change the interval, the allowed age or the rate.
+    #[command(after_help = "Example:\n  sterna standby set web1 --every 30s --bandwidth 20MiB/s")]
+    Set(SetStandbyArguments),
+    /// Say whether a standby is as young as it has to be; the exit code is 10 if it is not.
+    #[command(after_help = CHECK_HELP)]
+    Check {
+        /// Name of the standby, its volume or its VM; by default all of this host's volumes.
+        name: Option<String>,
+    },
+    /// Make a standby's images volumes of this host, because the host that had them is lost.
+    #[command(after_help = PROMOTE_HELP)]
+    Promote(PromoteStandbyArguments),
+    /// Remove a standby with its images and recovery points.
+    #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
+    Remove {
+        /// Name of the standby, its volume or its VM.
+        name: String,
+        /// Also if the other host does not answer: its part then stays there until it is removed there.
+        #[arg(long)]
+        force: bool,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StandbyName {
+    /// Name of the standby, its volume or its VM.
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct AddStandbyArguments {
+    /// The volumes, or one VM. All are cut at the same moments.
+    #[arg(required = true, value_name = "VOLUME|VM")]
+    pub(crate) volumes: Vec<String>,
+    /// The host that keeps the standby, and its store.
+    #[arg(long, value_name = "HOST[:STORE]")]
+    pub(crate) to: String,
+    /// Time between two cuts: a promotion loses at most what was written since the last one that has arrived.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "10s")]
+    pub(crate) every: Duration,
+    /// The age beyond which it is behind; by default six intervals, and a minute at least.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) rpo: Option<Duration>,
+    /// Largest rate of what it sends, for example 20MiB/s.
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub(crate) bandwidth: Option<u64>,
+    /// The recovery points that are kept beside its newest state; `none`: no others.
+    #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
+    pub(crate) keep: Option<KeepPoints>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetStandbyArguments {
+    /// Name of the standby, its volume or its VM.
+    pub(crate) name: String,
+    /// Time between two cuts.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) every: Option<Duration>,
+    /// The age beyond which it is behind.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) rpo: Option<Duration>,
+    /// Largest rate of what it sends; `none`: no limit.
+    #[arg(long, value_name = "RATE|none", value_parser = parse_rate_or_none)]
+    pub(crate) bandwidth: Option<u64>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PromoteStandbyArguments {
+    /// Name of the standby, its volume or its VM.
+    pub(crate) name: String,
+    /// The host that had the volumes is off: it does not serve them, and will not.
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// The age that is accepted: what was written since is lost.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) older_than_ok: Option<Duration>,
+    /// The recovery point; by default the newest (sterna standby show).
+    #[arg(long, value_name = "POINT")]
+    pub(crate) point: Option<String>,
+}
+
+/// Reads `last=6,hourly=24,daily=7` or `none`.
+fn parse_keep(text: &str) -> Result<KeepPoints, String> {
+    if text == "none" {
+        return Ok(KeepPoints::NONE);
+    }
+    let mut keep = KeepPoints::NONE;
+    for part in text.split(',') {
+        let count = part.split_once('=').and_then(|(kind, count)| Some((kind, count.parse::<u32>().ok()?)));
+        match count {
+            Some(("last", count)) => keep.last = count,
+            Some(("hourly", count)) => keep.hourly = count,
+            Some(("daily", count)) => keep.daily = count,
+            _ => return Err("it is none, or numbers as in last=6,hourly=24,daily=7".to_owned()),
+        }
+    }
+    Ok(keep)
+}
+
+/// Reads a rate; `none` is zero.
+fn parse_rate_or_none(text: &str) -> Result<u64, String> {
+    if text == "none" { Ok(0) } else { parse_rate(text).map_err(|error| error.to_string()) }
+}
+
+const ADD_HELP: &str = "\
+Examples:
+  sterna standby add web1 --to rack9
+  sterna standby add db-data db-log --to rack9:fast --every 5s --keep last=12,hourly=48
+  sterna standby list
+
+The guests go on working. Every interval all volumes are cut at one moment, and what was written since the last cut is sent, each
+block once. The copy is encrypted like everything between hosts. If this host is lost: at the other one, sterna standby promote.";
+
+const SHOW_HELP: &str = "\
+Examples:
+  sterna standby show web1
+  sterna standby show web1 --json | jq -r '.points[-1].name'
+
+At the host that keeps the standby, the list has its recovery points.";
+
+const CHECK_HELP: &str = "\
+Example:
+  sterna standby check || mail -s 'standbys are behind' root
+
+It looks at all standbys of this host's volumes, or at one that is named.";
+
+const PROMOTE_HELP: &str = "\
+Examples:
+  sterna standby promote web1 --force
+  sterna standby promote web1 --force --older-than-ok 2d
+
+Give this order at the host that keeps the standby. Be sure that the other host is off, or does not serve the volumes any more:
+otherwise two hosts have them, and their states part. While the other host can be reached, move the volumes there with
+`sterna migrate` instead; that loses nothing.";
+
+const REMOVE_HELP: &str = "\
+Examples:
+  sterna standby remove web1
+  sterna standby remove web1 --force
+
+Give this order at the host that has the volumes. The volumes themselves stay as they are.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn points_to_keep_are_counts_of_kinds() {
+        assert_eq!(parse_keep("last=3,daily=2"), Ok(KeepPoints { last: 3, hourly: 0, daily: 2 }));
+        assert_eq!(parse_keep("none"), Ok(KeepPoints::NONE));
+        for wrong in ["", "last", "last=x", "weekly=3", "last=3,"] {
+            assert!(parse_keep(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_rate_or_none("none"), Ok(0));
+    }
+}

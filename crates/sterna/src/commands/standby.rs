@@ -1,0 +1,88 @@
+//! `sterna standby …`
+
+use api::{Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState};
+
+use crate::args::{AddStandbyArguments, StandbyCommand};
+use crate::commands::CommandError;
+use crate::exit::Exit;
+use crate::output::{self, Format, standbys};
+
+pub(super) async fn run(
+    client: &Client,
+    command: StandbyCommand,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    match command {
+        StandbyCommand::Add(arguments) => {
+            let added = client.add_standby(&order(arguments)).await?;
+            output::print(format, &added, standbys::added)?;
+        }
+        StandbyCommand::List => output::print(format, &client.standbys().await?, standbys::list)?,
+        StandbyCommand::Show(named) => {
+            output::print(format, &client.standby(&named.name).await?, standbys::show)?;
+        }
+        StandbyCommand::Pause(named) => set(client, &named.name, paused(true), format).await?,
+        StandbyCommand::Resume(named) => set(client, &named.name, paused(false), format).await?,
+        StandbyCommand::Set(arguments) => {
+            let change = SetStandby {
+                every_seconds: arguments.every.map(|every| every.as_secs_f64()),
+                rpo_seconds: arguments.rpo.map(|rpo| rpo.as_secs_f64()),
+                bandwidth_bytes_per_second: arguments.bandwidth,
+                paused: None,
+            };
+            set(client, &arguments.name, change, format).await?;
+        }
+        StandbyCommand::Check { name } => return check(client, name, format).await,
+        StandbyCommand::Promote(arguments) => {
+            let order = PromoteStandby {
+                force: arguments.force,
+                older_than_ok_seconds: arguments.older_than_ok.map(|age| age.as_secs_f64()),
+                point: arguments.point,
+            };
+            let promoted = client.promote_standby(&arguments.name, &order).await?;
+            output::print(format, &promoted, standbys::promoted)?;
+        }
+        StandbyCommand::Remove { name, force } => {
+            let removed = client.remove_standby(&name, RemoveStandby { force }).await?;
+            output::print(format, &removed, |removed| format!("removed the standby {}\n", removed.name))?;
+        }
+    }
+    Ok(Exit::Success)
+}
+
+fn order(arguments: AddStandbyArguments) -> NewStandby {
+    let (host, store) = match arguments.to.split_once(':') {
+        Some((host, store)) => (host.to_owned(), Some(store.to_owned())),
+        None => (arguments.to, None),
+    };
+    NewStandby {
+        volumes: arguments.volumes,
+        host,
+        store,
+        every_seconds: Some(arguments.every.as_secs_f64()),
+        rpo_seconds: arguments.rpo.map(|rpo| rpo.as_secs_f64()),
+        bandwidth_bytes_per_second: arguments.bandwidth,
+        keep: arguments.keep,
+    }
+}
+
+fn paused(paused: bool) -> SetStandby {
+    SetStandby { paused: Some(paused), ..SetStandby::default() }
+}
+
+async fn set(client: &Client, name: &str, change: SetStandby, format: Format) -> Result<(), CommandError> {
+    let set = client.set_standby(name, &change).await?;
+    Ok(output::print(format, &set, standbys::show)?)
+}
+
+/// Prints the standbys that are not as young as they have to be.
+async fn check(client: &Client, name: Option<String>, format: Format) -> Result<Exit, CommandError> {
+    let checked = match name {
+        Some(name) => vec![client.standby(&name).await?],
+        None => client.standbys().await?.into_iter().filter(|standby| standby.role == StandbyRole::Source).collect(),
+    };
+    let is_late = |standby: &Standby| standby.state != StandbyState::Current;
+    let late: Vec<Standby> = checked.iter().filter(|standby| is_late(standby)).cloned().collect();
+    output::print(format, &late, |late| standbys::checked(late, checked.len()))?;
+    Ok(if late.is_empty() { Exit::Success } else { Exit::NotReady })
+}

@@ -1,0 +1,102 @@
+//! Text output of `sterna standby`.
+
+use api::{Standby, StandbyRole, StandbyState};
+
+use super::{dash, lines, properties, table};
+use crate::output::replicas::age;
+use console::units::{bytes, duration};
+
+/// Returns the standbys as a table.
+pub(crate) fn list(standbys: &Vec<Standby>) -> String {
+    if standbys.is_empty() {
+        return "there are no standbys; to keep one: sterna standby add VOLUME --to HOST\n".to_owned();
+    }
+    let header = ["STANDBY", "HERE", "STATE", "AGE", "WAITING", "EVERY", "STORE"];
+    let mut table = table(&header, &[3, 4, 5]);
+    for standby in standbys {
+        table.add_row([
+            standby.name.clone(),
+            match standby.role {
+                StandbyRole::Source => "volumes",
+                StandbyRole::Standby => "copy",
+            }
+            .to_owned(),
+            state(standby.state).to_owned(),
+            standby.age_seconds.map_or_else(dash, duration),
+            standby.bytes_waiting.map_or_else(dash, bytes),
+            standby.every_seconds.map_or_else(dash, duration),
+            standby.store.clone(),
+        ]);
+    }
+    let reasons = standbys.iter().filter_map(|standby| Some(format!("{}: {}\n", standby.name, standby.reason.as_ref()?)));
+    lines(&table) + &reasons.collect::<String>()
+}
+
+/// Returns the text about one standby.
+pub(crate) fn show(standby: &Standby) -> String {
+    let is_source = standby.role == StandbyRole::Source;
+    let mut shown = vec![
+        ("standby", standby.name.clone()),
+        (if is_source { "kept at" } else { "volumes at" }, standby.host.clone()),
+        ("volumes", standby.volumes.join(", ")),
+        ("store", standby.store.clone()),
+        ("state", state(standby.state).to_owned()),
+    ];
+    let mut add = |name, value: Option<String>| shown.extend(value.map(|value| (name, value)));
+    add("because", standby.reason.clone());
+    add("age", standby.age_seconds.map(duration));
+    add("every", standby.every_seconds.map(duration));
+    add("allowed age", standby.rpo_seconds.map(duration));
+    add("rate", standby.bandwidth_bytes_per_second.map(|rate| format!("{}/s", bytes(rate))));
+    add("waiting", standby.bytes_waiting.map(bytes));
+    add("sent", standby.bytes_sent.map(bytes));
+    let points = standby.points.iter().rev();
+    let points: String = points.map(|point| format!("  {}  {} old\n", point.name, age(point.arrived_unix_ms))).collect();
+    let head = if points.is_empty() { "" } else { "recovery points, the newest first:\n" };
+    properties(&shown) + head + &points
+}
+
+pub(crate) fn added(standby: &Standby) -> String {
+    format!(
+        "{} is being copied to store {} of host {}; follow it with: sterna standby show {}\n",
+        standby.volumes.join(", "),
+        standby.store,
+        standby.host,
+        standby.name
+    )
+}
+
+pub(crate) fn promoted(standby: &Standby) -> String {
+    let volumes = standby.volumes.join(", ");
+    format!("promoted: this host has {volumes} now; see: sterna volume list\n")
+}
+
+/// Returns the text about standbys that are late, of so many that were looked at.
+pub(crate) fn checked(late: &[Standby], count: usize) -> String {
+    if count == 0 {
+        return "there are no standbys\n".to_owned();
+    }
+    if late.is_empty() {
+        return format!("all is well: {count} current\n");
+    }
+    let line = |standby: &Standby| {
+        let age = standby.age_seconds.map_or_else(|| "of unknown age".to_owned(), |age| format!("{} old", duration(age)));
+        let because = standby.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
+        format!("{} is {}, {age}{because}\n", standby.name, state(standby.state))
+    };
+    late.iter().map(line).collect()
+}
+
+fn state(state: StandbyState) -> &'static str {
+    match state {
+        StandbyState::Seeding => "seeding",
+        StandbyState::Current => "current",
+        StandbyState::Behind => "behind",
+        StandbyState::Paused => "paused",
+        StandbyState::NoRecoveryPoint => "no recovery point",
+        StandbyState::Promoted => "promoted",
+        StandbyState::Diverged => "diverged",
+        StandbyState::Used => "used by a migration",
+        StandbyState::Waiting => "waiting",
+    }
+}
