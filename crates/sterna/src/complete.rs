@@ -36,6 +36,7 @@ enum Names {
     Migrations,
     /// Volumes with kept images.
     Replicas,
+    Standbys,
 }
 
 /// The arguments with names: the command, the name of the argument, and what it names.
@@ -64,6 +65,15 @@ const ARGUMENTS: &[(&str, &str, Names)] = &[
     ("migration retry", "id", Names::Migrations),
     ("migration cancel", "id", Names::Migrations),
     ("replica drop", "name", Names::Replicas),
+    ("standby add", "volumes", Names::Movables),
+    ("standby add", "to", Names::Hosts),
+    ("standby show", "name", Names::Standbys),
+    ("standby pause", "name", Names::Standbys),
+    ("standby resume", "name", Names::Standbys),
+    ("standby set", "name", Names::Standbys),
+    ("standby check", "name", Names::Standbys),
+    ("standby promote", "name", Names::Standbys),
+    ("standby remove", "name", Names::Standbys),
     ("store scan", "name", Names::Stores),
     ("store release", "name", Names::Stores),
     ("host show", "name", Names::Hosts),
@@ -145,6 +155,7 @@ async fn ask(client: &Client, names: Names) -> Result<Vec<String>, ClientError> 
             words.dedup();
             words
         }
+        Names::Standbys => client.standbys().await?.into_iter().map(|standby| standby.name).collect(),
         Names::Replicas => client.replicas().await?.into_iter().map(|replica| replica.volume).collect(),
     })
 }

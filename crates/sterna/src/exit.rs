@@ -113,6 +113,7 @@ impl Exit {
             | ErrorCode::VmNotFound
             | ErrorCode::ReplicaNotFound
             | ErrorCode::GrantNotFound
+            | ErrorCode::StandbyNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::NotPermitted => Self::NotPermitted,
