@@ -85,7 +85,9 @@ impl Host {
         let migration_hooks = MigrationHooks::new(parts);
         let vm_orders = VmOrders::new(parts, &exports, &claims, &volume_orders, &migration_hooks);
         let runner = SessionRunner::new(parts, &vm_orders);
-        let arrivals = Arrivals::new(parts, &exports, &serving, &migration_hooks, &vm_orders, &runner);
+        let standbys = Standbys::new(parts, &serving);
+        let arrivals =
+            Arrivals::new(parts, &exports, &serving, &migration_hooks, &vm_orders, &runner, &standbys);
         let departures =
             Departures::new(parts, &claims, &serving, &migration_hooks, &vm_orders, &runner, &arrivals);
         let resumption = Resumption::new(parts, &exports, &serving, &arrivals, &departures);
@@ -97,7 +99,6 @@ impl Host {
         let description = Description::new(parts, &views, &vm_orders);
         let reloading = Reloading::new(parts, &exports);
         let shutdown = Shutdown::new(parts, &serving, &migration_orders);
-        let standbys = Standbys::new(parts, &serving);
         let Parts { config, journal, hosts, operations, stopping, .. } = parts.clone();
         Arc::new(Self {
             config,

@@ -15,6 +15,7 @@ mod making;
 mod orders;
 mod promotion;
 pub(crate) mod source;
+mod use_by_migration;
 mod views;
 
 use std::any::Any;
@@ -45,6 +46,7 @@ use crate::volumes::registry::Volumes;
 pub(crate) struct Standbys {
     /// The files about standbys; the error says why there are none.
     book: Result<Book, String>,
+    data_dir: PathBuf,
     journal: Journal,
     custody: Custody,
     stores: Arc<Stores>,
@@ -82,6 +84,7 @@ impl Standbys {
         let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
         Arc::new(Self {
             book,
+            data_dir: config.data_dir.clone(),
             journal,
             custody,
             stores,

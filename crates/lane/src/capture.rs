@@ -305,9 +305,9 @@ impl Member {
         self.group.carry_out(&mut state, payload);
     }
 
-    /// Reports that a flush of the volume's store has failed.
+    /// Reports that a guest's flush of the volume's store has failed.
     pub(crate) fn flush_failed(&self) {
-        self.group.handle(Event::FlushFailed);
+        self.group.handle(Event::GuestFlushFailed);
     }
 
     /// Reports that the volume has grown, before a client can write to the new part.

@@ -118,6 +118,8 @@ impl Exit {
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::NotPermitted => Self::NotPermitted,
             ErrorCode::VolumeExists
+            | ErrorCode::StandbyExists
+            | ErrorCode::StandbyRefused
             | ErrorCode::VmExists
             | ErrorCode::VmWrongState
             | ErrorCode::VmUnsuitable

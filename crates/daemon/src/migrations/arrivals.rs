@@ -22,7 +22,7 @@ use tokio::sync::Semaphore;
 use crate::config::Config;
 use crate::custody::Custody;
 use crate::files::sockets::SocketFolder;
-use crate::host::{Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, VmOrders};
+use crate::host::{Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, Standbys, VmOrders};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::metadata::MetadataFolder;
@@ -60,6 +60,7 @@ pub(crate) struct Arrivals {
     migration_hooks: Arc<MigrationHooks>,
     vm_orders: Arc<VmOrders>,
     runner: Arc<SessionRunner>,
+    standbys: Arc<Standbys>,
 }
 
 impl Arrivals {
@@ -70,6 +71,7 @@ impl Arrivals {
         migration_hooks: &Arc<MigrationHooks>,
         vm_orders: &Arc<VmOrders>,
         runner: &Arc<SessionRunner>,
+        standbys: &Arc<Standbys>,
     ) -> Arc<Self> {
         let Parts {
             migrations,
@@ -114,6 +116,7 @@ impl Arrivals {
             migration_hooks: Arc::clone(migration_hooks),
             vm_orders: Arc::clone(vm_orders),
             runner: Arc::clone(runner),
+            standbys: Arc::clone(standbys),
         })
     }
 }

@@ -13,4 +13,4 @@ mod folder;
 mod keeper;
 
 pub(crate) use files::text;
-pub(crate) use keeper::{Copy, CopyView, Input, Promoted, delete_files};
+pub(crate) use keeper::{Copy, CopyView, Input, delete_files};

@@ -17,7 +17,7 @@ use standby::{StandbyId, Watermark};
 use tokio::sync::oneshot;
 
 use super::book::{CopiedVolume, Side, parse};
-use super::copy::{Input, Promoted, text};
+use super::copy::{Input, text};
 use super::orders::Found;
 use super::{Kept, Standbys, lock};
 use crate::error::{RequestError, StandbyError};
@@ -57,7 +57,7 @@ impl Standbys {
         let promoted = answered.await.map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
         let promoted = promoted.map_err(refused)?;
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
-        self.own(kept, &promoted).await?;
+        self.own(kept).await?;
         Ok(self.view(&found).await)
     }
 
@@ -78,8 +78,8 @@ impl Standbys {
                 let (answer, answered) = oneshot::channel();
                 let order = PromoteOrder { owner_is_lost: true, age_max: Duration::MAX, point: None };
                 kept.copy.give(Input::Promote { order, answer });
-                let Ok(Ok(promoted)) = answered.await else { return };
-                if let Err(error) = this.own(&kept, &promoted).await {
+                let Ok(Ok(_)) = answered.await else { return };
+                if let Err(error) = this.own(&kept).await {
                     tracing::error!(standby = %kept.config.name, error = %error.message(), "a promotion is not complete; try it \
                         again: sterna standby promote");
                 }
@@ -104,7 +104,7 @@ impl Standbys {
     }
 
     /// Makes the images volumes of this host, and serves them. What was done before is left as it is.
-    async fn own(self: &Arc<Self>, kept: &Arc<Kept>, promoted: &Promoted) -> Result<(), RequestError> {
+    async fn own(self: &Arc<Self>, kept: &Arc<Kept>) -> Result<(), RequestError> {
         let mut paths = Vec::new();
         for volume in &kept.config.volumes {
             paths.push(self.path_of(kept, volume)?);
@@ -113,9 +113,9 @@ impl Standbys {
         kept.copy.give(Input::Release { to: paths.clone(), answer });
         let moved = answered.await.map_err(|_| RequestError::Internal("a keeper has ended".to_owned()))?;
         moved.map_err(|error| RequestError::storage("move the images into", &paths[0], &error))?;
-        for ((volume, path), size_bytes) in kept.config.volumes.iter().zip(&paths).zip(&promoted.sizes) {
+        for (volume, path) in kept.config.volumes.iter().zip(&paths) {
             if !self.is_made(volume) {
-                self.add_volume(kept, volume, path, *size_bytes).await?;
+                self.add_volume(kept, volume, path).await?;
             }
         }
         for volume in &kept.config.volumes {
@@ -129,11 +129,18 @@ impl Standbys {
         kept: &Kept,
         volume: &CopiedVolume,
         path: &Path,
-        size_bytes: u64,
     ) -> Result<(), RequestError> {
         let (claim, _) = self.volumes.claim_new(&volume.name)?;
         let place = Place::File(path_text(path)?);
         let image = ImageLocation { store: kept.config.store.clone(), place: place.clone(), format: ImageFormat::Raw };
+        let (custody, opened, found) = (self.custody.clone(), path.to_owned(), place.clone());
+        let (known, size_bytes) = blocking(move || {
+            let file = std::fs::File::open(&opened).map_err(|error| RequestError::storage("open", &opened, &error))?;
+            let looked = |error| RequestError::storage("look at", &opened, &error);
+            let known = custody.record_of(&found, &file).map_err(looked)?;
+            Ok((known, file.metadata().map_err(looked)?.len()))
+        })
+        .await?;
         let record = VolumeRecord {
             volume: identity(volume),
             name: volume.name.clone(),
@@ -143,12 +150,6 @@ impl Standbys {
             generation: Generation(0),
             export: ExportSettings::default(),
         };
-        let (custody, opened) = (self.custody.clone(), path.to_owned());
-        let known = blocking(move || {
-            let file = std::fs::File::open(&opened).map_err(|error| RequestError::storage("open", &opened, &error))?;
-            custody.record_of(&place, &file).map_err(|error| RequestError::storage("look at", &opened, &error))
-        })
-        .await?;
         let added = vec![Record::VolumeAdded(record.clone())].into_iter().chain(known).collect();
         self.journal.commit(added).await?;
         claim.created(record.volume);

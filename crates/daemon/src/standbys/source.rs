@@ -59,8 +59,6 @@ pub(super) struct Shown {
     pub(super) reason: Option<String>,
     pub(super) bytes_sent: u64,
     pub(super) epochs: u64,
-    /// Epochs that became no recovery points of their own, because content of them was overwritten before it was sent.
-    pub(super) bytes_waiting: u64,
 }
 
 impl Source {

@@ -1,13 +1,16 @@
 //! A volume that has a standby: shows its changes to its group, and reads what the group sends.
 
 use block::{Buffer, ByteRange};
-use chronicle::{BlockRange, LayeredBitmap, ReplicaOf};
+use chronicle::{BlockRange, Generation, LayeredBitmap, ReplicaOf};
 
 use super::Lane;
 use crate::capture::BLOCK_BYTES;
 use crate::chronicler::NotDurable;
 use crate::handle::CaptureOrder;
 use crate::refused::Refused;
+
+/// The generation under which chronicles know a standby: it stays the same when the volume changes hands.
+const GENERATION: Generation = Generation(0);
 
 impl Lane {
     pub(super) async fn capture(&self, order: CaptureOrder) -> Result<Option<LayeredBitmap>, Refused> {
@@ -16,7 +19,7 @@ impl Lane {
             self.check_capturable()?;
         }
         self.volume.set_member(member).await;
-        Ok(self.volume.chronicler().lacking(of, self.volume.generation()))
+        Ok(self.volume.chronicler().lacking(of, GENERATION))
     }
 
     fn check_capturable(&self) -> Result<(), Refused> {
@@ -62,8 +65,7 @@ impl Lane {
 
     /// Makes durable what the standby lacks. Its group has flushed the volume's store.
     pub(super) async fn forget_for_standby(&self, of: ReplicaOf) -> Result<(), NotDurable> {
-        let generation = self.volume.generation();
         let missing = || self.volume.member()?.unforgotten();
-        self.volume.chronicler().refer_to(of, generation, || None, missing).await
+        self.volume.chronicler().refer_to(of, GENERATION, || None, missing).await
     }
 }

@@ -391,6 +391,7 @@ impl Arrivals {
         }
         let Some((path, file)) = &reserved.file else { return Ok(None) };
         let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
+        self.standbys.give_to_migration(record.volume, path).await;
         let (path, record) = (path.clone(), record.clone());
         let Some(migration) = self.migration_into(&record.image) else { return Ok(None) };
         let (data_dir, custody) = (self.config.data_dir.clone(), self.custody.clone());

@@ -253,11 +253,6 @@ impl Files {
         self.folder.move_out(&image_name(index), to)
     }
 
-    /// Returns the sizes of the images in bytes.
-    pub(crate) fn sizes(&self) -> io::Result<Vec<u64>> {
-        self.images.iter().map(|image| Ok(image.metadata()?.len())).collect()
-    }
-
     fn open_undo(&mut self) -> io::Result<()> {
         self.undo = match self.points.last() {
             Some((at, KeptBy::Undo)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),

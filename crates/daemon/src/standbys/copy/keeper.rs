@@ -47,10 +47,9 @@ pub(crate) enum Input {
 }
 
 /// A standby that was promoted, and whose volumes this host owns.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Promoted {
     pub(crate) at: Watermark,
-    pub(crate) sizes: Vec<u64>,
 }
 
 /// What an administrator sees of a standby.
@@ -60,8 +59,6 @@ pub(crate) struct CopyView {
     pub(crate) as_of_unix_ms: Option<u64>,
     pub(crate) is_promoted: bool,
     pub(crate) is_consumed: bool,
-    pub(crate) is_receiving: bool,
-    pub(crate) is_torn: bool,
     /// Recovery points, the oldest first: name, time in milliseconds since 1970.
     pub(crate) points: Vec<(Watermark, u64)>,
     /// Why it cannot go on.
@@ -106,7 +103,8 @@ struct Keeper {
     current_unix_ms: Option<u64>,
     promotion: Option<oneshot::Sender<Result<Promoted, String>>>,
     consumption: Option<oneshot::Sender<Result<Option<Watermark>, String>>>,
-    is_released: bool,
+    /// What the standby was when its images were given away; `None`: they are here.
+    released: Option<Standing>,
 }
 
 /// The machine with its files.
@@ -130,7 +128,7 @@ impl Keeper {
             current_unix_ms: None,
             promotion: None,
             consumption: None,
-            is_released: false,
+            released: None,
         }
     }
 
@@ -152,7 +150,7 @@ impl Keeper {
 
     /// Opens the files and goes on from the durable record.
     fn reopen(&mut self) {
-        if self.is_released {
+        if self.released.is_some() {
             return;
         }
         match self.try_to_open() {
@@ -174,7 +172,10 @@ impl Keeper {
             Some(record) => (record.points.as_slice(), record.sealed.as_slice()),
             None => (&[][..], &[][..]),
         };
-        let files = Files::open(&self.store, &self.config.id, &sizes, points, sealed)?;
+        // N.B. Images that belong to volumes, or to a migration, are not made anew.
+        let is_receiving = record.as_ref().is_none_or(|record| record.standing == Standing::Receiving);
+        let images: &[BlockCount] = if is_receiving { &sizes } else { &[] };
+        let files = Files::open(&self.store, &self.config.id, images, points, sealed)?;
         let settings = Settings {
             spool_blocks: SPOOL_BLOCKS,
             points_blocks: sizes.iter().map(|size| size.0).sum(),
@@ -204,13 +205,9 @@ impl Keeper {
                 if self.open.is_none() {
                     self.reopen();
                 }
-                if let Some(open) = &self.open
-                    && let Some(at) = open.owned
-                {
-                    // It was promoted before, and a volume of it was not made.
-                    let promoted = open.files.sizes().map(|sizes| Promoted { at, sizes });
-                    // The asker may have gone.
-                    let _ = answer.send(promoted.map_err(|error| error.to_string()));
+                if let Some(at) = self.open.as_ref().and_then(|open| open.owned) {
+                    // It was promoted before, and a volume of it was not made. The asker may have gone.
+                    let _ = answer.send(Ok(Promoted { at }));
                     return;
                 }
                 self.promotion = Some(answer);
@@ -222,9 +219,11 @@ impl Keeper {
             Input::Consume { answer } => {
                 self.consumption = Some(answer);
                 self.handle(Event::Consume, &Bytes::new());
-                if self.open.is_none() {
-                    // Dropped: the asker learns that it cannot be used.
-                    self.consumption = None;
+                if self.open.is_none()
+                    && let Some(answer) = self.consumption.take()
+                {
+                    // The asker may have gone.
+                    let _ = answer.send(Err(self.words()));
                 }
             }
             Input::Release { to, answer } => {
@@ -232,7 +231,7 @@ impl Keeper {
                     Some(open) => {
                         let moved = to.iter().enumerate().try_for_each(|(index, to)| open.files.move_image(index, to));
                         if moved.is_ok() {
-                            self.is_released = true;
+                            self.released = Some(open.machine.record().standing);
                         } else {
                             self.open = Some(open);
                         }
@@ -359,7 +358,7 @@ impl Keeper {
             Action::Own(at) => {
                 open.owned = Some(at);
                 if let Some(answer) = self.promotion.take() {
-                    let _ = answer.send(Ok(Promoted { at, sizes: files.sizes()? }));
+                    let _ = answer.send(Ok(Promoted { at }));
                 }
             }
             Action::Consumed(at) => {
@@ -382,8 +381,12 @@ impl Keeper {
 
     fn view(&self) -> CopyView {
         let Some(open) = &self.open else {
-            let is_promoted = self.is_released;
-            return CopyView { fault: self.fault.clone(), is_promoted, ..CopyView::default() };
+            return CopyView {
+                fault: self.fault.clone(),
+                is_promoted: matches!(self.released, Some(Standing::Promoted { .. })),
+                is_consumed: self.released == Some(Standing::Consumed),
+                ..CopyView::default()
+            };
         };
         let record = open.machine.record();
         let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
@@ -394,8 +397,6 @@ impl Keeper {
             as_of_unix_ms: arrived.map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
             is_promoted: matches!(record.standing, Standing::Promoted { .. }),
             is_consumed: record.standing == Standing::Consumed,
-            is_receiving: record.standing == Standing::Receiving,
-            is_torn: !is_point,
             points: record.points.iter().map(|point| (point.watermark, point.arrived_ms)).chain(image).collect(),
             fault: self.fault.clone(),
         }
@@ -455,6 +456,7 @@ fn words_of(refusal: Refusal) -> String {
         }
         Refusal::NoRecoveryPoint => "the standby has no recovery point: it never had everything, or has lost it".to_owned(),
         Refusal::NoSuchPoint => "the standby has no such recovery point; list them with: sterna standby show".to_owned(),
+        Refusal::Unsure => "this host's journal was restored, and the source has not confirmed the standby yet; if the source is lost: --force".to_owned(),
         Refusal::Ended => "the standby was promoted already, or a migration uses it".to_owned(),
     }
 }
