@@ -253,6 +253,13 @@ impl Files {
         self.folder.move_out(&image_name(index), to)
     }
 
+    /// Closes the images: others have them.
+    pub(crate) fn close(&mut self) {
+        self.images.clear();
+        self.spool = None;
+        self.undo = None;
+    }
+
     fn open_undo(&mut self) -> io::Result<()> {
         self.undo = match self.points.last() {
             Some((at, KeptBy::Undo)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),

@@ -95,7 +95,7 @@ struct Keeper {
     config: CopyConfig,
     store: PathBuf,
     book: Book,
-    /// `None`: a fault, or released.
+    /// `None`: a fault.
     open: Option<Open>,
     fault: Option<String>,
     line: Option<Line>,
@@ -103,8 +103,6 @@ struct Keeper {
     current_unix_ms: Option<u64>,
     promotion: Option<oneshot::Sender<Result<Promoted, String>>>,
     consumption: Option<oneshot::Sender<Result<Option<Watermark>, String>>>,
-    /// What the standby was when its images were given away; `None`: they are here.
-    released: Option<Standing>,
 }
 
 /// The machine with its files.
@@ -128,7 +126,6 @@ impl Keeper {
             current_unix_ms: None,
             promotion: None,
             consumption: None,
-            released: None,
         }
     }
 
@@ -150,9 +147,6 @@ impl Keeper {
 
     /// Opens the files and goes on from the durable record.
     fn reopen(&mut self) {
-        if self.released.is_some() {
-            return;
-        }
         match self.try_to_open() {
             Ok(open) => {
                 self.open = Some(open);
@@ -227,24 +221,22 @@ impl Keeper {
                 }
             }
             Input::Release { to, answer } => {
-                let moved = match self.open.take() {
-                    Some(open) => {
-                        let moved = to.iter().enumerate().try_for_each(|(index, to)| open.files.move_image(index, to));
-                        if moved.is_ok() {
-                            self.released = Some(open.machine.record().standing);
-                        } else {
-                            self.open = Some(open);
-                        }
-                        moved
-                    }
-                    None => Err(io::Error::new(io::ErrorKind::NotFound, "the images are not open")),
-                };
-                let _ = answer.send(moved);
+                let _ = answer.send(self.release(&to));
             }
             Input::Look { answer } => {
                 let _ = answer.send(self.view());
             }
         }
+    }
+
+    /// Gives the images away. The machine goes on, because it answers the source.
+    fn release(&mut self, to: &[PathBuf]) -> io::Result<()> {
+        let open = self.open.as_mut().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the images are not open"))?;
+        for (index, to) in to.iter().enumerate() {
+            open.files.move_image(index, to)?;
+        }
+        open.files.close();
+        Ok(())
     }
 
     fn take_frame(&mut self, line: Line, stream: StreamId, message: ToStandby, payload: &Bytes) {
@@ -310,8 +302,7 @@ impl Keeper {
     }
 
     fn words(&self) -> String {
-        let fault = self.fault.as_deref().unwrap_or("it was given to volumes");
-        format!("the standby's host cannot write it: {fault}")
+        format!("the standby's host cannot write it: {}", self.fault.as_deref().unwrap_or("its files are closed"))
     }
 
     fn act(&mut self, action: Action, payload: &Bytes) -> io::Result<()> {
@@ -381,12 +372,8 @@ impl Keeper {
 
     fn view(&self) -> CopyView {
         let Some(open) = &self.open else {
-            return CopyView {
-                fault: self.fault.clone(),
-                is_promoted: matches!(self.released, Some(Standing::Promoted { .. })),
-                is_consumed: self.released == Some(Standing::Consumed),
-                ..CopyView::default()
-            };
+            return CopyView { fault: self.fault.clone(), ..CopyView::default() };
+        };
         };
         let record = open.machine.record();
         let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
