@@ -18,10 +18,10 @@ use self::way::Way;
 pub use self::way::{Connect, Connecting, Stream};
 use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
-    MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewStandby, NewVm, NewVolume,
-    Overview, Peer, PromoteStandby, PromoteVolume, RESPONSE_BYTES_MAX, RemoveStandby, SetStandby, Standby, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
-    RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, StoreContent,
-    StoreFile, Vm, Volume, Watch,
+    MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewStandby, NewVm,
+    NewVolume, Overview, Peer, PromoteStandby, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer,
+    RemoveStandby, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration,
+    SetPeer, SetStandby, Standby, StopVm, Store, StoreContent, StoreFile, Vm, Volume, Watch,
 };
 
 /// A client of one daemon.

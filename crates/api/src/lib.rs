@@ -108,7 +108,8 @@ pub use peer::{
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
 pub use standby::{
-    KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState,
+    KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby, SetStandby, Standby, StandbyRole,
+    StandbyState,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

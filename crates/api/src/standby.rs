@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-
 /// An order to keep a standby of volumes that are served here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -70,7 +69,9 @@ pub struct SetStandby {
 }
 
 /// How a standby is removed.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
+)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveStandby {
     /// Also if the other host does not answer. Its part then has to be removed there.

@@ -265,7 +265,13 @@ impl Peers {
             && (subject.kind, subject.source) == (Kind::Standby, peer)
         {
             let Some(host) = self.host() else { return };
-            host.standbys.received(peer, Line { session: session.clone(), channel }, &head, payload, Box::new(credit));
+            host.standbys.received(
+                peer,
+                Line { session: session.clone(), channel },
+                &head,
+                payload,
+                Box::new(credit),
+            );
             return;
         }
         if !self.may(session, channel, &head, &payload) {

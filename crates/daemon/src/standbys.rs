@@ -203,7 +203,9 @@ impl Standbys {
         let store = self.stores.get(store).map_err(|error| error.message())?;
         match store.kind() {
             StoreKind::Folder { folder, .. } => Ok(Path::to_owned(folder.path())),
-            StoreKind::Single(_) => Err(format!("the store \"{}\" is no folder; a standby needs one", store.name())),
+            StoreKind::Single(_) => {
+                Err(format!("the store \"{}\" is no folder; a standby needs one", store.name()))
+            }
         }
     }
 }

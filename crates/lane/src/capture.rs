@@ -219,7 +219,9 @@ impl Group {
                 Action::Send(stream, message) => self.give(Task::Send(stream, message, Vec::new())),
                 Action::SendExtent { stream, read, epoch, volume, blocks, place } => match place {
                     Place::Disk => self.give(Task::SendFromDisk { stream, read, volume, blocks }),
-                    Place::Zeroes => self.give(Task::Send(stream, extent(volume, blocks, Content::Zeroes), Vec::new())),
+                    Place::Zeroes => {
+                        self.give(Task::Send(stream, extent(volume, blocks, Content::Zeroes), Vec::new()))
+                    }
                     Place::Ring | Place::Spool => {
                         let payload = state.kept.payload(epoch, volume, blocks);
                         self.give(Task::Send(stream, extent(volume, blocks, Content::Payload), payload));
@@ -290,7 +292,13 @@ impl Member {
     }
 
     /// Reports the end of a change, before its client is answered.
-    pub(crate) fn ended(&self, write: WriteId, change: &Change, block_size: BlockSize, result: Result<(), IoError>) {
+    pub(crate) fn ended(
+        &self,
+        write: WriteId,
+        change: &Change,
+        block_size: BlockSize,
+        result: Result<(), IoError>,
+    ) {
         let mut state = self.group.lock();
         if state.early.remove(&write) {
             return;

@@ -57,9 +57,9 @@ pub use front_end::{
     CredentialsError, Encryption, FrontEnd, Offer, PassedConnection, PassedSession, ReplyStyle,
 };
 pub use handle::{
-    Aside, CaptureOrder, FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle, LaneSettings,
-    LaneStore, Listeners, MigrationOrder, MigrationTarget, NbdListeners, Opening, OutgoingChannels,
-    OutgoingOrder, OutgoingRole, Promoted, Rest, ResumedMigration, StoreRole,
+    Aside, CaptureOrder, FillingStoreOrder, IncomingChannels, IncomingOrder, IncomingRole, LaneHandle,
+    LaneSettings, LaneStore, Listeners, MigrationOrder, MigrationTarget, NbdListeners, Opening,
+    OutgoingChannels, OutgoingOrder, OutgoingRole, Promoted, Rest, ResumedMigration, StoreRole,
 };
 pub use pulse::Window;
 pub use refused::Refused;

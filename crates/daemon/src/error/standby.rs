@@ -17,11 +17,15 @@ pub(crate) enum StandbyError {
     NotHere(String),
     #[error("\"{name}\" is served here: give this order at host \"{host}\", which keeps the standby")]
     NotThere { name: String, host: String },
-    #[error("host \"{host}\" does not answer; its part stays there; to remove only this host's: sterna standby remove {name} --force")]
+    #[error(
+        "host \"{host}\" does not answer; its part stays there; to remove only this host's: sterna standby remove {name} --force"
+    )]
     Silent { name: String, host: String },
     #[error("host \"{host}\" refuses the standby: {reason}")]
     Refused { host: String, reason: String },
-    #[error("host \"{host}\" has not answered within {seconds} s: it cannot be reached, or its program is older and keeps no standbys")]
+    #[error(
+        "host \"{host}\" has not answered within {seconds} s: it cannot be reached, or its program is older and keeps no standbys"
+    )]
     NoAnswer { host: String, seconds: u64 },
     #[error("standby \"{name}\" is not promoted: {reason}")]
     NotPromoted { name: String, reason: String },

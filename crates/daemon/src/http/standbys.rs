@@ -61,7 +61,11 @@ async fn change_standby(
 #[utoipa::path(delete, path = "/v1/standbys/{name}",
     params(("name" = String, Path, description = "Name of the standby, or of its volume"), api::RemoveStandby),
     responses((status = 200, description = "What it was", body = api::Standby)))]
-async fn remove_standby(State(host): State<Arc<Host>>, Segment(name): Segment, uri: Uri) -> Answer<api::Standby> {
+async fn remove_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    uri: Uri,
+) -> Answer<api::Standby> {
     let how = query(&uri)?;
     host.operate(Arc::clone(&host.standbys).remove(name, how)).await.map(Json)
 }

@@ -22,7 +22,9 @@ use tokio::sync::Semaphore;
 use crate::config::Config;
 use crate::custody::Custody;
 use crate::files::sockets::SocketFolder;
-use crate::host::{Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, Standbys, VmOrders};
+use crate::host::{
+    Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, Standbys, VmOrders,
+};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::metadata::MetadataFolder;

@@ -22,7 +22,12 @@ const POINTS_MAX: u32 = 1000;
 
 impl Standbys {
     /// Carries out what another host asks.
-    pub(super) async fn asked(self: &Arc<Self>, peer: HostId, line: &Line, ask: Ask) -> Result<Made, RequestError> {
+    pub(super) async fn asked(
+        self: &Arc<Self>,
+        peer: HostId,
+        line: &Line,
+        ask: Ask,
+    ) -> Result<Made, RequestError> {
         match ask {
             Ask::Make(asked) => self.make(peer, line, asked).await,
             Ask::Remove => {
@@ -36,7 +41,12 @@ impl Standbys {
         }
     }
 
-    async fn make(self: &Arc<Self>, peer: HostId, line: &Line, asked: AskedStandby) -> Result<Made, RequestError> {
+    async fn make(
+        self: &Arc<Self>,
+        peer: HostId,
+        line: &Line,
+        asked: AskedStandby,
+    ) -> Result<Made, RequestError> {
         let invalid = |text: &str| RequestError::Invalid(text.to_owned());
         let own = self.peers.own();
         if !is_about(line.channel, asked.standby, peer, own) {
@@ -49,7 +59,9 @@ impl Standbys {
             return Ok(Made { store: kept.config.store.clone() });
         }
         if lock(&self.copies).values().filter(|kept| kept.host() == peer).count() >= STANDBYS_MAX {
-            return Err(RequestError::Invalid(format!("it keeps {STANDBYS_MAX} standbys of this host, and no more")));
+            return Err(RequestError::Invalid(format!(
+                "it keeps {STANDBYS_MAX} standbys of this host, and no more"
+            )));
         }
         check(&asked)?;
         let store = self.stores.choose(Some(asked.store.as_str()).filter(|store| !store.is_empty()))?;
@@ -92,7 +104,10 @@ impl Standbys {
     }
 
     /// Deletes a standby that is kept here, with all files.
-    pub(super) async fn delete_copy(self: &Arc<Self>, standby: standby::StandbyId) -> Result<(), RequestError> {
+    pub(super) async fn delete_copy(
+        self: &Arc<Self>,
+        standby: standby::StandbyId,
+    ) -> Result<(), RequestError> {
         let Some(kept) = lock(&self.copies).remove(&standby) else { return Ok(()) };
         kept.copy.give(Input::End);
         let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
@@ -112,15 +127,23 @@ impl Standbys {
 
 /// Checks what another host has sent.
 fn check(asked: &AskedStandby) -> Result<(), RequestError> {
-    let named = |name: &str| names::check(name).map_err(|reason| RequestError::Name { name: words::clean(name), reason });
+    let named = |name: &str| {
+        names::check(name).map_err(|reason| RequestError::Name { name: words::clean(name), reason })
+    };
     named(&asked.name)?;
     if !(1..=VOLUMES_MAX).contains(&asked.volumes.len()) {
         return Err(RequestError::Invalid(format!("a standby has one volume to {VOLUMES_MAX}")));
     }
     for (index, volume) in asked.volumes.iter().enumerate() {
         named(&volume.name)?;
-        if volume.size_bytes == 0 || volume.size_bytes % BLOCK_BYTES != 0 || volume.size_bytes > i64::MAX as u64 {
-            return Err(RequestError::Invalid(format!("{} bytes are no size for a standby", volume.size_bytes)));
+        if volume.size_bytes == 0
+            || volume.size_bytes % BLOCK_BYTES != 0
+            || volume.size_bytes > i64::MAX as u64
+        {
+            return Err(RequestError::Invalid(format!(
+                "{} bytes are no size for a standby",
+                volume.size_bytes
+            )));
         }
         if asked.volumes[..index].iter().any(|other| other.name == volume.name) {
             return Err(RequestError::Invalid("two volumes have one name".to_owned()));

@@ -12,7 +12,9 @@ use standby::StandbyId;
 use transport::Priority;
 
 use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
-use super::frames::{Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Made, Purpose, TEXT_BYTES_MAX, subject};
+use super::frames::{
+    Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Made, Purpose, TEXT_BYTES_MAX, subject,
+};
 use super::source::Source;
 use super::source::run::copy_of;
 use super::{Kept, Standbys, lock};
@@ -39,7 +41,10 @@ impl Standbys {
     /// Orders a standby.
     pub(crate) async fn add(self: Arc<Self>, order: api::NewStandby) -> Result<api::Standby, RequestError> {
         let _changing = self.changing.lock().await;
-        let peer = self.hosts.find(&order.host).ok_or_else(|| crate::hosts::HostsError::NotFound(order.host.clone()))?;
+        let peer = self
+            .hosts
+            .find(&order.host)
+            .ok_or_else(|| crate::hosts::HostsError::NotFound(order.host.clone()))?;
         let host = HostId(peer.id.0);
         let (name, volumes) = self.volumes_of(&order.volumes)?;
         let asked = self.asked_volumes(&volumes)?;
@@ -50,7 +55,8 @@ impl Standbys {
             let name = self.name_of(&Found::Source(existing));
             return Err(StandbyError::Exists { volume, host, name }.into());
         }
-        let every_ms = milliseconds(order.every_seconds.unwrap_or(EVERY_S), EVERY_MIN_S, DAY_S, "the interval")?;
+        let every_ms =
+            milliseconds(order.every_seconds.unwrap_or(EVERY_S), EVERY_MIN_S, DAY_S, "the interval")?;
         let rpo_s = order.rpo_seconds.unwrap_or((every_ms as f64 * 6.0 / 1000.0).max(60.0));
         let rpo_ms = milliseconds(rpo_s, every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
         let points = order.keep.unwrap_or(api::KeepPoints::DEFAULT);
@@ -87,12 +93,18 @@ impl Standbys {
             let _ = self.ask(host, standby, Ask::Remove).await;
             return Err(error);
         }
-        let source = self.begin_source(config).ok_or_else(|| RequestError::Internal("a standby has no identity".to_owned()))?;
+        let source = self
+            .begin_source(config)
+            .ok_or_else(|| RequestError::Internal("a standby has no identity".to_owned()))?;
         Ok(self.view(&Found::Source(source)).await)
     }
 
     /// Changes a standby at its source.
-    pub(crate) async fn set(self: Arc<Self>, name: String, change: api::SetStandby) -> Result<api::Standby, RequestError> {
+    pub(crate) async fn set(
+        self: Arc<Self>,
+        name: String,
+        change: api::SetStandby,
+    ) -> Result<api::Standby, RequestError> {
         let _changing = self.changing.lock().await;
         let Found::Source(source) = self.find(&name)? else { return Err(StandbyError::NotHere(name).into()) };
         let mut config = source.config();
@@ -182,7 +194,9 @@ impl Standbys {
                 let reason = words::clean(reason.get(..TEXT_BYTES_MAX).unwrap_or(&reason));
                 Err(StandbyError::Refused { host: name, reason }.into())
             }
-            Ok(None) | Err(_) => Err(StandbyError::NoAnswer { host: name, seconds: ANSWER_MAX.as_secs() }.into()),
+            Ok(None) | Err(_) => {
+                Err(StandbyError::NoAnswer { host: name, seconds: ANSWER_MAX.as_secs() }.into())
+            }
         }
     }
 
@@ -218,15 +232,20 @@ impl Standbys {
                 let known = state.volumes.values().find(|known| known.record.name == *name)?;
                 Some((known.record.volume, known.record.size_bytes, known.record.block_size_bytes))
             });
-            let (volume, size_bytes, block_bytes) = found.ok_or_else(|| RequestError::VolumeNotFound(name.clone()))?;
+            let (volume, size_bytes, block_bytes) =
+                found.ok_or_else(|| RequestError::VolumeNotFound(name.clone()))?;
             let unsuitable = |reason: String| StandbyError::Unsuitable { volume: name.clone(), reason };
             if !size_bytes.is_multiple_of(BLOCK_BYTES) {
                 let next = size_bytes.next_multiple_of(BLOCK_BYTES);
-                let reason = format!("its size is no multiple of {BLOCK_BYTES} bytes; sterna volume resize {name} {next}");
+                let reason = format!(
+                    "its size is no multiple of {BLOCK_BYTES} bytes; sterna volume resize {name} {next}"
+                );
                 return Err(unsuitable(reason).into());
             }
             if u64::from(block_bytes) != BLOCK_BYTES {
-                return Err(unsuitable(format!("its writes are recorded in blocks of {block_bytes} bytes")).into());
+                return Err(
+                    unsuitable(format!("its writes are recorded in blocks of {block_bytes} bytes")).into()
+                );
             }
             if asked.iter().any(|other| other.name == *name) {
                 return Err(RequestError::Invalid(format!("volume \"{name}\" is named twice")));

@@ -12,7 +12,7 @@ use std::time::Duration;
 use chronicle::{BlockSize, Generation};
 use migration::journal::{ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord};
 use standby::receiver::PromoteOrder;
-use standby::record::{Standing, StandbyRecord};
+use standby::record::{StandbyRecord, Standing};
 use standby::{StandbyId, Watermark};
 use tokio::sync::oneshot;
 
@@ -46,7 +46,8 @@ impl Standbys {
         let age_max = seconds.map_or(Ok(AGE_MAX), Duration::try_from_secs_f64);
         let age_max = age_max.map_err(|error| RequestError::Invalid(error.to_string()))?;
         let point = order.point.as_deref().map(|point| {
-            parse_point(kept, point).ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
+            parse_point(kept, point)
+                .ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
         });
         if self.hosts.silence_of(kept.host()).is_some() {
             kept.copy.give(Input::Lost);
@@ -54,7 +55,9 @@ impl Standbys {
         let (answer, answered) = oneshot::channel();
         let order = PromoteOrder { owner_is_lost: order.force, age_max, point: point.transpose()? };
         kept.copy.give(Input::Promote { order, answer });
-        let promoted = answered.await.map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
+        let promoted = answered
+            .await
+            .map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
         let promoted = promoted.map_err(refused)?;
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
         self.own(kept).await?;
@@ -65,10 +68,12 @@ impl Standbys {
     pub(super) fn finish_promotions(self: &Arc<Self>) {
         let kept: Vec<Arc<Kept>> = lock(&self.copies).values().cloned().collect();
         for kept in kept {
-            let record = self.book().ok().and_then(|book| {
-                book.record::<StandbyRecord>(Side::Copy, &kept.config.id).ok().flatten()
-            });
-            let is_promoted = record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
+            let record = self
+                .book()
+                .ok()
+                .and_then(|book| book.record::<StandbyRecord>(Side::Copy, &kept.config.id).ok().flatten());
+            let is_promoted =
+                record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
             if !is_promoted {
                 continue;
             }
@@ -98,7 +103,9 @@ impl Standbys {
             if path.exists() && !is_ours {
                 return Err(RequestError::TargetExists { path });
             }
-            self.sockets.check(&volume.name).map_err(|error| RequestError::Invalid(crate::error::with_causes(&error)))?;
+            self.sockets
+                .check(&volume.name)
+                .map_err(|error| RequestError::Invalid(crate::error::with_causes(&error)))?;
         }
         Ok(())
     }
@@ -132,10 +139,15 @@ impl Standbys {
     ) -> Result<(), RequestError> {
         let (claim, _) = self.volumes.claim_new(&volume.name)?;
         let place = Place::File(path_text(path)?);
-        let image = ImageLocation { store: kept.config.store.clone(), place: place.clone(), format: ImageFormat::Raw };
+        let image = ImageLocation {
+            store: kept.config.store.clone(),
+            place: place.clone(),
+            format: ImageFormat::Raw,
+        };
         let (custody, opened, found) = (self.custody.clone(), path.to_owned(), place.clone());
         let (known, size_bytes) = blocking(move || {
-            let file = std::fs::File::open(&opened).map_err(|error| RequestError::storage("open", &opened, &error))?;
+            let file = std::fs::File::open(&opened)
+                .map_err(|error| RequestError::storage("open", &opened, &error))?;
             let looked = |error| RequestError::storage("look at", &opened, &error);
             let known = custody.record_of(&found, &file).map_err(looked)?;
             Ok((known, file.metadata().map_err(looked)?.len()))

@@ -109,7 +109,8 @@ impl Source {
 
 /// Returns the host whose identity is this text.
 pub(super) fn host_of(text: &str) -> HostId {
-    let byte = |index: usize| text.get(2 * index..2 * index + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
+    let byte =
+        |index: usize| text.get(2 * index..2 * index + 2).and_then(|pair| u8::from_str_radix(pair, 16).ok());
     HostId(std::array::from_fn(|index| byte(index).unwrap_or(0)))
 }
 

@@ -44,7 +44,8 @@ impl Standbys {
         let (answer, answered) = oneshot::channel();
         kept.copy.give(Input::Consume { answer });
         let at = answered.await.map_err(|_| "it has ended, or its files cannot be used".to_owned())??;
-        let paths: Vec<PathBuf> = kept.config.volumes.iter().filter_map(|volume| self.kept_path(kept, &volume.name)).collect();
+        let paths: Vec<PathBuf> =
+            kept.config.volumes.iter().filter_map(|volume| self.kept_path(kept, &volume.name)).collect();
         let (answer, answered) = oneshot::channel();
         kept.copy.give(Input::Release { to: paths.clone(), answer });
         let moved = answered.await.map_err(|_| "its keeper has ended".to_owned())?;
@@ -72,7 +73,9 @@ impl Standbys {
     }
 
     fn kept_path(&self, kept: &Kept, volume: &str) -> Option<PathBuf> {
-        let StoreKind::Folder { folder, .. } = self.stores.get(&kept.config.store).ok()?.kind() else { return None };
+        let StoreKind::Folder { folder, .. } = self.stores.get(&kept.config.store).ok()?.kind() else {
+            return None;
+        };
         let image = folder.image_path(volume, migration::journal::ImageFormat::Raw);
         Some(with_suffix(&image, &format!(".standby-{}", kept.config.id)))
     }

@@ -58,13 +58,18 @@ impl Standbys {
                 (kept.config.name.clone(), kept.config.id.clone(), volumes)
             }
         };
-        name == self.name_of(found) || name == group || name == id || volumes.iter().any(|volume| volume == name)
+        name == self.name_of(found)
+            || name == group
+            || name == id
+            || volumes.iter().any(|volume| volume == name)
     }
 
     /// Returns the name of a standby at this host.
     pub(super) fn name_of(&self, found: &Found) -> String {
         match found {
-            Found::Source(source) => format!("{}@{}", source.config().name, self.hosts.name_of(source.host())),
+            Found::Source(source) => {
+                format!("{}@{}", source.config().name, self.hosts.name_of(source.host()))
+            }
             Found::Kept(kept) => format!("{}@{}", kept.config.name, self.hosts.name_of(kept.host())),
         }
     }
@@ -77,7 +82,10 @@ impl Standbys {
                 let (answer, answered) = oneshot::channel();
                 kept.copy.give(Input::Look { answer });
                 let looked = tokio::time::timeout(LOOK_MAX, answered).await;
-                let busy = || CopyView { fault: Some("it is applying an epoch, or its disk does not answer".to_owned()), ..CopyView::default() };
+                let busy = || CopyView {
+                    fault: Some("it is applying an epoch, or its disk does not answer".to_owned()),
+                    ..CopyView::default()
+                };
                 let look = looked.ok().and_then(Result::ok).unwrap_or_else(busy);
                 self.view_kept(name, kept, look)
             }
@@ -88,15 +96,24 @@ impl Standbys {
         let (config, shown) = (source.config(), source.shown());
         let seen = shown.group.as_ref().and_then(|group| {
             group.look(|machine, now| {
-                let waiting: u64 = machine.written_since_confirmed().iter().map(chronicle::LayeredBitmap::count).sum();
-                (machine.state(now), machine.as_of().map(|as_of| now.saturating_sub(as_of)), waiting * BLOCK_BYTES)
+                let waiting: u64 =
+                    machine.written_since_confirmed().iter().map(chronicle::LayeredBitmap::count).sum();
+                (
+                    machine.state(now),
+                    machine.as_of().map(|as_of| now.saturating_sub(as_of)),
+                    waiting * BLOCK_BYTES,
+                )
             })
         });
         let (state, because) = match seen.map(|(state, ..)| state) {
             None => (api::StandbyState::Waiting, None),
             Some(state) => state_of(state),
         };
-        let state = if config.is_paused && state == api::StandbyState::Waiting { api::StandbyState::Paused } else { state };
+        let state = if config.is_paused && state == api::StandbyState::Waiting {
+            api::StandbyState::Paused
+        } else {
+            state
+        };
         api::Standby {
             name,
             id: config.id,
@@ -105,7 +122,14 @@ impl Standbys {
             store: config.store,
             volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
             state,
-            reason: shown.reason.or_else(|| self.hosts.silence_of(source.host()).map(|_| "the standby's host is not connected".to_owned())).or(because),
+            reason: shown
+                .reason
+                .or_else(|| {
+                    self.hosts
+                        .silence_of(source.host())
+                        .map(|_| "the standby's host is not connected".to_owned())
+                })
+                .or(because),
             age_seconds: seen.and_then(|(_, age, _)| age).map(|age| age.as_secs_f64()),
             every_seconds: Some(config.every_ms as f64 / 1000.0),
             rpo_seconds: Some(config.rpo_ms as f64 / 1000.0),
@@ -118,7 +142,10 @@ impl Standbys {
 
     fn view_kept(&self, name: String, kept: &Arc<super::Kept>, look: CopyView) -> api::Standby {
         let config = kept.config.clone();
-        let silence = self.hosts.silence_of(kept.host()).map(|_| "the host that has the volumes is not connected".to_owned());
+        let silence = self
+            .hosts
+            .silence_of(kept.host())
+            .map(|_| "the host that has the volumes is not connected".to_owned());
         let state = match &look {
             _ if look.is_promoted => api::StandbyState::Promoted,
             _ if look.is_consumed => api::StandbyState::Used,
@@ -156,12 +183,20 @@ fn state_of(state: State) -> (api::StandbyState, Option<String>) {
     let because = |because: BehindBecause| match because {
         BehindBecause::NoAnswer => "the standby's host has not answered".to_owned(),
         BehindBecause::Refused(reason) => match reason {
-            standby::wire::RefusedBecause::NoSpace => "the standby's host has no room that leaves its last recovery point alone".to_owned(),
-            standby::wire::RefusedBecause::CannotGrow => "a volume has grown, and the standby's store cannot hold it".to_owned(),
-            standby::wire::RefusedBecause::BaseMissing => "the standby lacks an earlier state; it is copied again".to_owned(),
+            standby::wire::RefusedBecause::NoSpace => {
+                "the standby's host has no room that leaves its last recovery point alone".to_owned()
+            }
+            standby::wire::RefusedBecause::CannotGrow => {
+                "a volume has grown, and the standby's store cannot hold it".to_owned()
+            }
+            standby::wire::RefusedBecause::BaseMissing => {
+                "the standby lacks an earlier state; it is copied again".to_owned()
+            }
         },
         BehindBecause::Incomplete => "blocks of a volume still follow from another host".to_owned(),
-        BehindBecause::Slow => "the link, or what it may use, is too slow for what the guests write".to_owned(),
+        BehindBecause::Slow => {
+            "the link, or what it may use, is too slow for what the guests write".to_owned()
+        }
     };
     match state {
         State::Seeding => (api::StandbyState::Seeding, None),

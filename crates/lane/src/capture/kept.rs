@@ -16,7 +16,14 @@ pub(super) struct Kept(BTreeMap<Epoch, Blocks>);
 
 impl Kept {
     /// Keeps blocks of a payload whose first byte is that of block `first`. They replace what is kept of the epoch there.
-    pub(super) fn keep(&mut self, epoch: Epoch, volume: VolumeIndex, blocks: BlockRange, bytes: &[u8], first: u64) {
+    pub(super) fn keep(
+        &mut self,
+        epoch: Epoch,
+        volume: VolumeIndex,
+        blocks: BlockRange,
+        bytes: &[u8],
+        first: u64,
+    ) {
         let kept = self.0.entry(epoch).or_default();
         for block in blocks.iter() {
             let start = (block.0.saturating_sub(first) * BLOCK_BYTES) as usize;
@@ -64,7 +71,10 @@ mod tests {
         kept.keep(Epoch(1), volume, BlockRange::new(4, 6), &bytes(1, 2), 4);
         kept.keep(Epoch(2), volume, BlockRange::new(5, 6), &bytes(2, 3), 3);
         kept.merge(Epoch(1), Epoch(2));
-        assert_eq!(kept.payload(Epoch(2), volume, BlockRange::new(4, 6)), [bytes(1, 1), bytes(2, 1)].concat());
+        assert_eq!(
+            kept.payload(Epoch(2), volume, BlockRange::new(4, 6)),
+            [bytes(1, 1), bytes(2, 1)].concat()
+        );
         kept.release(Epoch(2));
         assert!(kept.0.is_empty());
     }

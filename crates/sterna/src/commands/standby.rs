@@ -1,6 +1,8 @@
 //! `sterna standby …`
 
-use api::{Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState};
+use api::{
+    Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState,
+};
 
 use crate::args::{AddStandbyArguments, StandbyCommand};
 use crate::commands::CommandError;
@@ -79,7 +81,12 @@ async fn set(client: &Client, name: &str, change: SetStandby, format: Format) ->
 async fn check(client: &Client, name: Option<String>, format: Format) -> Result<Exit, CommandError> {
     let checked = match name {
         Some(name) => vec![client.standby(&name).await?],
-        None => client.standbys().await?.into_iter().filter(|standby| standby.role == StandbyRole::Source).collect(),
+        None => client
+            .standbys()
+            .await?
+            .into_iter()
+            .filter(|standby| standby.role == StandbyRole::Source)
+            .collect(),
     };
     let is_late = |standby: &Standby| standby.state != StandbyState::Current;
     let late: Vec<Standby> = checked.iter().filter(|standby| is_late(standby)).cloned().collect();

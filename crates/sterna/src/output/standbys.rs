@@ -28,7 +28,9 @@ pub(crate) fn list(standbys: &Vec<Standby>) -> String {
             standby.store.clone(),
         ]);
     }
-    let reasons = standbys.iter().filter_map(|standby| Some(format!("{}: {}\n", standby.name, standby.reason.as_ref()?)));
+    let reasons = standbys
+        .iter()
+        .filter_map(|standby| Some(format!("{}: {}\n", standby.name, standby.reason.as_ref()?)));
     lines(&table) + &reasons.collect::<String>()
 }
 
@@ -51,7 +53,8 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
     let points = standby.points.iter().rev();
-    let points: String = points.map(|point| format!("  {}  {} old\n", point.name, age(point.arrived_unix_ms))).collect();
+    let points: String =
+        points.map(|point| format!("  {}  {} old\n", point.name, age(point.arrived_unix_ms))).collect();
     let head = if points.is_empty() { "" } else { "recovery points, the newest first:\n" };
     properties(&shown) + head + &points
 }
@@ -80,7 +83,9 @@ pub(crate) fn checked(late: &[Standby], count: usize) -> String {
         return format!("all is well: {count} current\n");
     }
     let line = |standby: &Standby| {
-        let age = standby.age_seconds.map_or_else(|| "of unknown age".to_owned(), |age| format!("{} old", duration(age)));
+        let age = standby
+            .age_seconds
+            .map_or_else(|| "of unknown age".to_owned(), |age| format!("{} old", duration(age)));
         let because = standby.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
         format!("{} is {}, {age}{because}\n", standby.name, state(standby.state))
     };

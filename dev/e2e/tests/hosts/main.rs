@@ -13,4 +13,5 @@ mod moves;
 mod pacing;
 mod queue;
 mod resume;
+mod standbys;
 mod together;

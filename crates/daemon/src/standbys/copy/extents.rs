@@ -139,11 +139,12 @@ mod tests {
         assert_eq!(seen, [of(3, false), of(9, true)]);
         again.append(of(30, true), &[]).unwrap();
         let mut contents = Vec::new();
-        again.each(|extent, content| {
-            contents.push((extent.blocks.start.0, content.len() as u64));
-            Ok(())
-        })
-        .unwrap();
+        again
+            .each(|extent, content| {
+                contents.push((extent.blocks.start.0, content.len() as u64));
+                Ok(())
+            })
+            .unwrap();
         assert_eq!(contents, [(3, 2 * BLOCK_BYTES), (9, 0), (30, 0)]);
     }
 }

@@ -88,7 +88,9 @@ impl Files {
                 KeptBy::Reflink => known.extend((0..self.images.len()).map(|index| point_name(*at, index))),
             }
         }
-        for name in self.folder.names()?.iter().filter(|name| !name.starts_with("image-") && !known.contains(name)) {
+        for name in
+            self.folder.names()?.iter().filter(|name| !name.starts_with("image-") && !known.contains(name))
+        {
             self.folder.remove(name)?;
         }
         Ok(())
@@ -107,7 +109,12 @@ impl Files {
     }
 
     /// Appends to the spool of the epoch that is received.
-    pub(crate) fn spool(&mut self, volume: VolumeIndex, blocks: BlockRange, content: Option<&[u8]>) -> io::Result<()> {
+    pub(crate) fn spool(
+        &mut self,
+        volume: VolumeIndex,
+        blocks: BlockRange,
+        content: Option<&[u8]>,
+    ) -> io::Result<()> {
         if self.spool.is_none() {
             self.spool = Some(Extents::new(self.folder.new_file(NEW_SPOOL)?));
         }
@@ -115,7 +122,10 @@ impl Files {
         let Some(content) = content else {
             return spool.append(Extent { volume, blocks, is_zero: true }, &[]);
         };
-        for (start, piece) in (0_u64..).step_by((CONTENT_BYTES_MAX / BLOCK_BYTES) as usize).zip(content.chunks(CONTENT_BYTES_MAX as usize)) {
+        for (start, piece) in (0_u64..)
+            .step_by((CONTENT_BYTES_MAX / BLOCK_BYTES) as usize)
+            .zip(content.chunks(CONTENT_BYTES_MAX as usize))
+        {
             let first = blocks.start.0 + start;
             let blocks = BlockRange::new(first, first + piece.len() as u64 / BLOCK_BYTES);
             spool.append(Extent { volume, blocks, is_zero: false }, piece)?;
@@ -159,7 +169,12 @@ impl Files {
     }
 
     /// Writes to an image at once.
-    pub(crate) fn write(&mut self, volume: VolumeIndex, blocks: BlockRange, content: Option<&[u8]>) -> io::Result<()> {
+    pub(crate) fn write(
+        &mut self,
+        volume: VolumeIndex,
+        blocks: BlockRange,
+        content: Option<&[u8]>,
+    ) -> io::Result<()> {
         if let Some(undo) = &mut self.undo {
             undo.keep(&self.images, volume, blocks)?;
             undo.extents.sync()?;
@@ -175,7 +190,12 @@ impl Files {
                 continue;
             }
             match image.set_len(bytes) {
-                Err(error) if matches!(error.raw_os_error(), Some(too_large::FBIG | too_large::INVAL | too_large::NOSPC)) => {
+                Err(error)
+                    if matches!(
+                        error.raw_os_error(),
+                        Some(too_large::FBIG | too_large::INVAL | too_large::NOSPC)
+                    ) =>
+                {
                     return Ok(Room::TooLittle);
                 }
                 grown => grown?,
@@ -243,7 +263,9 @@ impl Files {
         // What was written last is undone first.
         for (at, _) in self.points[index..].iter().rev().filter(|(_, kept_by)| *kept_by == KeptBy::Undo) {
             let undo = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
-            undo.each(|extent, content| write(&self.images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content)))?;
+            undo.each(|extent, content| {
+                write(&self.images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content))
+            })?;
         }
         Ok(())
     }
@@ -291,7 +313,9 @@ impl Undo {
 
     /// Keeps what the images hold in a range, unless it is kept. What was appended is durable after the next sync.
     fn keep(&mut self, images: &[File], volume: VolumeIndex, blocks: BlockRange) -> io::Result<()> {
-        let (Some(image), Some(has)) = (images.get(volume.index()), self.has.get(volume.index())) else { return Ok(()) };
+        let (Some(image), Some(has)) = (images.get(volume.index()), self.has.get(volume.index())) else {
+            return Ok(());
+        };
         let end = blocks.end.0.min(has.blocks().0);
         let mut from = blocks.start.0;
         let mut bytes = Vec::new();

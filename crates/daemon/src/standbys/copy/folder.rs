@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
-use rustix::fs::{AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, renameat, unlinkat};
+use rustix::fs::{
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, renameat, unlinkat,
+};
 use rustix::io::Errno;
 
 /// The folder of all standbys in a store.
@@ -116,6 +118,8 @@ fn enter(parent: &OwnedFd, name: &str) -> io::Result<OwnedFd> {
     if is_ours {
         return Ok(folder);
     }
-    let reason = format!("the folder {name} is not this user's alone: remove it, or give it to the daemon's user with mode 0700");
+    let reason = format!(
+        "the folder {name} is not this user's alone: remove it, or give it to the daemon's user with mode 0700"
+    );
     Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
 }

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use chronicle::BlockCount;
 use lane::capture::BLOCK_BYTES;
 use standby::receiver::{Action, Event, Grown, Image, Journal, PromoteOrder, Refusal, Settings};
-use standby::record::{ImageState, Standing, StandbyRecord};
+use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
 use standby::{Standby, StandbyId, Watermark};
@@ -76,7 +76,9 @@ impl Copy {
     pub(crate) fn start(config: CopyConfig, store: PathBuf, book: Book) -> io::Result<Self> {
         let (inputs, received) = mpsc::channel();
         let name = format!("standby {}", config.name);
-        std::thread::Builder::new().name(name).spawn(move || Keeper::new(config, store, book).run(&received))?;
+        std::thread::Builder::new()
+            .name(name)
+            .spawn(move || Keeper::new(config, store, book).run(&received))?;
         Ok(Self { inputs })
     }
 
@@ -206,7 +208,9 @@ impl Keeper {
                 }
                 self.promotion = Some(answer);
                 self.handle(Event::Promote(order), &Bytes::new());
-                if let (Some(answer), Some(fault)) = (self.promotion.take_if(|_| self.open.is_none()), &self.fault) {
+                if let (Some(answer), Some(fault)) =
+                    (self.promotion.take_if(|_| self.open.is_none()), &self.fault)
+                {
                     let _ = answer.send(Err(fault.clone()));
                 }
             }
@@ -231,7 +235,10 @@ impl Keeper {
 
     /// Gives the images away. The machine goes on, because it answers the source.
     fn release(&mut self, to: &[PathBuf]) -> io::Result<()> {
-        let open = self.open.as_mut().ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the images are not open"))?;
+        let open = self
+            .open
+            .as_mut()
+            .ok_or_else(|| io::Error::new(io::ErrorKind::NotFound, "the images are not open"))?;
         for (index, to) in to.iter().enumerate() {
             open.files.move_image(index, to)?;
         }
@@ -254,7 +261,10 @@ impl Keeper {
         };
         if let Err(problem) = check(&message, payload, open) {
             tracing::warn!(standby = %self.config.name, problem, "a host sent an invalid message about a standby");
-            line.send(&Frame::Fault(format!("the standby's host refuses a message: {problem}")), Bytes::new());
+            line.send(
+                &Frame::Fault(format!("the standby's host refuses a message: {problem}")),
+                Bytes::new(),
+            );
             return;
         }
         if let ToStandby::Begin { sizes, .. } = &message {
@@ -302,7 +312,10 @@ impl Keeper {
     }
 
     fn words(&self) -> String {
-        format!("the standby's host cannot write it: {}", self.fault.as_deref().unwrap_or("its files are closed"))
+        format!(
+            "the standby's host cannot write it: {}",
+            self.fault.as_deref().unwrap_or("its files are closed")
+        )
     }
 
     fn act(&mut self, action: Action, payload: &Bytes) -> io::Result<()> {
@@ -314,8 +327,12 @@ impl Keeper {
                     line.send(&Frame::ToOwner(stream, message), Bytes::new());
                 }
             }
-            Action::Spool(volume, blocks, content) => files.spool(volume, blocks, bytes_of(content, payload))?,
-            Action::WriteInPlace(volume, blocks, content) => files.write(volume, blocks, bytes_of(content, payload))?,
+            Action::Spool(volume, blocks, content) => {
+                files.spool(volume, blocks, bytes_of(content, payload))?
+            }
+            Action::WriteInPlace(volume, blocks, content) => {
+                files.write(volume, blocks, bytes_of(content, payload))?
+            }
             // One file has the extents of all volumes; it is made durable when it is named.
             Action::FlushSpool(volume) => machine.handle_event(now(), Event::SpoolFlushed(volume)),
             Action::NameSpools(watermark) => files.seal_spool(watermark)?,
@@ -374,17 +391,22 @@ impl Keeper {
         let Some(open) = &self.open else {
             return CopyView { fault: self.fault.clone(), ..CopyView::default() };
         };
-        };
         let record = open.machine.record();
         let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
         let newest = record.points.last().map(|point| point.arrived_ms);
         let arrived = if is_point { Some(record.arrived_ms) } else { newest };
         let image = record.watermark.filter(|_| is_point).map(|at| (at, record.arrived_ms));
         CopyView {
-            as_of_unix_ms: arrived.map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
+            as_of_unix_ms: arrived
+                .map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
             is_promoted: matches!(record.standing, Standing::Promoted { .. }),
             is_consumed: record.standing == Standing::Consumed,
-            points: record.points.iter().map(|point| (point.watermark, point.arrived_ms)).chain(image).collect(),
+            points: record
+                .points
+                .iter()
+                .map(|point| (point.watermark, point.arrived_ms))
+                .chain(image)
+                .collect(),
             fault: self.fault.clone(),
         }
     }
@@ -394,7 +416,9 @@ impl Keeper {
 fn check(message: &ToStandby, payload: &Bytes, open: &Open) -> Result<(), &'static str> {
     match message {
         ToStandby::Extent { volume, blocks, content } => {
-            let Some(size) = open.sizes.get(volume.index()) else { return Err("it names a volume that is not there") };
+            let Some(size) = open.sizes.get(volume.index()) else {
+                return Err("it names a volume that is not there");
+            };
             if blocks.start >= blocks.end || blocks.end.0 > size.0 {
                 return Err("its blocks are not in the volume");
             }
@@ -410,7 +434,11 @@ fn check(message: &ToStandby, payload: &Bytes, open: &Open) -> Result<(), &'stat
             if is_valid { Ok(()) } else { Err("its sizes are not those of the volumes") }
         }
         ToStandby::Offer { .. } | ToStandby::Seal { .. } | ToStandby::StillCurrent => {
-            if payload.is_empty() { Ok(()) } else { Err("it has a payload") }
+            if payload.is_empty() {
+                Ok(())
+            } else {
+                Err("it has a payload")
+            }
         }
     }
 }

@@ -19,12 +19,12 @@ use standby::record::OwnerRecord;
 use standby::wire::{Content, StreamId, ToOwner, ToStandby};
 use standby::{LifeId, StandbyId, VolumeIndex};
 use tokio::sync::mpsc;
-use transport::Priority;
 use tokio::time::{Instant as TokioInstant, sleep, sleep_until};
+use transport::Priority;
 
 use super::{Order, Source, Surroundings};
-use crate::host::blocking;
 use crate::error::RequestError;
+use crate::host::blocking;
 use crate::standbys::book::{Side, SourceConfig};
 use crate::standbys::frames::{Frame, Purpose, TEXT_BYTES_MAX, subject};
 use crate::vms::moving;
@@ -93,7 +93,11 @@ pub(crate) fn departure_of(standby: StandbyId) -> u64 {
 }
 
 /// Serves a standby until its group ends.
-async fn serve(source: &Arc<Source>, with: &Surroundings, orders: &mut mpsc::UnboundedReceiver<Order>) -> End {
+async fn serve(
+    source: &Arc<Source>,
+    with: &Surroundings,
+    orders: &mut mpsc::UnboundedReceiver<Order>,
+) -> End {
     let config = source.config();
     let (lanes, sizes) = match lanes_of(&config, with) {
         Ok(found) => found,
@@ -119,12 +123,16 @@ async fn serve(source: &Arc<Source>, with: &Surroundings, orders: &mut mpsc::Unb
 }
 
 /// Returns the lanes of all volumes, and their sizes in blocks; or what is waited for.
-fn lanes_of(config: &SourceConfig, with: &Surroundings) -> Result<(Vec<LaneHandle>, Vec<BlockCount>), String> {
+fn lanes_of(
+    config: &SourceConfig,
+    with: &Surroundings,
+) -> Result<(Vec<LaneHandle>, Vec<BlockCount>), String> {
     let (mut lanes, mut sizes) = (Vec::new(), Vec::new());
     for volume in &config.volumes {
         let name = &volume.name;
         let size = with.journal.read(|state| {
-            let known = state.volumes.values().find(|known| known.record.volume.to_string() == volume.volume)?;
+            let known =
+                state.volumes.values().find(|known| known.record.volume.to_string() == volume.volume)?;
             Some(known.record.size_bytes)
         });
         let Some(size) = size else { return Err(format!("the volume \"{name}\" is not at this host")) };
@@ -138,7 +146,11 @@ fn lanes_of(config: &SourceConfig, with: &Surroundings) -> Result<(Vec<LaneHandl
 }
 
 /// Lets all lanes join. Returns what their chronicles know the standby to lack.
-async fn join(group: &Arc<Group>, lanes: &[LaneHandle], of: ReplicaOf) -> Result<Vec<Option<LayeredBitmap>>, String> {
+async fn join(
+    group: &Arc<Group>,
+    lanes: &[LaneHandle],
+    of: ReplicaOf,
+) -> Result<Vec<Option<LayeredBitmap>>, String> {
     let mut lacks = Vec::new();
     for (lane, volume) in lanes.iter().zip(0..) {
         let member = Some(group.member(VolumeIndex(volume)));
@@ -170,9 +182,12 @@ async fn begin(
         let known = known.filter(|_| record.as_ref().is_some_and(|record| record.acknowledged.is_some()));
         match (record, known) {
             (None, _) => Replication::begin(settings, standby, life, sizes.to_vec()),
-            (Some(record), None) => {
-                Replication::restart(settings, record, History::Forgotten(life, sizes.to_vec()), Beginning::Served)
-            }
+            (Some(record), None) => Replication::restart(
+                settings,
+                record,
+                History::Forgotten(life, sizes.to_vec()),
+                Beginning::Served,
+            ),
             (Some(record), Some(mut lacks)) => {
                 for ((lacks, seen), size) in lacks.iter_mut().zip(&seen).zip(sizes) {
                     lacks.grow(*size);
@@ -230,7 +245,13 @@ struct Running<'a> {
 
 /// A read, a flush or a record that has ended.
 enum Done {
-    Read { stream: StreamId, read: ReadId, volume: VolumeIndex, blocks: BlockRange, result: Result<Buffer, Refused> },
+    Read {
+        stream: StreamId,
+        read: ReadId,
+        volume: VolumeIndex,
+        blocks: BlockRange,
+        result: Result<Buffer, Refused>,
+    },
     Flushed(bool),
     Forgotten(bool),
 }
@@ -271,7 +292,8 @@ impl<'a> Running<'a> {
             Err(error) => return End::Again(error.to_string()),
         };
         let own = self.with.peers.own();
-        let (line, mut arrivals) = self.with.peers.standby_channel(&session, subject(self.source.standby(), own, Purpose::Streams));
+        let (line, mut arrivals) =
+            self.with.peers.standby_channel(&session, subject(self.source.standby(), own, Purpose::Streams));
         let mut done = FuturesUnordered::new();
         let mut ended = pin!(select_all(self.lanes.iter().map(|lane| Box::pin(lane.ended()))));
         let stopping = self.with.stopping.clone();
@@ -290,7 +312,11 @@ impl<'a> Running<'a> {
                 continue;
             }
             let timeout = TokioInstant::from_std(self.origin + self.group.next_timeout());
-            let timeout = if self.config.bandwidth.is_some() { timeout.min(TokioInstant::now() + RATE_STEP) } else { timeout };
+            let timeout = if self.config.bandwidth.is_some() {
+                timeout.min(TokioInstant::now() + RATE_STEP)
+            } else {
+                timeout
+            };
             let timeout = self.new_stream_at.map_or(timeout, |at| at.min(timeout));
             tokio::select! {
                 () = &mut stops => return End::ForGood,
@@ -379,7 +405,9 @@ impl<'a> Running<'a> {
                 // N.B. In order: each record replaces the one before.
                 while let Err(error) = self.write(record.clone()).await {
                     tracing::warn!(standby = %self.config.name, error = %error.message(), "cannot record a standby; trying again");
-                    self.source.show(|shown| shown.reason = Some(format!("the data folder cannot be written: {}", error.message())));
+                    self.source.show(|shown| {
+                        shown.reason = Some(format!("the data folder cannot be written: {}", error.message()))
+                    });
                     tokio::select! {
                         () = self.with.stopping.begins() => return Err(End::ForGood),
                         () = sleep(RETRY) => {}
@@ -467,7 +495,10 @@ impl<'a> Running<'a> {
         match arrival {
             ChannelEvent::Message { head, .. } => match Frame::decode(&head) {
                 Some(Frame::ToOwner(stream, message)) => {
-                    if matches!(message, ToOwner::Answer(_) | ToOwner::Ready { .. } | ToOwner::Acknowledged { .. }) {
+                    if matches!(
+                        message,
+                        ToOwner::Answer(_) | ToOwner::Ready { .. } | ToOwner::Acknowledged { .. }
+                    ) {
                         self.source.show(|shown| shown.reason = None);
                     }
                     self.group.handle(Event::Received(stream, message));
@@ -534,7 +565,8 @@ mod tests {
         bytes[BLOCK_BYTES as usize] = 1;
         bytes[3 * BLOCK_BYTES as usize - 1] = 1;
         let cut = cut(&Buffer::copy_of(&bytes), BlockRange::new(10, 14));
-        let shape: Vec<_> = cut.iter().map(|(content, run, bytes)| (*content, *run, bytes.len() as u64)).collect();
+        let shape: Vec<_> =
+            cut.iter().map(|(content, run, bytes)| (*content, *run, bytes.len() as u64)).collect();
         let expected = [
             (Content::Zeroes, BlockRange::new(10, 11), 0),
             (Content::Payload, BlockRange::new(11, 13), 2 * BLOCK_BYTES),
