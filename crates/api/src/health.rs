@@ -54,6 +54,8 @@ pub enum Part {
     Migration,
     /// A VM: its guest does not work.
     Vm,
+    /// A standby of this host's volumes: it is too old, or its volumes are at two hosts.
+    Standby,
     /// A store: it cannot be used, or is nearly full.
     Store,
     /// The folder with the journal: it is nearly full.
@@ -71,6 +73,7 @@ impl Part {
             Self::Access => "access",
             Self::Migration => "migration",
             Self::Vm => "vm",
+            Self::Standby => "standby",
             Self::Store => "store",
             Self::DataFolder => "data-folder",
         }

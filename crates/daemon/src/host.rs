@@ -6,6 +6,7 @@
 //!                  ├─ resumption ──────────┴──────────────┘         ├──► runner ──► VM orders ──┬──► volume orders ──► views
 //!                  │                                                                            ├──► migration hooks
 //!                  ├─ access, reloading, shutdown                                               └──► serving ──► claims, exports
+//!                  ├─ standbys ──► serving; arrivals and the description use them
 //!                  └─ operations: each runs in a task of its own, so a client that disconnects does not leave it half done
 //! ```
 //! An arrow is a field: a room has no way to the rooms above it. [`Parts`] is what rooms are made of: the journal, the stores, the
@@ -96,7 +97,7 @@ impl Host {
         let ownership = Ownership::new(parts, &claims, &serving, &views, &vm_orders, &arrivals, &resumption);
         let pairing = Pairing::new(parts, &migration_orders, &ownership);
         let access = Access::new(parts);
-        let description = Description::new(parts, &views, &vm_orders);
+        let description = Description::new(parts, &views, &vm_orders, &standbys);
         let reloading = Reloading::new(parts, &exports);
         let shutdown = Shutdown::new(parts, &serving, &migration_orders);
         let Parts { config, journal, hosts, operations, stopping, .. } = parts.clone();

@@ -13,7 +13,7 @@ use crate::audit::Audit;
 use crate::config::Config;
 use crate::grants::Grants;
 use crate::host::description::overview::Overviews;
-use crate::host::{Parts, PresentLimits, Stopping, VmOrders, VolumeViews};
+use crate::host::{Parts, PresentLimits, Standbys, Stopping, VmOrders, VolumeViews};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::ends::Ends;
@@ -47,10 +47,16 @@ pub(crate) struct Description {
     stopping: Stopping,
     views: Arc<VolumeViews>,
     vm_orders: Arc<VmOrders>,
+    standbys: Arc<Standbys>,
 }
 
 impl Description {
-    pub(crate) fn new(parts: &Parts, views: &Arc<VolumeViews>, vm_orders: &Arc<VmOrders>) -> Arc<Self> {
+    pub(crate) fn new(
+        parts: &Parts,
+        views: &Arc<VolumeViews>,
+        vm_orders: &Arc<VmOrders>,
+        standbys: &Arc<Standbys>,
+    ) -> Arc<Self> {
         let Parts {
             audit,
             grants,
@@ -93,6 +99,7 @@ impl Description {
             stopping,
             views: Arc::clone(views),
             vm_orders: Arc::clone(vm_orders),
+            standbys: Arc::clone(standbys),
         })
     }
 

@@ -29,6 +29,15 @@ impl Standbys {
         views
     }
 
+    /// Describes the standbys of this host's volumes.
+    pub(crate) fn sources(&self) -> Vec<api::Standby> {
+        let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+        sources
+            .iter()
+            .map(|source| self.view_source(self.name_of(&Found::Source(Arc::clone(source))), source))
+            .collect()
+    }
+
     pub(crate) async fn show(&self, name: &str) -> Result<api::Standby, RequestError> {
         Ok(self.view(&self.find(name)?).await)
     }

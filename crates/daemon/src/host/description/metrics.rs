@@ -54,6 +54,7 @@ impl Description {
         migrations::add(&mut told, &self.migrations.list_unfinished(&self.journal));
         migrations::add_sums(&mut told, &self.histories.tallies(), &self.ends.sums());
         links::add(&mut told, &self.hosts.describe_all().unwrap_or_default());
+        self.add_standbys(&mut told);
         self.add_shares(&mut told);
         self.add_journal(&mut told);
         self.add_audit(&mut told);
@@ -201,6 +202,27 @@ impl Description {
         for (metric, help, count) in gauges {
             let mut family = told.gauge(metric, help);
             filling().for_each(|(name, progress)| family.count(&[("volume", name)], count(&progress)));
+        }
+    }
+
+    fn add_standbys(&self, told: &mut Exposition) {
+        let standbys = self.standbys.sources();
+        let mut family = told
+            .gauge("sterna_standby_age_seconds", "The age of the state that a promotion would bring back.");
+        for standby in &standbys {
+            standby.age_seconds.iter().for_each(|age| family.add(&[("standby", &standby.name)], *age));
+        }
+        let mut family = told.gauge("sterna_standby_waiting_bytes", "What a standby lacks.");
+        for standby in &standbys {
+            standby
+                .bytes_waiting
+                .iter()
+                .for_each(|bytes| family.count(&[("standby", &standby.name)], *bytes));
+        }
+        let mut family = told
+            .counter("sterna_standby_sent_bytes_total", "What was sent to a standby since the daemon began.");
+        for standby in &standbys {
+            standby.bytes_sent.iter().for_each(|bytes| family.count(&[("standby", &standby.name)], *bytes));
         }
     }
 

@@ -44,6 +44,7 @@ impl Description {
     pub(crate) fn readiness_with(&self, vms: &[Vm], stores: &[SeenStore], data: Option<Space>) -> Readiness {
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
+        readiness.problems.extend(self.standbys.sources().iter().filter_map(late_standby));
         readiness.warnings.extend(self.obstructed());
         readiness.warnings.extend(self.absent_hosts());
         readiness.problems.extend(stores.iter().filter_map(|(name, space)| store_problem(name, *space)));
@@ -182,6 +183,20 @@ fn absent_host(host: &api::Peer, up: Duration) -> Option<Problem> {
          for good: sterna host remove {name}"
     );
     Some(problem(Part::Hosts, Some(name), &message))
+}
+
+/// Describes a standby that is not what it has to be.
+fn late_standby(standby: &api::Standby) -> Option<Problem> {
+    use api::StandbyState as State;
+    let what = match standby.state {
+        State::Behind => "it is older than it may be",
+        State::NoRecoveryPoint => "it has no recovery point",
+        State::Promoted | State::Diverged => "it was promoted at the other host",
+        State::Seeding | State::Current | State::Paused | State::Used | State::Waiting => return None,
+    };
+    let why = standby.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    let name = &standby.name;
+    Some(problem(Part::Standby, Some(name), &format!("{what}{why}; see: sterna standby show {name}")))
 }
 
 fn is_nearly_full(space: &Space) -> bool {
