@@ -220,7 +220,7 @@ impl Group {
                 Action::SendExtent { stream, read, epoch, volume, blocks, place } => match place {
                     Place::Disk => self.give(Task::SendFromDisk { stream, read, volume, blocks }),
                     Place::Zeroes => {
-                        self.give(Task::Send(stream, extent(volume, blocks, Content::Zeroes), Vec::new()))
+                        self.give(Task::Send(stream, extent(volume, blocks, Content::Zeroes), Vec::new()));
                     }
                     Place::Ring | Place::Spool => {
                         let payload = state.kept.payload(epoch, volume, blocks);

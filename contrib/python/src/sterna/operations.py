@@ -22,12 +22,14 @@ from .types import (
     NewGrant,
     NewIdentity,
     NewInvitation,
+    NewStandby,
     NewVm,
     NewVolume,
     NewlyGranted,
     Overview,
     PageLink,
     Peer,
+    PromoteStandby,
     PromoteVolume,
     Readiness,
     RedeemGrant,
@@ -39,6 +41,8 @@ from .types import (
     SetGrant,
     SetMigration,
     SetPeer,
+    SetStandby,
+    Standby,
     StopVm,
     Store,
     StoreContent,
@@ -173,6 +177,32 @@ class Operations(Connection):
         migration that has left it, for example `m7`; optional if there is only one image.
         """
         return self.ask("DELETE", f"/v1/replicas/{segment(volume)}", query={"migration": migration})
+
+    def list_standbys(self) -> list[Standby]:
+        """Lists the standbys of this host's volumes, and those that it keeps for other hosts."""
+        return self.ask("GET", "/v1/standbys")
+
+    def add_standby(self, order: NewStandby) -> Standby:
+        """Orders a standby of volumes at another host. Answers when that host has made room; the copying follows."""
+        return self.ask("POST", "/v1/standbys", order=order)
+
+    def remove_standby(self, name: str, force: bool) -> Standby:
+        """Removes a standby: its images and recovery points are deleted."""
+        return self.ask("DELETE", f"/v1/standbys/{segment(name)}")
+
+    def show_standby(self, name: str) -> Standby:
+        """Describes one standby, with its recovery points if it is kept here."""
+        return self.ask("GET", f"/v1/standbys/{segment(name)}")
+
+    def change_standby(self, name: str, order: SetStandby) -> Standby:
+        """Changes a standby at the host that has its volumes."""
+        return self.ask("PATCH", f"/v1/standbys/{segment(name)}", order=order)
+
+    def promote_standby(self, name: str, order: PromoteStandby) -> Standby:
+        """Makes the images of a standby volumes of this host, and serves them. The host that had the volumes must be
+        lost.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/promote", order=order)
 
     def list_stores(self) -> list[Store]:
         """Lists the stores by name."""

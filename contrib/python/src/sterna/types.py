@@ -148,9 +148,12 @@ ErrorCode = Literal[
     "image_not_found",
     "replica_not_found",
     "grant_not_found",
+    "standby_not_found",
     "route_not_found",
     "method_not_allowed",
     "volume_exists",
+    "standby_exists",
+    "standby_refused",
     "vm_exists",
     "vm_wrong_state",
     "vm_unsuitable",
@@ -439,6 +442,17 @@ class JoinHost(TypedDict):
     allow_machines: NotRequired[bool | None]
     # The token that the other host has made.
     token: str
+
+
+class KeepPoints(TypedDict):
+    """Which recovery points are kept beside the standby's images."""
+
+    # The newest point of each of the last days that have one.
+    daily: NotRequired[int]
+    # The newest point of each of the last hours that have one.
+    hourly: NotRequired[int]
+    # The newest points.
+    last: NotRequired[int]
 
 
 # Why the image of a removed volume was kept without an order to keep it.
@@ -756,6 +770,24 @@ class NewInvitation(TypedDict):
     lifetime_s: int
 
 
+class NewStandby(TypedDict):
+    """An order to keep a standby of volumes that are served here."""
+
+    # The most bytes a second that it sends; by default there is no limit.
+    bandwidth_bytes_per_second: NotRequired[int | None]
+    # Seconds between two cuts; 10 by default.
+    every_seconds: NotRequired[float | None]
+    # The host that keeps the standby.
+    host: str
+    keep: NotRequired[KeepPoints | None]
+    # The age in seconds beyond which the standby is behind; six intervals by default, and a minute at least.
+    rpo_seconds: NotRequired[float | None]
+    # The store at that host; by default that host chooses.
+    store: NotRequired[str | None]
+    # The volumes, by name, or one VM: its volumes. All are cut at the same moments.
+    volumes: list[str]
+
+
 class NewVm(TypedDict):
     """Adds a VM without starting it."""
 
@@ -844,6 +876,7 @@ Part = Literal[
     "access",
     "migration",
     "vm",
+    "standby",
     "store",
     "data-folder",
 ]
@@ -1020,6 +1053,17 @@ class Problem(TypedDict):
     part: Part
 
 
+class PromoteStandby(TypedDict):
+    """An order to promote a standby that is kept here."""
+
+    # The host that had the volumes is lost, and does not serve them.
+    force: NotRequired[bool]
+    # The age in seconds that is accepted; by default an hour.
+    older_than_ok_seconds: NotRequired[float | None]
+    # The recovery point; by default the newest.
+    point: NotRequired[str | None]
+
+
 class PromoteVolume(TypedDict):
     """Makes this host the owner of a volume whose source or former owner does not answer."""
 
@@ -1105,6 +1149,15 @@ class Recording(TypedDict):
     suspensions: list[Suspension]
     # The reasons of waits in which nothing was written to the target, with their total time.
     waits: list[Waited]
+
+
+class RecoveryPoint(TypedDict):
+    """A recovery point of a standby."""
+
+    # When it arrived, in milliseconds since 1970.
+    arrived_unix_ms: int
+    # Its name, for a promotion.
+    name: str
 
 
 class RedeemGrant(TypedDict):
@@ -1251,10 +1304,79 @@ class SetPeer(TypedDict):
     allow_machines: NotRequired[bool | None]
 
 
+class SetStandby(TypedDict):
+    """A change of a standby at its source. Only the given fields change."""
+
+    # The most bytes a second that it sends; zero: no limit.
+    bandwidth_bytes_per_second: NotRequired[int | None]
+    # Seconds between two cuts.
+    every_seconds: NotRequired[float | None]
+    # Whether it is paused.
+    paused: NotRequired[bool | None]
+    # The age in seconds beyond which the standby is behind.
+    rpo_seconds: NotRequired[float | None]
+
+
 # Whether a store of another host may be written to directly.
 SharedTarget = Literal[
     "auto",
     "never",
+]
+
+
+class Standby(TypedDict):
+    """A standby, as one of its two hosts sees it."""
+
+    # Seconds since the state that a promotion would bring back; null: there is none, or it is not known here.
+    age_seconds: NotRequired[float | None]
+    # The most bytes a second that it sends. At the source only.
+    bandwidth_bytes_per_second: NotRequired[int | None]
+    # Bytes that were sent since the daemon began. At the source only.
+    bytes_sent: NotRequired[int | None]
+    # Bytes that the standby lacks. At the source only.
+    bytes_waiting: NotRequired[int | None]
+    # Seconds between two cuts. At the source only.
+    every_seconds: NotRequired[float | None]
+    # The other host.
+    host: str
+    # Its identity, the same at both hosts: 32 hexadecimal digits.
+    id: str
+    # Its name at this host: that of the volume or VM, and that of the other host.
+    name: str
+    # The recovery points, the oldest first. At the standby's host only.
+    points: NotRequired[list[RecoveryPoint]]
+    # What it waits for, or why it is in that state.
+    reason: NotRequired[str | None]
+    # The part of this host.
+    role: StandbyRole
+    # The age in seconds beyond which it is behind. At the source only.
+    rpo_seconds: NotRequired[float | None]
+    # Its state.
+    state: StandbyState
+    # The store at the standby's host.
+    store: str
+    # Its volumes, by name.
+    volumes: list[str]
+
+
+# The part of this host in a standby.
+StandbyRole = Literal[
+    "source",
+    "standby",
+]
+
+
+# The state of a standby.
+StandbyState = Literal[
+    "seeding",
+    "current",
+    "behind",
+    "paused",
+    "no-recovery-point",
+    "promoted",
+    "diverged",
+    "used",
+    "waiting",
 ]
 
 

@@ -25,7 +25,7 @@ use super::extents::{CONTENT_BYTES_MAX, Extent, Extents};
 use super::folder::{Folder, lock};
 
 const NEW_SPOOL: &str = "spool-new";
-const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The open files.
 pub(crate) struct Files {

@@ -193,7 +193,7 @@ impl Keeper {
         match input {
             Input::End => {}
             Input::Frame { line, stream, message, payload, credit } => {
-                self.take_frame(line, stream, message, &payload);
+                self.take_frame(&line, stream, message, &payload);
                 drop(credit);
             }
             Input::Lost => self.handle(Event::OwnerLost, &Bytes::new()),
@@ -246,7 +246,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn take_frame(&mut self, line: Line, stream: StreamId, message: ToStandby, payload: &Bytes) {
+    fn take_frame(&mut self, line: &Line, stream: StreamId, message: ToStandby, payload: &Bytes) {
         self.line = Some(line.clone());
         let is_offer = matches!(message, ToStandby::Offer { .. });
         if self.open.is_none() && is_offer {
@@ -328,10 +328,10 @@ impl Keeper {
                 }
             }
             Action::Spool(volume, blocks, content) => {
-                files.spool(volume, blocks, bytes_of(content, payload))?
+                files.spool(volume, blocks, bytes_of(content, payload))?;
             }
             Action::WriteInPlace(volume, blocks, content) => {
-                files.write(volume, blocks, bytes_of(content, payload))?
+                files.write(volume, blocks, bytes_of(content, payload))?;
             }
             // One file has the extents of all volumes; it is made durable when it is named.
             Action::FlushSpool(volume) => machine.handle_event(now(), Event::SpoolFlushed(volume)),

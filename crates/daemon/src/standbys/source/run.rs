@@ -406,7 +406,8 @@ impl<'a> Running<'a> {
                 while let Err(error) = self.write(record.clone()).await {
                     tracing::warn!(standby = %self.config.name, error = %error.message(), "cannot record a standby; trying again");
                     self.source.show(|shown| {
-                        shown.reason = Some(format!("the data folder cannot be written: {}", error.message()))
+                        shown.reason =
+                            Some(format!("the data folder cannot be written: {}", error.message()));
                     });
                     tokio::select! {
                         () = self.with.stopping.begins() => return Err(End::ForGood),
