@@ -3,6 +3,7 @@
 
 mod access;
 mod exchange;
+mod standbys;
 mod way;
 
 use std::pin::pin;
@@ -18,10 +19,10 @@ use self::way::Way;
 pub use self::way::{Connect, Connecting, Stream};
 use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
-    MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewStandby, NewVm,
-    NewVolume, Overview, Peer, PromoteStandby, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer,
-    RemoveStandby, RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration,
-    SetPeer, SetStandby, Standby, StopVm, Store, StoreContent, StoreFile, Vm, Volume, Watch,
+    MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
+    Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
+    RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, StoreContent,
+    StoreFile, Vm, Volume, Watch,
 };
 
 /// A client of one daemon.
@@ -192,55 +193,6 @@ impl Client {
     pub async fn drop_half_made(&self, store: &str, file: &str) -> Result<StoreFile, ClientError> {
         let path = format!("/v1/stores/{}/files/{}", Segment(store), Segment(file));
         self.send(Method::DELETE, &path, None::<&()>).await
-    }
-
-    /// Lists the standbys of both roles, by name.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn standbys(&self) -> Result<Vec<Standby>, ClientError> {
-        self.get("/v1/standbys").await
-    }
-
-    /// Orders a standby.
-    ///
-    /// # Errors
-    /// [`ClientError`].
-    pub async fn add_standby(&self, order: &NewStandby) -> Result<Standby, ClientError> {
-        self.send(Method::POST, "/v1/standbys", Some(order)).await
-    }
-
-    /// Returns the standby of this name.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`].
-    pub async fn standby(&self, name: &str) -> Result<Standby, ClientError> {
-        self.get(&format!("/v1/standbys/{}", Segment(name))).await
-    }
-
-    /// Changes a standby at its source.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`].
-    pub async fn set_standby(&self, name: &str, change: &SetStandby) -> Result<Standby, ClientError> {
-        self.send(Method::PATCH, &format!("/v1/standbys/{}", Segment(name)), Some(change)).await
-    }
-
-    /// Removes a standby; returns what it was.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`].
-    pub async fn remove_standby(&self, name: &str, how: RemoveStandby) -> Result<Standby, ClientError> {
-        let path = format!("/v1/standbys/{}?force={}", Segment(name), how.force);
-        self.send(Method::DELETE, &path, None::<&()>).await
-    }
-
-    /// Promotes a standby that the daemon's host keeps.
-    ///
-    /// # Errors
-    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`], [`ErrorCode::StandbyRefused`].
-    pub async fn promote_standby(&self, name: &str, order: &PromoteStandby) -> Result<Standby, ClientError> {
-        self.send(Method::POST, &format!("/v1/standbys/{}/promote", Segment(name)), Some(order)).await
     }
 
     /// Makes a volume, and returns it once it is served, which includes copying its image.

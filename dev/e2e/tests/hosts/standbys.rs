@@ -181,6 +181,7 @@ fn an_older_recovery_point_is_promoted_when_it_is_named() {
             write(&mut client, 0, number)?;
             write(&mut client, number * BLOCK_BYTES as u64, number)?;
             until_current(&pair.alpha)?;
+            // Until the next cut: each number is to be in an epoch of its own.
             std::thread::sleep(EVERY);
         }
         pair.alpha.kill()?;

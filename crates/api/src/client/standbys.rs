@@ -1,0 +1,58 @@
+//! The operations on standbys.
+
+use hyper::Method;
+
+use super::exchange::Segment;
+use super::{Client, ClientError};
+use crate::{NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby};
+
+impl Client {
+    /// Lists the standbys of both roles, by name.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn standbys(&self) -> Result<Vec<Standby>, ClientError> {
+        self.get("/v1/standbys").await
+    }
+
+    /// Orders a standby.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn add_standby(&self, order: &NewStandby) -> Result<Standby, ClientError> {
+        self.send(Method::POST, "/v1/standbys", Some(order)).await
+    }
+
+    /// Returns the standby of this name.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
+    pub async fn standby(&self, name: &str) -> Result<Standby, ClientError> {
+        self.get(&format!("/v1/standbys/{}", Segment(name))).await
+    }
+
+    /// Changes a standby at its source.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
+    pub async fn set_standby(&self, name: &str, change: &SetStandby) -> Result<Standby, ClientError> {
+        self.send(Method::PATCH, &format!("/v1/standbys/{}", Segment(name)), Some(change)).await
+    }
+
+    /// Removes a standby; returns what it was.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
+    pub async fn remove_standby(&self, name: &str, how: RemoveStandby) -> Result<Standby, ClientError> {
+        let path = format!("/v1/standbys/{}?force={}", Segment(name), how.force);
+        self.send(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Promotes a standby that the daemon's host keeps.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
+    pub async fn promote_standby(&self, name: &str, order: &PromoteStandby) -> Result<Standby, ClientError> {
+        self.send(Method::POST, &format!("/v1/standbys/{}/promote", Segment(name)), Some(order)).await
+    }
+}
