@@ -218,7 +218,7 @@ fn orders_that_cannot_be_carried_out_say_what_to_do() {
         refused(&pair.alpha, &["standby", "add", "v", "--to", "beta:nowhere"], 4, "no store \"nowhere\"")?;
         refused(
             &pair.alpha,
-            &["standby", "add", "v", "--to", "beta:a", "--every", "10ms"],
+            &["standby", "add", "v", "--to", "beta:a", "--every", "0s"],
             2,
             "the interval is 1 s",
         )?;
@@ -239,7 +239,7 @@ fn orders_that_cannot_be_carried_out_say_what_to_do() {
         ensure!(late.code == 10 && late.stdout.contains("v@beta is paused"), "{late:?}");
         pair.alpha.sterna(["standby", "resume", "v"])?.success()?;
         pair.beta.kill()?;
-        refused(&pair.alpha, &["standby", "remove", "v"], 7, "--force")?;
+        refused(&pair.alpha, &["standby", "remove", "v"], 4, "--force")?;
         pair.alpha.sterna(["standby", "remove", "v", "--force"])?.success()?;
         pair.beta.start()?;
         let left: Standby = pair.beta.ask(&["standby", "show", "v"])?;
