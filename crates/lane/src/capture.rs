@@ -54,6 +54,8 @@ pub enum Task {
     Forget,
     /// The state has changed.
     Tell(State),
+    /// A write waits: [`Group::next_timeout`] may be earlier.
+    Wake,
     /// A volume has left this host: nothing is captured any more.
     Left,
 }
@@ -78,10 +80,25 @@ struct GroupState {
     /// Writes that are in flight and were passed before the machine began.
     early: BTreeSet<WriteId>,
     /// Writes that wait for the machine.
-    waiting: BTreeMap<WriteId, oneshot::Sender<()>>,
+    waiting: BTreeMap<WriteId, Waiting>,
     kept: Kept,
-    /// The write that asks now, and whether it was passed at once.
-    asking: Option<(WriteId, bool)>,
+    /// The write that asks now.
+    asking: Option<Asking>,
+}
+
+/// A write that waits for the machine.
+struct Waiting {
+    volume: VolumeIndex,
+    blocks: BlockRange,
+    passes: oneshot::Sender<()>,
+}
+
+/// A write that asks, and whether it was passed at once.
+struct Asking {
+    write: WriteId,
+    volume: VolumeIndex,
+    blocks: BlockRange,
+    is_passed: bool,
 }
 
 enum Stage {
@@ -132,7 +149,7 @@ impl Group {
         state.kept = Kept::default();
         for waits in std::mem::take(&mut state.waiting).into_values() {
             // A write whose client has gone does not wait.
-            let _ = waits.send(());
+            let _ = waits.passes.send(());
         }
     }
 
@@ -140,10 +157,18 @@ impl Group {
     pub fn handle(&self, event: Event) {
         let mut state = self.lock();
         let now = (self.clock)();
-        if let Stage::Running(machine) = &mut state.stage {
-            machine.handle_event(now, event);
-            self.carry_out(&mut state, None);
+        match &mut state.stage {
+            Stage::Running(machine) => machine.handle_event(now, event),
+            Stage::Joining(seen) => {
+                if let Event::Grown { volume, size } = event
+                    && let Some(seen) = seen.get_mut(volume.index())
+                {
+                    seen.grow(size);
+                }
+            }
+            Stage::Ended => {}
         }
+        self.carry_out(&mut state, None);
     }
 
     /// Hands the present time to the machine.
@@ -194,15 +219,17 @@ impl Group {
             match action {
                 // It is served already: the capture begins later.
                 Action::BeginServing | Action::OpenGates { .. } => {}
-                Action::Pass(write) => match &mut state.asking {
-                    Some((asking, passed)) if *asking == write => *passed = true,
-                    _ => {
-                        if let Some(waits) = state.waiting.remove(&write) {
-                            // Run to its end, a write waits for this.
-                            let _ = waits.send(());
-                        }
+                Action::Pass(write) => {
+                    let open = machine.open_epoch();
+                    if let Some(asking) = state.asking.as_mut().filter(|asking| asking.write == write) {
+                        asking.is_passed = true;
+                        state.kept.drop_changing(open, asking.volume, asking.blocks);
+                    } else if let Some(Waiting { volume, blocks, passes }) = state.waiting.remove(&write) {
+                        state.kept.drop_changing(open, volume, blocks);
+                        // Run to its end, a write waits for this.
+                        let _ = passes.send(());
                     }
-                },
+                }
                 // N.B. The lock is held, so no write of any volume asks or ends meanwhile.
                 Action::CloseGates => machine.handle_event((self.clock)(), Event::GatesClosed),
                 Action::Keep { epoch, volume, blocks, place: _ } => {
@@ -276,13 +303,15 @@ impl Member {
                     machine.handle_event((self.group.clock)(), asked);
                 }
             }
-            state.asking = Some((write, false));
+            let volume = self.volume;
+            state.asking = Some(Asking { write, volume, blocks, is_passed: false });
             self.group.carry_out(state, None);
-            if state.asking.take() == Some((write, true)) {
+            if state.asking.take().is_some_and(|asking| asking.is_passed) {
                 return Some(write);
             }
             let (passes, passed) = oneshot::channel();
-            state.waiting.insert(write, passes);
+            state.waiting.insert(write, Waiting { volume, blocks, passes });
+            self.group.give(Task::Wake);
             (write, passed)
         };
         let (write, passed) = waits;

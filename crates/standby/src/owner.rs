@@ -427,6 +427,11 @@ impl Replication {
         unforgotten
     }
 
+    /// Returns the epoch that is open.
+    pub fn open_epoch(&self) -> Epoch {
+        self.epochs.open_number()
+    }
+
     /// Returns the record as it was given out last.
     pub fn record(&self) -> &OwnerRecord {
         &self.record

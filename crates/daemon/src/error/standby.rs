@@ -21,6 +21,15 @@ pub(crate) enum StandbyError {
         "host \"{host}\" does not answer; its part stays there; to remove only this host's: sterna standby remove {name} --force"
     )]
     Silent { name: String, host: String },
+    #[error(
+        "the host that has the volumes does not answer, so this copy may be the last one; to go on with it: sterna standby promote; to \
+         delete it anyway: sterna standby remove {0} --force"
+    )]
+    LastCopy(String),
+    #[error(
+        "the volumes of standby \"{0}\" are not all made; try again: sterna standby promote {0} --force; to delete them: --force"
+    )]
+    NotMade(String),
     #[error("host \"{host}\" refuses the standby: {reason}")]
     Refused { host: String, reason: String },
     #[error(
@@ -39,9 +48,12 @@ impl StandbyError {
             Self::NotFound(_) => ErrorCode::StandbyNotFound,
             Self::Ambiguous { .. } => ErrorCode::InvalidRequest,
             Self::Exists { .. } => ErrorCode::StandbyExists,
-            Self::Unsuitable { .. } | Self::NotHere(_) | Self::NotThere { .. } | Self::NotPromoted { .. } => {
-                ErrorCode::StandbyRefused
-            }
+            Self::Unsuitable { .. }
+            | Self::NotHere(_)
+            | Self::LastCopy(_)
+            | Self::NotMade(_)
+            | Self::NotThere { .. }
+            | Self::NotPromoted { .. } => ErrorCode::StandbyRefused,
             Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,
             Self::Refused { .. } => ErrorCode::HostRefused,
             Self::Unreadable(_) => ErrorCode::StorageFailed,

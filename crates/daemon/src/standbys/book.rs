@@ -49,6 +49,9 @@ pub(crate) struct CopyConfig {
     pub(crate) store: String,
     pub(crate) volumes: Vec<CopiedVolume>,
     pub(crate) keep: Keep,
+    /// Whether it was promoted, and all of its volumes were made.
+    #[serde(default)]
+    pub(crate) is_complete: bool,
 }
 
 /// A volume of a group, at its source.
@@ -118,10 +121,18 @@ impl Book {
         whole_file::replace(&self.config_path(side, id), &serde_json::to_vec_pretty(config)?)
     }
 
-    /// Returns the record of a machine; `None`: there is none, or it is damaged.
+    /// Returns the record of a machine; `None`: there is none. A damaged one is an error: what it said is unknown.
     pub(crate) fn record<R: Record>(&self, side: Side, id: &str) -> io::Result<Option<R>> {
         let bytes = whole_file::read(&self.record_path(side, id), BYTES_MAX)?;
-        Ok(bytes.and_then(|bytes| R::decode(&bytes)))
+        let decode = |bytes: Vec<u8>| {
+            R::decode(&bytes).ok_or_else(|| {
+                io::Error::new(
+                    io::ErrorKind::InvalidData,
+                    "the record of the standby is damaged, or of another version",
+                )
+            })
+        };
+        bytes.map(decode).transpose()
     }
 
     pub(crate) fn write_record(&self, side: Side, id: &str, record: &impl Record) -> io::Result<()> {

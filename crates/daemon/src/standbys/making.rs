@@ -91,6 +91,7 @@ impl Standbys {
                 hourly: keep.hourly.min(POINTS_MAX),
                 daily: keep.daily.min(POINTS_MAX),
             },
+            is_complete: false,
         };
         let (book, written) = (self.book()?.clone(), config.clone());
         blocking(move || {

@@ -135,8 +135,15 @@ impl Standbys {
         match found {
             Found::Kept(kept) => {
                 let is_connected = self.hosts.silence_of(kept.host()).is_none();
-                if is_connected && !how.force && was.state != api::StandbyState::Promoted {
+                let is_over = matches!(was.state, api::StandbyState::Promoted | api::StandbyState::Used);
+                if is_connected && !how.force && !is_over {
                     return Err(StandbyError::NotThere { name, host: self.hosts.name_of(kept.host()) }.into());
+                }
+                if !how.force && !is_over {
+                    return Err(StandbyError::LastCopy(name).into());
+                }
+                if was.state == api::StandbyState::Promoted && !how.force && !self.is_whole(&kept) {
+                    return Err(StandbyError::NotMade(name).into());
                 }
                 if let Some(standby) = super::parse(&kept.config.id) {
                     self.delete_copy(standby).await?;

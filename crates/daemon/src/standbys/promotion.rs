@@ -16,7 +16,7 @@ use standby::record::{StandbyRecord, Standing};
 use standby::{StandbyId, Watermark};
 use tokio::sync::oneshot;
 
-use super::book::{CopiedVolume, Side, parse};
+use super::book::{CopiedVolume, CopyConfig, Side, parse};
 use super::copy::{Input, text};
 use super::orders::Found;
 use super::{Kept, Standbys, lock};
@@ -49,9 +49,11 @@ impl Standbys {
             parse_point(kept, point)
                 .ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
         });
-        if self.hosts.silence_of(kept.host()).is_some() {
-            kept.copy.give(Input::Lost);
+        if self.hosts.silence_of(kept.host()).is_none() {
+            let reason = "the host that has the volumes can be reached: move them here with sterna migrate there, or disconnect that host";
+            return Err(refused(reason.to_owned()).into());
         }
+        kept.copy.give(Input::Lost);
         let (answer, answered) = oneshot::channel();
         let order = PromoteOrder { owner_is_lost: order.force, age_max, point: point.transpose()? };
         kept.copy.give(Input::Promote { order, answer });
@@ -74,7 +76,7 @@ impl Standbys {
                 .and_then(|book| book.record::<StandbyRecord>(Side::Copy, &kept.config.id).ok().flatten());
             let is_promoted =
                 record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
-            if !is_promoted {
+            if !is_promoted || kept.config.is_complete {
                 continue;
             }
             let this = Arc::clone(self);
@@ -125,10 +127,27 @@ impl Standbys {
                 self.add_volume(kept, volume, path).await?;
             }
         }
+        self.note_complete(kept).await?;
         for volume in &kept.config.volumes {
             self.volumes.lane(&volume.name).await?;
         }
         Ok(())
+    }
+
+    /// Makes durable that all volumes are made: a later start leaves them to their administrators.
+    async fn note_complete(&self, kept: &Kept) -> Result<(), RequestError> {
+        let config = CopyConfig { is_complete: true, ..kept.config.clone() };
+        let book = self.book()?.clone();
+        blocking(move || {
+            let written = book.write_config(Side::Copy, &config.id, &config);
+            written.map_err(|error| RequestError::Internal(error.to_string()))
+        })
+        .await
+    }
+
+    /// Returns whether a promotion has made all volumes of a standby.
+    pub(super) fn is_whole(&self, kept: &Kept) -> bool {
+        kept.config.is_complete || kept.config.volumes.iter().all(|volume| self.is_made(volume))
     }
 
     async fn add_volume(

@@ -8,7 +8,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use migration::VolumeId;
+use migration::{HostId, VolumeId};
 use tokio::sync::oneshot;
 
 use super::copy::Input;
@@ -22,8 +22,8 @@ use crate::stores::StoreKind;
 impl Standbys {
     /// Makes the image of a volume's standby one that a migration from the same host can begin with: a kept image in the folder of
     /// `target`. Does nothing if there is none there. After a failure the volume is copied whole.
-    pub(crate) async fn give_to_migration(&self, volume: VolumeId, target: &Path) {
-        let Some(kept) = self.kept_of(volume, target) else { return };
+    pub(crate) async fn give_to_migration(&self, peer: HostId, volume: VolumeId, target: &Path) {
+        let Some(kept) = self.kept_of(peer, volume, target) else { return };
         match self.give(&kept).await {
             Ok(()) => tracing::info!(standby = %kept.config.name, "a migration uses the images of a standby"),
             Err(reason) => {
@@ -32,9 +32,10 @@ impl Standbys {
         }
     }
 
-    fn kept_of(&self, volume: VolumeId, target: &Path) -> Option<Arc<Kept>> {
+    fn kept_of(&self, peer: HostId, volume: VolumeId, target: &Path) -> Option<Arc<Kept>> {
         let has = |kept: &&Arc<Kept>| {
-            kept.config.volumes.iter().any(|known| known.volume == volume.to_string())
+            kept.host() == peer
+                && kept.config.volumes.iter().any(|known| known.volume == volume.to_string())
                 && self.folder_of(&kept.config.store).is_ok_and(|folder| target.parent() == Some(&*folder))
         };
         lock(&self.copies).values().find(has).cloned()

@@ -42,6 +42,20 @@ impl Kept {
         }
     }
 
+    /// Drops what is kept of blocks that are about to change in the open epoch.
+    pub(super) fn drop_changing(&mut self, open: Epoch, volume: VolumeIndex, blocks: BlockRange) {
+        let Some(kept) = self.0.get_mut(&open) else { return };
+        if blocks.len() > kept.len() as u64 {
+            kept.retain(|(other, block), _| {
+                *other != volume || *block < blocks.start.0 || *block >= blocks.end.0
+            });
+            return;
+        }
+        for block in blocks.iter() {
+            kept.remove(&(volume, block.0));
+        }
+    }
+
     pub(super) fn release(&mut self, epoch: Epoch) {
         self.0.remove(&epoch);
     }
@@ -75,6 +89,11 @@ mod tests {
             kept.payload(Epoch(2), volume, BlockRange::new(4, 6)),
             [bytes(1, 1), bytes(2, 1)].concat()
         );
+        kept.drop_changing(Epoch(2), volume, BlockRange::new(5, 100));
+        kept.drop_changing(Epoch(2), VolumeIndex(1), BlockRange::new(4, 5));
+        assert_eq!(kept.payload(Epoch(2), volume, BlockRange::new(4, 5)), bytes(1, 1));
+        kept.drop_changing(Epoch(2), volume, BlockRange::new(4, 5));
+        assert!(kept.0[&Epoch(2)].is_empty());
         kept.release(Epoch(2));
         assert!(kept.0.is_empty());
     }

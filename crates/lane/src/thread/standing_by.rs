@@ -18,7 +18,12 @@ impl Lane {
         if member.is_some() {
             self.check_capturable()?;
         }
-        self.volume.set_member(member).await;
+        let in_place = self.volume.set_member(member);
+        // The group has the size that was recorded when it was made; later growth is told by the volume.
+        if let Some(member) = self.volume.member() {
+            member.grown(self.volume.block_size().blocks_of(self.volume.size()));
+        }
+        in_place.await;
         Ok(self.volume.chronicler().lacking(of, GENERATION))
     }
 
@@ -40,9 +45,10 @@ impl Lane {
         if !self.volume.is_here() {
             return Err(Refused::NotHere);
         }
-        let store = self.volume.store();
         let range = ByteRange::new(blocks.start.0 * BLOCK_BYTES, blocks.len() * BLOCK_BYTES);
         self.standby_may_read(range.length).await;
+        // Taken now: the volume may have moved to another store while the disk's guests had the turn.
+        let store = self.volume.store();
         let buffer = self.engine.buffers().take(range.length as usize);
         let read = store.read(range.offset, buffer).await;
         let now = self.handle.now();

@@ -391,9 +391,11 @@ impl Arrivals {
         }
         let Some((path, file)) = &reserved.file else { return Ok(None) };
         let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
-        self.standbys.give_to_migration(record.volume, path).await;
-        let (path, record) = (path.clone(), record.clone());
         let Some(migration) = self.migration_into(&record.image) else { return Ok(None) };
+        if let Some(peer) = self.source_of(migration) {
+            self.standbys.give_to_migration(peer, record.volume, path).await;
+        }
+        let (path, record) = (path.clone(), record.clone());
         let (data_dir, custody) = (self.config.data_dir.clone(), self.custody.clone());
         blocking(move || {
             let (volume, size) = (record.volume.to_string(), record.size_bytes);
@@ -407,6 +409,17 @@ impl Arrivals {
             Ok(Some((opened, (MigrationId(facts.departure), Generation(facts.generation)))))
         })
         .await
+    }
+
+    /// Returns the host that an arrival comes from.
+    fn source_of(&self, migration: MigrationId) -> Option<HostId> {
+        self.journal.read(|state| {
+            let known = state.unfinished().find(|(id, _)| *id == migration)?.1;
+            match &known.side {
+                Side::Incoming { peer, .. } => Some(*peer),
+                _ => None,
+            }
+        })
     }
 
     fn migration_into(&self, image: &ImageLocation) -> Option<MigrationId> {

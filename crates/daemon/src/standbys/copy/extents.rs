@@ -46,6 +46,17 @@ impl Extents {
         Ok(extents)
     }
 
+    /// Opens a file all of whose extents must be whole.
+    pub(super) fn whole(file: File) -> io::Result<Self> {
+        let extents = Self { file, length: u64::MAX };
+        let (found, valid) = (extents.file.metadata()?.len(), extents.each(|_, _| Ok(()))?);
+        if found == valid {
+            return Ok(Self { length: valid, ..extents });
+        }
+        let text = format!("an epoch of the standby is damaged after {valid} of {found} bytes");
+        Err(io::Error::new(io::ErrorKind::InvalidData, text))
+    }
+
     /// Begins a file that is empty.
     pub(super) fn new(file: File) -> Self {
         Self { file, length: 0 }

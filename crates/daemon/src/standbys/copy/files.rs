@@ -52,22 +52,29 @@ pub(crate) enum Room {
 }
 
 impl Files {
-    /// Opens the files of a standby with images of these sizes, which are made if they are not there. Deletes files that the record
-    /// does not name.
+    /// Opens the files of a standby with images of these sizes, which are made if it `is_new`. Deletes files that the record does
+    /// not name.
     pub(crate) fn open(
         store: &Path,
         standby: &str,
         sizes: &[BlockCount],
+        is_new: bool,
         points: &[Point],
         sealed: &[Sealed],
     ) -> io::Result<Self> {
         let folder = Folder::open(store, standby)?;
         let mut images = Vec::new();
         for (index, size) in sizes.iter().enumerate() {
-            let image = folder.file_or_new(&image_name(index))?;
+            let name = image_name(index);
+            let bytes = size.0.saturating_mul(BLOCK_BYTES);
+            let image = if is_new { folder.file_or_new(&name) } else { folder.file(&name) };
+            let image = image.map_err(|error| lost(&name, &error.to_string()))?;
             lock(&image)?;
-            if image.metadata()?.len() < size.0 * BLOCK_BYTES {
-                image.set_len(size.0 * BLOCK_BYTES)?;
+            match image.metadata()?.len() {
+                length if length >= bytes => {}
+                _ if is_new => image.set_len(bytes)?,
+                // N.B. What is gone is not made anew: it would read as zeroes, and count as a copy.
+                length => return Err(lost(&name, &format!("it has {length} bytes of {bytes}"))),
             }
             images.push(image);
         }
@@ -154,7 +161,7 @@ impl Files {
 
     /// Applies a sealed spool to the images, which get the sizes of its epoch.
     pub(crate) fn apply(&mut self, sealed: &Sealed) -> io::Result<Room> {
-        let spool = Extents::open(self.folder.file(&spool_name(sealed.watermark))?, |_| {})?;
+        let spool = Extents::whole(self.folder.file(&spool_name(sealed.watermark))?)?;
         if self.grow(&sealed.sizes)? == Room::TooLittle {
             return Ok(Room::TooLittle);
         }
@@ -228,23 +235,39 @@ impl Files {
         Ok(())
     }
 
-    /// Deletes a recovery point. What an older one has only through it goes to the older one.
+    /// Gives what other recovery points have only through these that are not kept any more to the next older one, durably. Called
+    /// before the record without them is durable: a start deletes what no record names.
+    pub(crate) fn prepare_to_drop(&mut self, kept: &[Point]) -> io::Result<()> {
+        let is_kept = |at: Watermark| kept.iter().any(|point| point.watermark == at);
+        let undo: Vec<Watermark> =
+            self.points.iter().filter(|(_, by)| *by == KeptBy::Undo).map(|(at, _)| *at).collect();
+        let mut newest = undo.last().copied();
+        for (older, at) in undo.iter().zip(undo.iter().skip(1)).rev().filter(|(_, at)| !is_kept(**at)) {
+            let mut into = Undo::open(self.folder.file(&undo_name(*older))?, &self.images)?;
+            let from = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
+            from.each(|extent, content| into.add(extent, content))?;
+            into.extents.sync()?;
+            if newest == Some(*at) {
+                self.undo = Some(into);
+                newest = Some(*older);
+            }
+        }
+        Ok(())
+    }
+
+    /// Deletes a recovery point, after [`Files::prepare_to_drop`].
     pub(crate) fn drop_point(&mut self, at: Watermark) -> io::Result<()> {
         let Some(index) = self.points.iter().position(|(other, _)| *other == at) else { return Ok(()) };
         let (_, kept_by) = self.points.remove(index);
-        if kept_by == KeptBy::Reflink {
-            return (0..self.images.len()).try_for_each(|index| self.folder.remove(&point_name(at, index)));
+        match kept_by {
+            KeptBy::Reflink => {
+                (0..self.images.len()).try_for_each(|index| self.folder.remove(&point_name(at, index)))
+            }
+            KeptBy::Undo => {
+                self.folder.remove(&undo_name(at))?;
+                self.open_undo()
+            }
         }
-        let older = index.checked_sub(1).and_then(|older| self.points.get(older)).copied();
-        if let Some((older, KeptBy::Undo)) = older {
-            let mut into = Undo::open(self.folder.file(&undo_name(older))?, &self.images)?;
-            let from = Extents::open(self.folder.file(&undo_name(at))?, |_| {})?;
-            from.each(|extent, content| into.add(extent, content))?;
-            into.extents.sync()?;
-        }
-        let was_newest = index == self.points.len();
-        self.folder.remove(&undo_name(at))?;
-        if was_newest { self.open_undo() } else { Ok(()) }
     }
 
     /// Copies a recovery point into the images, sizes included.
@@ -282,10 +305,12 @@ impl Files {
         self.undo = None;
     }
 
+    /// Opens the undo file of the newest recovery point that has one.
     fn open_undo(&mut self) -> io::Result<()> {
-        self.undo = match self.points.last() {
-            Some((at, KeptBy::Undo)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),
-            _ => None,
+        let newest = self.points.iter().rev().find(|(_, kept_by)| *kept_by == KeptBy::Undo);
+        self.undo = match newest {
+            Some((at, _)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),
+            None => None,
         };
         Ok(())
     }
@@ -387,6 +412,12 @@ mod too_large {
     pub(super) const NOSPC: i32 = Errno::NOSPC.raw_os_error();
 }
 
+fn lost(name: &str, why: &str) -> io::Error {
+    let text =
+        format!("{name} of the standby is not as it was left ({why}): is the disk of the store mounted?");
+    io::Error::new(io::ErrorKind::InvalidData, text)
+}
+
 fn image_name(index: usize) -> String {
     format!("image-{index}")
 }
@@ -420,7 +451,7 @@ mod tests {
     }
 
     fn files(store: &Path) -> Files {
-        Files::open(store, "s", &[BlockCount(16), BlockCount(8)], &[], &[]).unwrap()
+        Files::open(store, "s", &[BlockCount(16), BlockCount(8)], true, &[], &[]).unwrap()
     }
 
     fn block(value: u8) -> Vec<u8> {
@@ -454,19 +485,38 @@ mod tests {
             epoch(&mut files, number, number % 3, number as u8);
         }
         assert_eq!(first_blocks(&files), [3, 4, 5]);
-        files.drop_point(at(3)).unwrap();
-        let points: Vec<Point> = [1, 2, 4]
-            .map(|number| Point { watermark: at(number), kept_by: KeptBy::Undo, blocks: 1, arrived_ms: 0 })
-            .into();
+        let kept = |numbers: &[u64]| -> Vec<Point> {
+            let point = |number: &u64| Point {
+                watermark: at(*number),
+                kept_by: KeptBy::Undo,
+                blocks: 1,
+                arrived_ms: 0,
+            };
+            numbers.iter().map(point).collect()
+        };
+        files.prepare_to_drop(&kept(&[1, 2, 4])).unwrap();
+        let points = kept(&[1, 2, 4]);
+        // A start deletes what is dropped: the daemon was killed before it could.
         drop(files);
         let sizes = [BlockCount(16), BlockCount(8)];
-        let mut again = Files::open(store.path(), "s", &sizes, &points, &[]).unwrap();
+        let mut again = Files::open(store.path(), "s", &sizes, false, &points, &[]).unwrap();
         again.restore_point(at(4)).unwrap();
         assert_eq!(first_blocks(&again), [3, 4, 2]);
         again.restore_point(at(2)).unwrap();
         assert_eq!(first_blocks(&again), [1, 0, 2]);
         again.restore_point(at(1)).unwrap();
         assert_eq!(first_blocks(&again), [1, 0, 0]);
+    }
+
+    #[test]
+    fn an_image_that_is_gone_is_not_made_anew() {
+        let store = tempfile::tempdir().unwrap();
+        let first = files(store.path());
+        first.folder.remove("image-1").unwrap();
+        drop(first);
+        let sizes = [BlockCount(16), BlockCount(8)];
+        let error = Files::open(store.path(), "s", &sizes, false, &[], &[]).err().unwrap();
+        assert!(error.to_string().contains("is the disk of the store mounted?"), "{error}");
     }
 
     #[test]

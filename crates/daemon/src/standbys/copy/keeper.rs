@@ -162,6 +162,9 @@ impl Keeper {
     fn try_to_open(&self) -> io::Result<Open> {
         let id = parse(&self.config.id).unwrap_or(StandbyId(0));
         let record: Option<StandbyRecord> = self.book.record(Side::Copy, &self.config.id)?;
+        let is_new = record.as_ref().is_none_or(|record| {
+            record.watermark.is_none() && record.sealed.is_empty() && record.points.is_empty()
+        });
         let sizes: Vec<BlockCount> =
             self.config.volumes.iter().map(|volume| BlockCount(volume.size_bytes / BLOCK_BYTES)).collect();
         let (points, sealed) = match &record {
@@ -171,7 +174,7 @@ impl Keeper {
         // N.B. Images that belong to volumes, or to a migration, are not made anew.
         let is_receiving = record.as_ref().is_none_or(|record| record.standing == Standing::Receiving);
         let images: &[BlockCount] = if is_receiving { &sizes } else { &[] };
-        let files = Files::open(&self.store, &self.config.id, images, points, sealed)?;
+        let files = Files::open(&self.store, &self.config.id, images, is_new, points, sealed)?;
         let settings = Settings {
             spool_blocks: SPOOL_BLOCKS,
             points_blocks: sizes.iter().map(|size| size.0).sum(),
@@ -215,6 +218,13 @@ impl Keeper {
                 }
             }
             Input::Consume { answer } => {
+                let has_all =
+                    self.open.as_ref().is_some_and(|open| open.machine.record().watermark.is_some());
+                if !has_all {
+                    // The asker may have gone.
+                    let _ = answer.send(Err("it has never had everything".to_owned()));
+                    return;
+                }
                 self.consumption = Some(answer);
                 self.handle(Event::Consume, &Bytes::new());
                 if self.open.is_none()
@@ -261,6 +271,8 @@ impl Keeper {
         };
         if let Err(problem) = check(&message, payload, open) {
             tracing::warn!(standby = %self.config.name, problem, "a host sent an invalid message about a standby");
+            // N.B. Nothing more of this stream counts: its epoch lacks this message.
+            self.open = None;
             line.send(
                 &Frame::Fault(format!("the standby's host refuses a message: {problem}")),
                 Bytes::new(),
@@ -360,6 +372,7 @@ impl Keeper {
             }
             Action::UnlinkSpool(watermark) => files.unlink_spool(watermark)?,
             Action::MakeDurable(number, record) => {
+                files.prepare_to_drop(&record.points)?;
                 self.book.write_record(Side::Copy, &self.config.id, &record)?;
                 machine.handle_event(now(), Event::Durable(number));
             }

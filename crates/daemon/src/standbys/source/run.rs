@@ -49,6 +49,9 @@ const RATE_STEP: Duration = Duration::from_millis(50);
 /// Sends messages to the standby's host in order, whatever its session is.
 type SourceLine = Arc<dyn moving::channel::Send>;
 
+/// Work beside the task, with its result.
+type Pending<'a> = std::pin::Pin<Box<dyn Future<Output = Done> + Send + 'a>>;
+
 /// Why a group has ended.
 enum End {
     /// The daemon stops, or the standby is removed.
@@ -105,10 +108,11 @@ async fn serve(
     };
     let (origin, of) = (Instant::now(), copy_of(source.standby(), source.host()));
     let (group, tasks) = Group::new(&sizes, Arc::new(move || origin.elapsed()));
+    let ends = Ends(Arc::clone(&group));
     let joined = join(&group, &lanes, of).await;
     let end = match joined {
         Err(reason) => End::Again(reason),
-        Ok(lacks) => match begin(source, with, &config, &group, lacks, &sizes).await {
+        Ok(lacks) => match begin(source, with, &config, &group, lacks).await {
             Err(reason) => End::Again(reason),
             Ok(()) => {
                 let mut running = Running::new(source, with, &config, &group, &lanes, of, origin);
@@ -116,7 +120,7 @@ async fn serve(
             }
         },
     };
-    group.end();
+    drop(ends);
     // Lanes that have ended capture nothing.
     join_all(lanes.iter().map(|lane| lane.capture(CaptureOrder { member: None, of }))).await;
     end
@@ -166,7 +170,6 @@ async fn begin(
     config: &SourceConfig,
     group: &Arc<Group>,
     lacks: Vec<Option<LayeredBitmap>>,
-    sizes: &[BlockCount],
 ) -> Result<(), String> {
     let (book, id) = (with.book.clone(), config.id.clone());
     let record: Option<OwnerRecord> = blocking(move || {
@@ -178,6 +181,9 @@ async fn begin(
     let settings = settings(config);
     let is_paused = config.is_paused;
     let has_begun = group.begin(|seen| {
+        // A volume may have grown while its lane joined.
+        let sizes: Vec<BlockCount> = seen.iter().map(LayeredBitmap::blocks).collect();
+        let sizes = &sizes;
         let known: Option<Vec<LayeredBitmap>> = lacks.into_iter().collect();
         let known = known.filter(|_| record.as_ref().is_some_and(|record| record.acknowledged.is_some()));
         match (record, known) {
@@ -241,6 +247,18 @@ struct Running<'a> {
     share: f64,
     given_at: Instant,
     new_stream_at: Option<TokioInstant>,
+    /// The newest record that is not durable, and whether one is being written.
+    to_record: Option<(u64, OwnerRecord)>,
+    is_recording: bool,
+}
+
+/// Ends a group with the task that serves it, however that ends: no write waits for it any longer.
+struct Ends(Arc<Group>);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        self.0.end();
+    }
 }
 
 /// A read, a flush or a record that has ended.
@@ -254,6 +272,7 @@ enum Done {
     },
     Flushed(bool),
     Forgotten(bool),
+    Recorded(u64, Result<(), String>),
 }
 
 impl<'a> Running<'a> {
@@ -279,6 +298,8 @@ impl<'a> Running<'a> {
             share: 0.0,
             given_at: Instant::now(),
             new_stream_at: None,
+            to_record: None,
+            is_recording: false,
         }
     }
 
@@ -333,7 +354,7 @@ impl<'a> Running<'a> {
                         Err(end) => return end,
                     }
                 }
-                Some(ended) = done.next(), if !done.is_empty() => self.end(&line, ended),
+                Some(ended) = done.next(), if !done.is_empty() => done.extend(self.end(&line, ended)),
                 arrival = arrivals.next() => match arrival {
                     None => return End::Again("the line to the standby's host has ended".to_owned()),
                     Some(arrival) => self.arrived(arrival),
@@ -376,11 +397,7 @@ impl<'a> Running<'a> {
     }
 
     /// Carries out a task. Returns what is awaited beside other tasks.
-    async fn carry_out(
-        &mut self,
-        line: &SourceLine,
-        task: Task,
-    ) -> Result<Option<std::pin::Pin<Box<dyn Future<Output = Done> + Send + 'a>>>, End> {
+    async fn carry_out(&mut self, line: &SourceLine, task: Task) -> Result<Option<Pending<'a>>, End> {
         match task {
             Task::Send(stream, message, payload) => {
                 self.send(line, stream, message, payload.into());
@@ -402,21 +419,12 @@ impl<'a> Running<'a> {
                 })))
             }
             Task::MakeDurable(number, record) => {
-                // N.B. In order: each record replaces the one before.
-                while let Err(error) = self.write(record.clone()).await {
-                    tracing::warn!(standby = %self.config.name, error = %error.message(), "cannot record a standby; trying again");
-                    self.source.show(|shown| {
-                        shown.reason =
-                            Some(format!("the data folder cannot be written: {}", error.message()));
-                    });
-                    tokio::select! {
-                        () = self.with.stopping.begins() => return Err(End::ForGood),
-                        () = sleep(RETRY) => {}
-                    }
-                }
-                self.group.handle(Event::Durable(number));
-                Ok(None)
+                // Each record replaces the one before.
+                self.to_record = Some((number, record));
+                Ok(self.record(Duration::ZERO))
             }
+            // The time of the next deadline has changed.
+            Task::Wake => Ok(None),
             Task::Forget => {
                 let (lanes, of) = (self.lanes, self.of);
                 Ok(Some(Box::pin(async move {
@@ -433,13 +441,40 @@ impl<'a> Running<'a> {
         }
     }
 
-    async fn write(&self, record: OwnerRecord) -> Result<(), RequestError> {
+    /// Begins to make the newest record durable, after a pause, unless one is being written.
+    fn record(&mut self, pause: Duration) -> Option<Pending<'a>> {
+        if self.is_recording {
+            return None;
+        }
+        let (number, record) = self.to_record.clone()?;
+        self.is_recording = true;
         let (book, id) = (self.with.book.clone(), self.config.id.clone());
-        blocking(move || {
-            let written = book.write_record(Side::Source, &id, &record);
-            written.map_err(|error| RequestError::Internal(error.to_string()))
-        })
-        .await
+        Some(Box::pin(async move {
+            sleep(pause).await;
+            let written = blocking(move || {
+                let written = book.write_record(Side::Source, &id, &record);
+                written.map_err(|error| RequestError::Internal(error.to_string()))
+            });
+            Done::Recorded(number, written.await.map_err(|error| error.message()))
+        }))
+    }
+
+    /// Handles the end of a record; returns the next one.
+    fn recorded(&mut self, number: u64, result: Result<(), String>) -> Option<Pending<'a>> {
+        self.is_recording = false;
+        match result {
+            Ok(()) => {
+                self.to_record.take_if(|(newest, _)| *newest == number);
+                self.group.handle(Event::Durable(number));
+                self.record(Duration::ZERO)
+            }
+            Err(error) => {
+                tracing::warn!(standby = %self.config.name, error, "cannot record a standby; trying again");
+                self.source
+                    .show(|shown| shown.reason = Some(format!("the data folder cannot be written: {error}")));
+                self.record(RETRY)
+            }
+        }
     }
 
     fn send(&mut self, line: &SourceLine, stream: StreamId, message: ToStandby, payload: Bytes) {
@@ -461,8 +496,10 @@ impl<'a> Running<'a> {
         line.send(Priority::Bulk, Frame::ToStandby(stream, message).encode(), payload);
     }
 
-    fn end(&mut self, line: &SourceLine, done: Done) {
+    /// Handles the end of work; returns what follows it.
+    fn end(&mut self, line: &SourceLine, done: Done) -> Option<Pending<'a>> {
         match done {
+            Done::Recorded(number, result) => return self.recorded(number, result),
             Done::Read { stream, read, volume, blocks, result } => {
                 if stream == self.stream {
                     self.under_way = self.under_way.saturating_sub(blocks.len());
@@ -490,6 +527,7 @@ impl<'a> Running<'a> {
                 }
             }
         }
+        None
     }
 
     fn arrived(&mut self, arrival: ChannelEvent) {
@@ -510,12 +548,18 @@ impl<'a> Running<'a> {
                 Some(Frame::Fault(text)) => {
                     let text = words::clean(text.get(..TEXT_BYTES_MAX).unwrap_or(&text));
                     self.source.show(|shown| shown.reason = Some(text));
+                    // N.B. What the standby's host has refused is not in its epoch: nothing more of this stream is sent.
+                    self.stream = StreamId(0);
                     self.new_stream_at = Some(TokioInstant::now() + STREAM_RETRY);
                 }
                 _ => {}
             },
             ChannelEvent::Lost(reason) => self.source.show(|shown| shown.reason = Some(reason)),
-            ChannelEvent::Restored => self.source.show(|shown| shown.reason = None),
+            // N.B. The standby may have been promoted meanwhile, or used: a new offer is answered with that.
+            ChannelEvent::Restored => {
+                self.source.show(|shown| shown.reason = None);
+                self.begin_stream();
+            }
             ChannelEvent::PeerRestarted => {
                 self.source.show(|shown| shown.reason = None);
                 self.begin_stream();
