@@ -6,6 +6,7 @@
 //!        └── a volume has left, or a lane has ended: the group ends
 //! ```
 
+mod beginning;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
