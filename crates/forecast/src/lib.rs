@@ -1,5 +1,5 @@
 //! Tells beforehand how long a migration will take, what it will send, and whether it will end, and chooses its strategy by that
-//! ([`advise`]). It has no I/O and no clock.
+//! ([`advise()`]). It has no I/O and no clock.
 //!
 //! ```text
 //!   guests' writes ──► Writing ──► Written ──► Load ──┐
