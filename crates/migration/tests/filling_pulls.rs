@@ -144,7 +144,7 @@ fn a_read_passes_by_a_store_that_takes_nothing_and_the_store_is_tried_again() {
 }
 
 #[test]
-fn a_start_that_finds_nothing_missing_is_whole_once_what_was_noted_is_durable() {
+fn a_start_that_finds_nothing_missing_is_whole_once_what_was_noted_is_written_again_and_durable() {
     let size_bytes = UNITS * UNIT_BYTES;
     let empty = || LayeredBitmap::new(units_of(size_bytes));
     let mut volatile = empty();
@@ -153,6 +153,9 @@ fn a_start_that_finds_nothing_missing_is_whole_once_what_was_noted_is_durable() 
     let settings = FillingSettings { size_bytes, pacing: PacingSettings::default() };
     let mut filling = Told::new(size_bytes, Some(known)).begin(settings);
     let actions = tell(&mut filling, FillingEvent::WaitsLimited { to: None });
+    let [FillingAction::Rewrite { rewrite, range }] = actions[..] else { panic!("{actions:?}") };
+    assert_eq!(range, units(2, 3), "a flush before the start may have lost it");
+    let actions = tell(&mut filling, FillingEvent::Rewritten { rewrite, result: Ok(()) });
     let [FillingAction::FlushStore { recording, .. }] = actions[..] else { panic!("{actions:?}") };
     let actions = tell(&mut filling, FillingEvent::StoreFlushed { recording, result: Ok(()) });
     assert_eq!(actions, [FillingAction::Record { recording, units: vec![BlockRange::new(2, 3)] }]);
