@@ -146,9 +146,23 @@ impl Standby {
         match unsealed.stage {
             Stage::Spooled => self.outbox.push(Action::Spool(volume, blocks, content)),
             Stage::InPlace => self.outbox.push(Action::WriteInPlace(volume, blocks, content)),
-            Stage::Announced | Stage::Sealing(..) => return,
+            // N.B. It is content of an epoch that has no room yet. Without it, that epoch must never be sealed.
+            Stage::Announced => return self.refuse_untimely(),
+            Stage::Sealing(..) if self.announced.is_some() => return self.refuse_untimely(),
+            Stage::Sealing(..) => return,
         }
         unsealed.blocks += count;
+    }
+
+    /// Drops an epoch that was sent before it had room, and says so. One that is being sealed stays.
+    fn refuse_untimely(&mut self) {
+        if self.announced.take().is_none() {
+            self.drop_unsealed();
+        }
+        if let Some(owner) = self.owner {
+            let reason = RefusedBecause::NoSpace;
+            self.outbox.push(Action::Send(owner.stream, ToOwner::Refused { reason }));
+        }
     }
 
     fn take_seal(&mut self, now: Duration, epoch: Epoch) {
@@ -195,5 +209,41 @@ impl Unsealed {
         let Self { watermark, sizes, blocks, .. } = self;
         let arrived_ms = u64::try_from(arrived.as_millis()).unwrap_or(u64::MAX);
         Sealed { watermark, blocks, sizes, arrived_ms }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chronicle::BlockCount;
+
+    use super::*;
+    use crate::receiver::{Event, Settings};
+    use crate::record::KeptBy;
+    use crate::retention::Keep;
+
+    const STREAM: StreamId = StreamId(1);
+
+    fn after(standby: &mut Standby, message: ToStandby) -> Vec<Action> {
+        standby.handle_event(Duration::ZERO, Event::Received(STREAM, message));
+        std::iter::from_fn(|| standby.poll_action()).collect()
+    }
+
+    #[test]
+    fn an_epoch_that_is_sent_before_it_has_room_is_refused_and_never_sealed() {
+        let settings =
+            Settings { spool_blocks: 4, points_blocks: 100, kept_by: KeptBy::Undo, keep: Keep::NONE };
+        let mut standby = Standby::begin(settings, StandbyId(1));
+        let (generation, life, epoch) = (Generation(1), LifeId(1), Epoch(1));
+        after(&mut standby, ToStandby::Offer { standby: StandbyId(1), generation, life, acknowledged: None });
+        let sizes = vec![BlockCount(8)];
+        let announced = after(&mut standby, ToStandby::Begin { epoch, base: None, blocks: 8, sizes });
+        assert!(matches!(announced[..], [Action::MakeDurable(..)]), "{announced:?}");
+        let blocks = BlockRange::new(0, 2);
+        let extent = ToStandby::Extent { volume: VolumeIndex(0), blocks, content: Content::Payload };
+        let refused = Action::Send(STREAM, ToOwner::Refused { reason: RefusedBecause::NoSpace });
+        assert_eq!(after(&mut standby, extent), [Action::DropUnsealed, refused]);
+        standby.handle_event(Duration::ZERO, Event::Durable(u64::MAX));
+        assert_eq!(after(&mut standby, ToStandby::Seal { epoch }).len(), 1, "the answer to the offer alone");
+        assert_eq!(standby.record().watermark, None);
     }
 }
