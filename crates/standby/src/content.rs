@@ -108,8 +108,17 @@ impl Content {
         all
     }
 
+    /// Returns the number of blocks that only the disk has and that were not sent.
+    pub(crate) fn exposed(&self) -> u64 {
+        self.exposed.count()
+    }
+
     /// Notes that a range may be changing: its content is only on the disk from now on.
     pub(crate) fn change(&mut self, range: BlockRange, room: &mut Room) {
+        let was_sent = self.disk.contains_all(range) && !self.unsent.contains_any(range);
+        if was_sent && broken(Bug::EarlyNotSentAgain) {
+            return;
+        }
         room.give_back(Room { ring: self.ring.remove(range), spool: self.spool.remove(range) });
         self.zeroed.remove(range);
         [&mut self.disk, &mut self.unsent, &mut self.exposed].into_iter().for_each(|set| {
@@ -177,6 +186,11 @@ impl Content {
     /// Gives all room back.
     pub(crate) fn release(&self, room: &mut Room) {
         room.give_back(Room { ring: self.ring.count(), spool: self.spool.count() });
+    }
+
+    /// Returns the next run from a block on that only the disk has and that was not sent, up to `blocks_max` blocks.
+    pub(crate) fn next_exposed(&self, from: BlockIndex, blocks_max: u64) -> Option<BlockRange> {
+        self.exposed.next_run(from, blocks_max.max(1))
     }
 
     /// Returns the next run to send, up to `blocks_max` blocks that are kept in one place.

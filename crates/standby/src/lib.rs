@@ -6,7 +6,7 @@
 //!        cut every interval  ◄──── Answer, Ready, Acknowledged ────      spool unlinked ◄─ watermark durable ◄─┘
 //! ```
 //! Both machines take events and the time, and give actions and deadlines. Their callers carry the actions out and report each
-//! result as an event. The daemon does not call them yet: lanes and files are the next step.
+//! result as an event.
 //!
 //! Blocks are those of the chronicle. Time is a [`std::time::Duration`] since an origin of the caller. The paper is \[XNBD\]:
 //! its pre-caching is replication without cuts and recovery points (decision 0099).

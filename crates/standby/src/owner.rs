@@ -4,13 +4,15 @@
 //!   asking ──Answer: Receiving──► serving ──Answer: Promoted──► diverged
 //!      └──────Answer: Promoted──► replaced                         (it serves, and sends nothing)
 //!
-//!   open epoch ──cut──► frozen ──Begin, Ready, Extent…, Seal──► sealed ──Acknowledged──► own stores flushed ──► forgotten
-//!                         └── mixed: merged, with all later ones, into the open epoch
+//!   open epoch, sent early if only the disk has much of it
+//!    └──cut──► frozen ──Begin, Ready, Extent…, Seal──► sealed ──Acknowledged──► own stores flushed ──► forgotten
+//!                 └── mixed: merged, with all later ones, into the open epoch
 //! ```
 //! A write passes this machine before it is submitted (law 1), so that nothing which an epoch has to carry is overwritten before it
 //! is kept. No write waits longer than [`Settings::wait_max`] for that (law 7).
 
 mod agreement;
+mod catching_up;
 mod epochs;
 mod flushes;
 mod sending;
@@ -29,6 +31,7 @@ use crate::outbox::Outbox;
 use crate::planted::{Bug, broken};
 use crate::record::OwnerRecord;
 use crate::wire::{StreamId, ToOwner, ToStandby};
+use catching_up::CatchUp;
 use epochs::Epochs;
 use flushes::Flushes;
 use sending::Stream;
@@ -78,6 +81,8 @@ pub struct Settings {
     pub spool_blocks: u64,
     /// The number of blocks of one message.
     pub extent_blocks: u64,
+    /// The number of blocks that only the disk may have when an epoch is cut. If it has more, they are sent before the cut.
+    pub catch_up_blocks: u64,
 }
 
 /// What is known of the writes since the acknowledged epoch.
@@ -307,6 +312,8 @@ pub struct Replication {
     /// and what the last failed flush may have lost.
     carried_by: Epoch,
     cuts: Cuts,
+    /// Whether the next cut waits until what only the disk has was sent.
+    catch_up: Option<CatchUp>,
     epochs: Epochs,
     writes: Writes,
     flushes: Flushes,
@@ -372,6 +379,7 @@ impl Replication {
             pauses: Pauses::default(),
             knows_history,
             carried_by: first,
+            catch_up: None,
             epochs,
             writes: Writes::default(),
             flushes: Flushes { unflushed, under_way: None, next: None },
@@ -435,11 +443,6 @@ impl Replication {
     /// Returns the record as it was given out last.
     pub fn record(&self) -> &OwnerRecord {
         &self.record
-    }
-
-    /// Returns whether there is something that [`Event::MaySend`] would let go.
-    pub fn wants_to_send(&self) -> bool {
-        self.stream.as_ref().is_some_and(|stream| stream.wants_to_send(&self.epochs))
     }
 
     /// Returns the next action.
@@ -511,6 +514,7 @@ impl Replication {
     fn go_on(&mut self, now: Duration) {
         self.pass_writes(now);
         self.send();
+        self.end_catching_up();
         if let Some(state) = self.ages.changed(self.state(now)) {
             self.outbox.push(Action::Tell(state));
         }
@@ -533,10 +537,20 @@ impl Replication {
                 self.ages.as_of = Some(now);
                 self.outbox.push(Action::Send(stream.id, ToStandby::StillCurrent));
             }
-        } else if self.epochs.frozen_len() < FROZEN_MAX {
-            self.cuts.is_at_barrier = true;
-            self.outbox.push(Action::CloseGates);
+        } else if !self.has_to_catch_up() {
+            self.close_gates();
         }
+    }
+
+    /// Begins to cut, if it is possible; returns whether it is.
+    fn close_gates(&mut self) -> bool {
+        let may_cut = self.pauses == Pauses::default() && self.phase == Phase::Serving;
+        if !may_cut || self.cuts.is_at_barrier || self.epochs.frozen_len() >= FROZEN_MAX {
+            return false;
+        }
+        self.cuts.is_at_barrier = true;
+        self.outbox.push(Action::CloseGates);
+        true
     }
 
     /// Ends the open epoch of all volumes. No write is between the gates and the stores' queues.

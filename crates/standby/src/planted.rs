@@ -83,6 +83,16 @@ bugs! {
     TestedPointPruned = "standby-tested-point-pruned",
     /// A block is sent twice within its epoch.
     RewritesSent = "standby-rewrites-sent",
+    /// An epoch is cut although only the disk has much of it.
+    CutWhileBehind = "standby-cut-while-behind",
+    /// What was sent before the cut and is written again before it is not sent again.
+    EarlyNotSentAgain = "standby-early-not-sent-again",
+    /// Blocks to which a write is in flight are sent before the cut.
+    EarlyBesideWrite = "standby-early-beside-write",
+    /// A block is read again before the cut while an older read of it has not ended.
+    EarlyReadTwice = "standby-early-read-twice",
+    /// A volume that grows after its epoch was announced is not announced again.
+    SizesNotAnnouncedAgain = "standby-sizes-not-announced-again",
     /// An interval without writes is an epoch like any other.
     IdleEpochSent = "standby-idle-epoch-sent",
 }

@@ -30,6 +30,8 @@ const STUCK_IS_IDLE_SEED: u64 = 386;
 
 /// The first seed that shows [`StandbyBug::ReturnSinceNewest`].
 const RETURN_SINCE_NEWEST_SEED: u64 = 7127;
+/// A seed that notices a block being read again before the cut while an older read of it has not ended.
+const EARLY_READ_TWICE_SEED: u64 = 7584;
 
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
@@ -93,8 +95,13 @@ fn standbys_notice(arguments: &Arguments, bug: StandbyBug, seed: Option<u64>) ->
         return violation.is_some();
     }
     plant_in_standby(Some(bug));
-    // That an owner which serves on has sent a seal that is then lost, and is replaced, is rare.
-    let late = (bug == StandbyBug::ReturnSinceNewest).then_some((RETURN_SINCE_NEWEST_SEED, 1));
+    let late = match bug {
+        // That an owner which serves on has sent a seal that is then lost, and is replaced, is rare.
+        StandbyBug::ReturnSinceNewest => Some((RETURN_SINCE_NEWEST_SEED, 1)),
+        // So is a read that outlasts a write to its block and the next read of it.
+        StandbyBug::EarlyReadTwice => Some((EARLY_READ_TWICE_SEED, 1)),
+        _ => None,
+    };
     let mut orders = late.into_iter().chain([(arguments.first, SEEDS_MAX)]);
     let shown = orders.find_map(|(first, count)| standbys::campaign(first, count, true).violations.pop());
     plant_in_standby(None);

@@ -12,6 +12,7 @@ mod disk;
 mod met;
 mod owner;
 mod receiver;
+mod scattered;
 mod trouble;
 mod truth;
 mod world;
@@ -37,6 +38,8 @@ pub(crate) struct Shown {
     pub(crate) points: u64,
     pub(crate) promotions: u64,
     pub(crate) current: u64,
+    /// Standbys that have caught up although guests wrote everywhere, also to what was sent before the cut.
+    pub(crate) caught_up: u64,
     pub(crate) met: Met,
     pub(crate) violations: Vec<(u64, String)>,
 }
@@ -50,6 +53,7 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
         shown.points += world.shown.points;
         shown.promotions += world.shown.promotions;
         shown.current += world.shown.current;
+        shown.caught_up += world.shown.caught_up;
         shown.met.add_seed(&world.met);
         if let Some(violation) = world.violation {
             shown.violations.push((seed, violation));
@@ -101,6 +105,9 @@ impl World {
             return self.violate(format!("the standby does not become current: {state:?}"));
         }
         self.expect_young();
+        if self.random.percent(30) && self.violation.is_none() {
+            self.expect_caught_up();
+        }
         self.expect_idle();
         self.shown.current += 1;
         if self.random.percent(50) && self.violation.is_none() {
@@ -247,5 +254,6 @@ mod tests {
         assert_eq!(first.violations, []);
         assert_eq!(first, campaign(0, 200, false));
         assert!(first.promotions > 50 && first.current > 50 && first.points > 100, "{first:?}");
+        assert!(first.caught_up > 10, "{first:?}");
     }
 }

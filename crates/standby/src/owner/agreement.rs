@@ -39,7 +39,7 @@ impl Replication {
                 if !stream.is_agreed() {
                     return;
                 }
-                stream.hold();
+                stream.refuse(reason);
                 if reason == RefusedBecause::BaseMissing {
                     stream.base = None;
                 }
@@ -139,6 +139,7 @@ impl Replication {
 
     /// Sends epochs again whose seals the standby does not have. One that cannot be sent again is a mixture.
     fn forget_sent(&mut self, through: Option<Epoch>) {
+        self.catch_up = None;
         if let Some(lossy) = self.epochs.begin_stream(through) {
             self.mix(lossy);
         }

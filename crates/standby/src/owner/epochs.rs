@@ -32,6 +32,15 @@ impl Pending {
     pub(super) fn unsent(&self) -> u64 {
         self.contents.iter().map(Content::unsent).sum()
     }
+
+    /// Returns the number of blocks that only the disk has and that were not sent.
+    pub(super) fn exposed(&self) -> u64 {
+        self.contents.iter().map(Content::exposed).sum()
+    }
+
+    pub(super) fn sizes(&self) -> Vec<BlockCount> {
+        self.contents.iter().map(|content| content.size).collect()
+    }
 }
 
 /// The epochs, the oldest first, and the room for what is kept of them.
@@ -69,6 +78,10 @@ impl Epochs {
         for content in &mut self.open.contents {
             content.change(BlockRange::new(0, content.size.0), &mut self.room);
         }
+    }
+
+    pub(super) fn open(&self) -> &Pending {
+        &self.open
     }
 
     pub(super) fn open_number(&self) -> Epoch {

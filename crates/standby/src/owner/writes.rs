@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use chronicle::{BlockRange, Epoch};
+use chronicle::{BlockIndex, BlockRange, Epoch};
 
 use super::epochs::Merged;
 use super::{Action, Outcome, Phase, ReadId, Replication, WriteId, WriteKind};
@@ -95,6 +95,25 @@ impl Writes {
     /// Returns whether a stream still reads what it has to send.
     pub(super) fn is_read_for(&self, stream: StreamId) -> bool {
         self.reading.values().any(|read| read.purpose == Purpose::Send(stream))
+    }
+
+    /// Returns the first part of a range that no write in flight changes and no read sends, or where the first of these ends.
+    pub(super) fn undisturbed(
+        &self,
+        volume: VolumeIndex,
+        blocks: BlockRange,
+    ) -> Result<BlockRange, BlockIndex> {
+        let is_sent = |read: &&Reading| matches!(read.purpose, Purpose::Send(_));
+        let reads = self.reading.values().filter(is_sent).map(|read| (read.volume, read.blocks));
+        let reads = reads.filter(|_| !broken(Bug::EarlyReadTwice));
+        let writes = self.in_flight().filter(|_| !broken(Bug::EarlyBesideWrite));
+        let overlaps =
+            |(other, range): &(VolumeIndex, BlockRange)| *other == volume && range.overlaps(&blocks);
+        match writes.chain(reads).filter(overlaps).map(|(_, range)| range).min_by_key(|range| range.start) {
+            None => Ok(blocks),
+            Some(first) if first.start > blocks.start => Ok(BlockRange::new(blocks.start.0, first.start.0)),
+            Some(first) => Err(first.end),
+        }
     }
 
     /// Begins a read of what a stream sends.
@@ -222,6 +241,7 @@ impl Replication {
 
     /// Merges an epoch and all later ones into the open one.
     pub(super) fn mix(&mut self, epoch: Epoch) {
+        self.catch_up = None;
         let merged = self.epochs.mix(epoch);
         self.writes.merge(&merged);
         for from in merged.from {

@@ -75,8 +75,11 @@ pub(super) struct OwnerHost {
     may_send_is_due: bool,
     /// Blocks that are fetched after a handover.
     absent: BTreeMap<(usize, u64), u64>,
-    /// What the stream has carried of the epoch that was begun.
+    /// What the stream has carried of the epoch that was begun, and that epoch.
     carried: BTreeSet<(usize, u64)>,
+    begun: u64,
+    /// Blocks that were sent before the cut of their epoch and then written again.
+    pub(super) rewritten: u64,
     last_zeroes: Option<(usize, u64)>,
     /// The newest epoch that the standby has confirmed to it.
     pub(super) confirmed: Option<(u128, u64)>,
@@ -279,6 +282,10 @@ impl World {
 
     pub(super) fn fail_owners_flush(&mut self, host: usize) {
         self.meet(Fault::OwnerFlushFailed);
+        // What it may have lost is sent once more.
+        if self.owners[host].begun == self.owners[host].open {
+            self.owners[host].carried.clear();
+        }
         let mut random = self.random.fork();
         self.owners[host].volumes.iter_mut().for_each(|volume| volume.fail_flush(&mut random));
     }
@@ -334,6 +341,8 @@ impl World {
         let mut landed = BTreeSet::new();
         for block in asked.blocks.iter() {
             owner.kept.remove(&(open, volume, block.0));
+            // What was sent before the cut is sent once more.
+            owner.rewritten += u64::from(owner.begun == open && owner.carried.remove(&(volume, block.0)));
             if self.random.percent(30) {
                 owner.absent.remove(&(volume, block.0));
                 owner.volumes[volume].write(block.0, asked.value);
@@ -420,7 +429,8 @@ impl World {
             }
             Action::Release(epoch) => self.owners[host].kept.retain(|key, _| key.0 != epoch.0),
             Action::Send(stream, message) => {
-                if let ToStandby::Begin { .. } = message {
+                if let ToStandby::Begin { epoch, .. } = message {
+                    self.owners[host].begun = epoch.0;
                     self.owners[host].carried.clear();
                     self.owners[host].last_zeroes = None;
                 }
@@ -431,6 +441,7 @@ impl World {
             }
             Action::SendExtent { stream, read, epoch, volume, blocks, place } => {
                 let volume = volume.index();
+                self.expect_new(host, stream, volume, blocks);
                 match place {
                     Place::Disk => self.read(host, read, ReadFor::Send(stream), volume, blocks),
                     Place::Zeroes => self.transmit(host, stream, volume, blocks, Content::Zeroes, Vec::new()),
@@ -466,7 +477,18 @@ impl World {
         self.owner_after_disk(host, OwnerTask::ReadDone { read, purpose, volume, blocks, early });
     }
 
-    /// Sends an extent. No block is sent twice in an epoch, and no range of zeroes in parts.
+    /// No block is sent twice in an epoch, unless it is written between.
+    fn expect_new(&mut self, host: usize, stream: StreamId, volume: usize, blocks: BlockRange) {
+        let owner = &mut self.owners[host];
+        if owner.stream == Some(stream)
+            && self.links[host].is_up
+            && !blocks.iter().all(|block| owner.carried.insert((volume, block.0)))
+        {
+            self.violate("a block was sent twice in an epoch");
+        }
+    }
+
+    /// Sends an extent. No range of zeroes is sent in parts.
     fn transmit(
         &mut self,
         host: usize,
@@ -481,15 +503,11 @@ impl World {
             return;
         }
         owner.noise.messages += 1;
-        let is_new = blocks.iter().all(|block| owner.carried.insert((volume, block.0)));
         let before = owner.last_zeroes.take();
         if content == Content::Zeroes {
             owner.last_zeroes = Some((volume, blocks.end.0));
         }
         let is_part = content == Content::Zeroes && before == Some((volume, blocks.start.0));
-        if !is_new {
-            self.violate("a block was sent twice in an epoch");
-        }
         if is_part {
             self.violate("a range of zeroes was sent in parts");
         }

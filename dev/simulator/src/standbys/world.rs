@@ -11,6 +11,7 @@ use standby::wire::{StreamId, ToOwner, ToStandby};
 use super::met::{Fault, Met};
 use super::owner::{OwnerHost, OwnerTask};
 use super::receiver::{StandbyHost, StandbyTask};
+use super::scattered::SCATTERED_PAUSE;
 use super::truth::Truth;
 use crate::random::Random;
 use crate::restored::Telling;
@@ -77,6 +78,8 @@ pub(super) struct Shape {
     pub(super) ring_blocks: u64,
     pub(super) spool_blocks: u64,
     pub(super) extent_blocks: u64,
+    /// The number of blocks that only the disk may have at a cut.
+    pub(super) catch_up_blocks: u64,
     /// The most time between two requests of guests.
     pub(super) guest_pause: Duration,
     /// The most time between two faults.
@@ -85,6 +88,8 @@ pub(super) struct Shape {
     pub(super) rate: u64,
     /// The number of blocks of each volume that guests write to.
     pub(super) working_set: u64,
+    /// Whether guests write single blocks everywhere.
+    pub(super) is_scattered: bool,
     pub(super) hangs_percent: u64,
     /// Of a hundred steps of the standby's host, those during which something happens.
     pub(super) strikes_percent: u64,
@@ -124,10 +129,12 @@ impl World {
             ring_blocks: random.pick(&[0, 8, 32, 1000]),
             spool_blocks: random.pick(&[0, 8, 64, 1000]),
             extent_blocks: random.pick(&[1, 4, 16]),
+            catch_up_blocks: random.pick(&[0, 8, 32, 1000]),
             guest_pause: Duration::from_millis(random.pick(&[10, 40, 150, 1500])),
             trouble_pause: Duration::from_millis(random.pick(&[300, 1000, 4000])),
             rate: random.pick(&[1, 4, 30]),
             working_set: random.pick(&[4, 16, 64]),
+            is_scattered: false,
             hangs_percent: random.pick(&[0, 0, 3]),
             strikes_percent: random.pick(&[0, 2, 10]),
             sizes,
@@ -258,7 +265,11 @@ impl World {
             }
             Task::Guest => {
                 self.guest();
-                let pause = if self.is_calm { EVERY / 4 } else { self.shape.guest_pause };
+                let pause = match (self.is_calm, self.shape.is_scattered) {
+                    (_, true) => SCATTERED_PAUSE,
+                    (true, false) => EVERY / 4,
+                    (false, false) => self.shape.guest_pause,
+                };
                 self.in_about(pause, Task::Guest);
             }
             Task::Trouble => {
@@ -349,8 +360,13 @@ impl World {
             self.owner_event(host, owner::Event::Grown { volume, size: BlockCount(grown) });
             return;
         }
-        let is_zero = self.random.percent(15);
-        let (set, most) = if is_zero { (size, size) } else { (self.shape.working_set.min(size), 6) };
+        let is_scattered = self.shape.is_scattered;
+        let is_zero = !is_scattered && self.random.percent(15);
+        let (set, most) = match (is_scattered, is_zero) {
+            (true, _) => (size, 1),
+            (false, true) => (size, size),
+            (false, false) => (self.shape.working_set.min(size), 6),
+        };
         let set = if self.random.percent(10) { size } else { set };
         let start = self.random.below(set);
         let end = (start + 1 + self.random.below(most)).min(size);

@@ -20,6 +20,8 @@ use crate::volumes::registry::Service;
 
 /// The number of blocks that the payloads of a group may occupy in memory: 64 MiB.
 const RING_BLOCKS: u64 = 16 << 10;
+/// The number of blocks that only the disk may have when an epoch is cut: 4 MiB, which are sent in a moment.
+const CATCH_UP_BLOCKS: u64 = 1024;
 /// How long a write waits for a copy of the blocks that it overwrites (design §5.7).
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -125,5 +127,6 @@ fn settings(config: &SourceConfig) -> Settings {
         ring_blocks: RING_BLOCKS,
         spool_blocks: 0,
         extent_blocks: EXTENT_BLOCKS,
+        catch_up_blocks: CATCH_UP_BLOCKS,
     }
 }

@@ -24,6 +24,7 @@ impl World {
             ring_blocks: self.shape.ring_blocks,
             spool_blocks: self.shape.spool_blocks,
             extent_blocks: self.shape.extent_blocks,
+            catch_up_blocks: self.shape.catch_up_blocks,
         }
     }
 
