@@ -342,7 +342,11 @@ impl World {
                 if !self.standby.can_have(&sealed.sizes) {
                     return self.standby_event(Event::Applied(Grown::No));
                 }
-                self.apply(&sealed, 100);
+                // A host unlinks the spools of an epoch that was given up only when it has ended applying them.
+                let is_given_up = self.standby.record().is_none_or(|record| !record.sealed.contains(&sealed));
+                if !is_given_up || self.standby.named.contains_key(&sealed.watermark) {
+                    self.apply(&sealed, 100);
+                }
                 self.standby_event(Event::Applied(Grown::Yes));
             }
             StandbyTask::ImageFlushed(flushes) => {
