@@ -109,7 +109,7 @@ pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOr
 pub use replica::{DropReplica, Replica};
 pub use standby::{
     KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby, SetStandby, Standby, StandbyRole,
-    StandbyState,
+    StandbyState, StandbyVm,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

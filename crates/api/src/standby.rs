@@ -92,6 +92,9 @@ pub struct PromoteStandby {
     /// The recovery point; by default the newest.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub point: Option<String>,
+    /// Leave its VMs stopped.
+    #[serde(default)]
+    pub leave_stopped: bool,
 }
 
 /// The part of this host in a standby.
@@ -166,9 +169,25 @@ pub struct Standby {
     /// Bytes that were sent since the daemon began. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_sent: Option<u64>,
+    /// The VMs whose volumes are all in it: a promotion starts them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<StandbyVm>,
     /// The recovery points, the oldest first. At the standby's host only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<RecoveryPoint>,
+}
+
+/// A VM of a standby.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyVm {
+    /// Its name.
+    pub name: String,
+    /// When the standby's host received what starting it takes, in milliseconds since 1970; `None`: never, or it is not known here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub described_unix_ms: Option<u64>,
+    /// Why it could not be started at the standby's host, or why it does not run after a promotion.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// A recovery point of a standby.

@@ -86,7 +86,7 @@ impl Host {
         let migration_hooks = MigrationHooks::new(parts);
         let vm_orders = VmOrders::new(parts, &exports, &claims, &volume_orders, &migration_hooks);
         let runner = SessionRunner::new(parts, &vm_orders);
-        let standbys = Standbys::new(parts, &serving);
+        let standbys = Standbys::new(parts, &serving, &vm_orders);
         let arrivals =
             Arrivals::new(parts, &exports, &serving, &migration_hooks, &vm_orders, &runner, &standbys);
         let departures =

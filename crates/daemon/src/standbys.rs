@@ -17,6 +17,7 @@ mod promotion;
 pub(crate) mod source;
 mod use_by_migration;
 mod views;
+mod vms;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -34,7 +35,7 @@ use self::source::{Source, Surroundings, host_of};
 use crate::custody::Custody;
 use crate::error::StandbyError;
 use crate::files::sockets::SocketFolder;
-use crate::host::{Parts, Serving, Stopping};
+use crate::host::{Parts, Serving, Stopping, VmOrders};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::peers::Peers;
@@ -55,6 +56,7 @@ pub(crate) struct Standbys {
     hosts: Arc<Hosts>,
     peers: Arc<Peers>,
     vms: Arc<Vms>,
+    vm_orders: Arc<VmOrders>,
     stopping: Stopping,
     serving: Arc<Serving>,
     sources: Mutex<BTreeMap<StandbyId, Arc<Source>>>,
@@ -69,6 +71,8 @@ pub(crate) struct Standbys {
 struct Kept {
     config: CopyConfig,
     copy: Copy,
+    /// What the checks of its described VMs have found since the daemon began, by name.
+    problems: Mutex<BTreeMap<String, String>>,
 }
 
 impl Kept {
@@ -78,7 +82,7 @@ impl Kept {
 }
 
 impl Standbys {
-    pub(crate) fn new(parts: &Parts, serving: &Arc<Serving>) -> Arc<Self> {
+    pub(crate) fn new(parts: &Parts, serving: &Arc<Serving>, vm_orders: &Arc<VmOrders>) -> Arc<Self> {
         let Parts { config, journal, custody, stores, volumes, sockets, hosts, peers, vms, stopping, .. } =
             parts.clone();
         let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
@@ -93,6 +97,7 @@ impl Standbys {
             hosts,
             peers,
             vms,
+            vm_orders: Arc::clone(vm_orders),
             stopping,
             serving: Arc::clone(serving),
             sources: Mutex::default(),
@@ -124,7 +129,7 @@ impl Standbys {
         Ok(())
     }
 
-    fn begin_source(&self, config: SourceConfig) -> Option<Arc<Source>> {
+    fn begin_source(self: &Arc<Self>, config: SourceConfig) -> Option<Arc<Source>> {
         let (standby, book) = (parse(&config.id)?, self.book.clone().ok()?);
         let with = Surroundings {
             book,
@@ -136,6 +141,7 @@ impl Standbys {
         };
         let source = Source::begin(config, with);
         lock(&self.sources).insert(standby, Arc::clone(&source));
+        tokio::spawn(Arc::clone(self).describe_vms(Arc::clone(&source)));
         Some(source)
     }
 
@@ -146,7 +152,7 @@ impl Standbys {
         let standby = parse(&config.id).ok_or_else(|| unreadable(format!("{} is no identity", config.id)))?;
         let store = self.folder_of(&config.store).map_err(|error| unreadable(error.clone()))?;
         let copy = Copy::start(config.clone(), store, book).map_err(|error| unreadable(error.to_string()))?;
-        lock(&self.copies).insert(standby, Arc::new(Kept { config, copy }));
+        lock(&self.copies).insert(standby, Arc::new(Kept { config, copy, problems: Mutex::default() }));
         Ok(())
     }
 
@@ -168,7 +174,8 @@ impl Standbys {
                 let this = Arc::clone(self);
                 tokio::spawn(async move {
                     let _turn = this.asked.lock().await;
-                    let answer = this.asked(peer, &line, ask).await;
+                    let answer = this.asked(peer, &line, ask, &payload).await;
+                    drop(credit);
                     line.send(&Frame::Answer(number, answer.map_err(|error| error.message())), Bytes::new());
                 });
             }

@@ -1058,6 +1058,8 @@ class PromoteStandby(TypedDict):
 
     # The host that had the volumes is lost, and does not serve them.
     force: NotRequired[bool]
+    # Leave its VMs stopped.
+    leave_stopped: NotRequired[bool]
     # The age in seconds that is accepted; by default an hour.
     older_than_ok_seconds: NotRequired[float | None]
     # The recovery point; by default the newest.
@@ -1355,6 +1357,8 @@ class Standby(TypedDict):
     state: StandbyState
     # The store at the standby's host.
     store: str
+    # The VMs whose volumes are all in it: a promotion starts them.
+    vms: NotRequired[list[StandbyVm]]
     # Its volumes, by name.
     volumes: list[str]
 
@@ -1378,6 +1382,18 @@ StandbyState = Literal[
     "used",
     "waiting",
 ]
+
+
+class StandbyVm(TypedDict):
+    """A VM of a standby."""
+
+    # When the standby's host received what starting it takes, in milliseconds since 1970; null: never, or it is not
+    # known here.
+    described_unix_ms: NotRequired[int | None]
+    # Its name.
+    name: str
+    # Why it could not be started at the standby's host, or why it does not run after a promotion.
+    problem: NotRequired[str | None]
 
 
 class StopVm(TypedDict):

@@ -3,8 +3,11 @@
 //! ```text
 //!   standbys/ID.source.json   what was ordered, at the source        standbys/ID.source   the record of its machine
 //!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
+//!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
 //! ```
 //! Everything here may block.
+
+mod vms;
 
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
@@ -17,6 +20,8 @@ use standby::record::Record;
 
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
+
+pub(crate) use self::vms::DescribedVm;
 
 const FOLDER: &str = "standbys";
 const BYTES_MAX: u64 = 4 << 20;
@@ -147,6 +152,9 @@ impl Book {
                 Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
                 _ => sync_folder_of(&path)?,
             }
+        }
+        if side == Side::Copy {
+            self.forget_vms(id)?;
         }
         Ok(())
     }

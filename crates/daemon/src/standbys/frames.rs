@@ -1,7 +1,7 @@
 //! Messages between the two daemons of a standby, on a channel of its own.
 //!
 //! ```text
-//!   source: Ask ─► Answer            once, to make or to delete it
+//!   source: Ask ─► Answer            to make it, to delete it, and to describe its VMs
 //!   source: ToStandby, with a payload ─► Taken: as much may follow
 //!   standby's host: ToOwner, Fault
 //! ```
@@ -26,7 +26,7 @@ pub(crate) enum Frame {
     /// An order of the source's administrator, and its number.
     Ask(u64, Ask),
     /// The answer to the order of this number.
-    Answer(u64, Result<Made, String>),
+    Answer(u64, Result<Answered, String>),
     /// A message to the standby.
     ToStandby(StreamId, ToStandby),
     /// A message to the source.
@@ -44,6 +44,22 @@ pub(crate) enum Ask {
     Make(AskedStandby),
     /// Delete it. One that is not there is a success.
     Remove,
+    /// Keep what starting a VM takes. The payload is a piece of its description.
+    Vm(VmPiece),
+    /// Forget every described VM that is not one of these.
+    Vms(Vec<String>),
+}
+
+/// A piece of the description of a VM. The pieces of one description are asked one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct VmPiece {
+    pub(crate) vm: String,
+    /// Where the piece begins, in bytes.
+    pub(crate) offset: u32,
+    /// The length of the whole description in bytes.
+    pub(crate) bytes: u32,
+    /// The BLAKE3 hash of the whole description.
+    pub(crate) hash: [u8; 32],
 }
 
 /// A standby that is asked for.
@@ -74,11 +90,15 @@ pub(crate) struct AskedVolume {
     pub(crate) size_bytes: u64,
 }
 
-/// A standby that was made.
+/// What has been done.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Made {
-    /// The store that it is in.
-    pub(crate) store: String,
+pub(crate) enum Answered {
+    /// The standby is in this store.
+    Made { store: String },
+    /// There is nothing to say about it.
+    Done,
+    /// The description is here; the text says why the VM could not be started there now.
+    Vm { problem: Option<String> },
 }
 
 impl Frame {
@@ -101,6 +121,12 @@ pub(crate) enum Purpose {
     Streams,
     /// Orders of administrators: they have a channel of their own, because each end of a channel is one reader's.
     Asks,
+}
+
+/// Returns a text of another host as it may be shown here.
+pub(super) fn cleaned(text: &str) -> String {
+    let end = text.char_indices().map(|(at, _)| at).take_while(|at| *at < TEXT_BYTES_MAX).last();
+    words::clean(&text[..end.unwrap_or(0)])
 }
 
 /// Returns the subject of a channel about a standby, whose volumes are at `source`.

@@ -1,4 +1,4 @@
-//! What another host asks: to make room for its standby here, or to delete it.
+//! What another host asks: to make room for its standby here, to delete it, or to keep a description of its VM.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use migration::HostId;
 
 use super::book::{CopiedVolume, CopyConfig, Keep, Side, hex, parse};
 use super::copy::{Input, delete_files};
-use super::frames::{Ask, AskedStandby, Line, Made, is_about};
+use super::frames::{Answered, Ask, AskedStandby, Line, is_about};
 use super::{Standbys, lock};
 use crate::error::RequestError;
 use crate::host::blocking;
@@ -27,7 +27,8 @@ impl Standbys {
         peer: HostId,
         line: &Line,
         ask: Ask,
-    ) -> Result<Made, RequestError> {
+        payload: &[u8],
+    ) -> Result<Answered, RequestError> {
         match ask {
             Ask::Make(asked) => self.make(peer, line, asked).await,
             Ask::Remove => {
@@ -36,8 +37,10 @@ impl Standbys {
                 {
                     self.delete_copy(standby).await?;
                 }
-                Ok(Made { store: String::new() })
+                Ok(Answered::Done)
             }
+            Ask::Vm(piece) => self.keep_vm(peer, line, piece, payload).await,
+            Ask::Vms(names) => self.keep_only(peer, line, names).await,
         }
     }
 
@@ -46,7 +49,7 @@ impl Standbys {
         peer: HostId,
         line: &Line,
         asked: AskedStandby,
-    ) -> Result<Made, RequestError> {
+    ) -> Result<Answered, RequestError> {
         let invalid = |text: &str| RequestError::Invalid(text.to_owned());
         let own = self.peers.own();
         if !is_about(line.channel, asked.standby, peer, own) {
@@ -56,7 +59,7 @@ impl Standbys {
             return Err(invalid("the hosts are not paired"));
         }
         if let Some(kept) = self.kept_for(peer, line) {
-            return Ok(Made { store: kept.config.store.clone() });
+            return Ok(Answered::Made { store: kept.config.store.clone() });
         }
         if lock(&self.copies).values().filter(|kept| kept.host() == peer).count() >= STANDBYS_MAX {
             return Err(RequestError::Invalid(format!(
@@ -101,7 +104,7 @@ impl Standbys {
         .await?;
         tracing::info!(standby = %config.name, host = %self.hosts.name_of(peer), %store, "keeps a standby");
         self.keep(config)?;
-        Ok(Made { store })
+        Ok(Answered::Made { store })
     }
 
     /// Deletes a standby that is kept here, with all files.

@@ -12,9 +12,7 @@ use standby::StandbyId;
 use transport::Priority;
 
 use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
-use super::frames::{
-    Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Made, Purpose, TEXT_BYTES_MAX, subject,
-};
+use super::frames::{Answered, Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Purpose, cleaned, subject};
 use super::source::Source;
 use super::source::run::copy_of;
 use super::{Kept, Standbys, lock};
@@ -69,12 +67,14 @@ impl Standbys {
             keep: AskedKeep { last: keep.last, hourly: keep.hourly, daily: keep.daily },
             volumes: asked.clone(),
         };
-        let Made { store } = self.ask(host, standby, Ask::Make(ask)).await?;
+        let Answered::Made { store } = self.ask(host, standby, Ask::Make(ask), Bytes::new()).await? else {
+            return Err(RequestError::Internal("the other host has answered another order".to_owned()));
+        };
         let config = SourceConfig {
             id: hex(standby),
             name,
             host: host.to_string(),
-            store: words::clean(store.get(..TEXT_BYTES_MAX).unwrap_or(&store)),
+            store: cleaned(&store),
             volumes: asked
                 .into_iter()
                 .map(|volume| NamedVolume {
@@ -90,7 +90,7 @@ impl Standbys {
         };
         if let Err(error) = self.write_source(config.clone()).await {
             // The other host keeps nothing for a standby that is in no book.
-            let _ = self.ask(host, standby, Ask::Remove).await;
+            let _ = self.ask(host, standby, Ask::Remove, Bytes::new()).await;
             return Err(error);
         }
         let source = self
@@ -151,7 +151,7 @@ impl Standbys {
             }
             Found::Source(source) => {
                 let (standby, host) = (source.standby(), source.host());
-                match self.ask(host, standby, Ask::Remove).await {
+                match self.ask(host, standby, Ask::Remove, Bytes::new()).await {
                     Ok(_) => {}
                     Err(_) if how.force => {}
                     Err(RequestError::Standby(StandbyError::NoAnswer { host, .. })) => {
@@ -179,12 +179,18 @@ impl Standbys {
     }
 
     /// Asks the other host of a standby, and waits for its answer.
-    pub(super) async fn ask(&self, host: HostId, standby: StandbyId, ask: Ask) -> Result<Made, RequestError> {
+    pub(super) async fn ask(
+        &self,
+        host: HostId,
+        standby: StandbyId,
+        ask: Ask,
+        payload: Bytes,
+    ) -> Result<Answered, RequestError> {
         let session = self.hosts.session_with(host)?;
         let (name, number) = (self.hosts.name_of(host), random_number());
         let subject = subject(standby, self.peers.own(), Purpose::Asks);
         let (line, mut arrivals) = self.peers.standby_channel(&session, subject);
-        line.send(Priority::Bulk, Frame::Ask(number, ask).encode(), Bytes::new());
+        line.send(Priority::Bulk, Frame::Ask(number, ask).encode(), payload);
         let answered = async {
             while let Some(arrival) = arrivals.next().await {
                 let ChannelEvent::Message { head, .. } = arrival else { continue };
@@ -196,9 +202,9 @@ impl Standbys {
             None
         };
         match tokio::time::timeout(ANSWER_MAX, answered).await {
-            Ok(Some(Ok(made))) => Ok(made),
+            Ok(Some(Ok(answer))) => Ok(answer),
             Ok(Some(Err(reason))) => {
-                let reason = words::clean(reason.get(..TEXT_BYTES_MAX).unwrap_or(&reason));
+                let reason = cleaned(&reason);
                 Err(StandbyError::Refused { host: name, reason }.into())
             }
             Ok(None) | Err(_) => {

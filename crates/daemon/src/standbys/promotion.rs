@@ -1,7 +1,8 @@
 //! A promotion: the images of a standby become volumes of this host.
 //!
 //! ```text
-//!   checks of names ─► the machine: redo complete, *promoted* durable ─► images moved into the store ─► in the journal ─► served
+//!   checks of names ─► the machine: redo complete, *promoted* durable ─► images moved into the store ─► in the journal
+//!                  ─► its VMs added ─► noted as complete ─► served ─► VMs started
 //! ```
 //! A restart completes what is interrupted: the identities of the volumes were drawn when the standby was made.
 
@@ -55,6 +56,7 @@ impl Standbys {
         }
         kept.copy.give(Input::Lost);
         let (answer, answered) = oneshot::channel();
+        let leave_stopped = order.leave_stopped;
         let order = PromoteOrder { owner_is_lost: order.force, age_max, point: point.transpose()? };
         kept.copy.give(Input::Promote { order, answer });
         let promoted = answered
@@ -63,6 +65,9 @@ impl Standbys {
         let promoted = promoted.map_err(refused)?;
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
         self.own(kept).await?;
+        if !leave_stopped {
+            self.start_vms(kept).await?;
+        }
         Ok(self.view(&found).await)
     }
 
@@ -89,6 +94,9 @@ impl Standbys {
                 if let Err(error) = this.own(&kept).await {
                     tracing::error!(standby = %kept.config.name, error = %error.message(), "a promotion is not complete; try it \
                         again: sterna standby promote");
+                } else {
+                    tracing::warn!(standby = %kept.config.name, "a promotion that was interrupted is complete; its VMs are \
+                        stopped: sterna vm list");
                 }
             });
         }
@@ -127,6 +135,7 @@ impl Standbys {
                 self.add_volume(kept, volume, path).await?;
             }
         }
+        self.make_vms(kept).await?;
         self.note_complete(kept).await?;
         for volume in &kept.config.volumes {
             self.volumes.lane(&volume.name).await?;

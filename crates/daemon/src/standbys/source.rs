@@ -60,6 +60,8 @@ pub(super) struct Shown {
     pub(super) reason: Option<String>,
     pub(super) bytes_sent: u64,
     pub(super) epochs: u64,
+    /// The VMs that are described to the standby's host.
+    pub(super) vms: Vec<api::StandbyVm>,
 }
 
 impl Source {
@@ -89,7 +91,7 @@ impl Source {
         lock(&self.shown).clone()
     }
 
-    fn show(&self, change: impl FnOnce(&mut Shown)) {
+    pub(super) fn show(&self, change: impl FnOnce(&mut Shown)) {
         change(&mut lock(&self.shown));
     }
 

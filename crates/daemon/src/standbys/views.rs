@@ -88,17 +88,23 @@ impl Standbys {
         match found {
             Found::Source(source) => self.view_source(name, source),
             Found::Kept(kept) => {
-                let (answer, answered) = oneshot::channel();
-                kept.copy.give(Input::Look { answer });
-                let looked = tokio::time::timeout(LOOK_MAX, answered).await;
-                let busy = || CopyView {
-                    fault: Some("it is applying an epoch, or its disk does not answer".to_owned()),
-                    ..CopyView::default()
-                };
-                let look = looked.ok().and_then(Result::ok).unwrap_or_else(busy);
-                self.view_kept(name, kept, look)
+                let look = Self::look(kept).await;
+                let vms = self.view_vms(kept).await;
+                api::Standby { vms, ..self.view_kept(name, kept, look) }
             }
         }
+    }
+
+    /// Asks the keeper of a standby.
+    pub(super) async fn look(kept: &super::Kept) -> CopyView {
+        let (answer, answered) = oneshot::channel();
+        kept.copy.give(Input::Look { answer });
+        let looked = tokio::time::timeout(LOOK_MAX, answered).await;
+        let busy = || CopyView {
+            fault: Some("it is applying an epoch, or its disk does not answer".to_owned()),
+            ..CopyView::default()
+        };
+        looked.ok().and_then(Result::ok).unwrap_or_else(busy)
     }
 
     fn view_source(&self, name: String, source: &Arc<super::Source>) -> api::Standby {
@@ -145,6 +151,7 @@ impl Standbys {
             bandwidth_bytes_per_second: config.bandwidth,
             bytes_waiting: seen.map(|(.., waiting)| waiting),
             bytes_sent: Some(shown.bytes_sent),
+            vms: shown.vms,
             points: Vec::new(),
         }
     }
@@ -179,6 +186,7 @@ impl Standbys {
             bandwidth_bytes_per_second: None,
             bytes_waiting: None,
             bytes_sent: None,
+            vms: Vec::new(),
             points: look
                 .points
                 .iter()

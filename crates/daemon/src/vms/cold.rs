@@ -27,6 +27,8 @@ pub(crate) enum Extent {
     Needs,
     /// Its files and the state of its TPM, too.
     Everything,
+    /// The same of a VM that may be running: its TPM as its file is now.
+    AsItIs,
 }
 
 impl Vms {
@@ -71,10 +73,13 @@ impl Vms {
         let (vms, name) = (Arc::clone(self), name.to_owned());
         blocking(move || {
             let files = vms.files_of_stopped(&name, &definition)?;
-            let tpm_state = vms.tpm_of_stopped(&name)?;
+            let tpm_state = match extent {
+                Extent::AsItIs => vms.tpm_left(&name)?,
+                Extent::Needs | Extent::Everything => vms.tpm_of_stopped(&name)?,
+            };
             let whole = Manifest { name, definition: known.definition, files, needs, tpm_state };
             Ok(match extent {
-                Extent::Everything => whole.encode()?,
+                Extent::Everything | Extent::AsItIs => whole.encode()?,
                 Extent::Needs => Manifest { files: Vec::new(), tpm_state: None, ..whole }.encode()?,
             })
         })
@@ -108,6 +113,12 @@ impl Vms {
         if tpm::runs(&folder) {
             return Err(VmError::TpmRuns(name.to_owned()));
         }
+        self.tpm_left(name)
+    }
+
+    /// Returns the durable state of a VM's TPM, which replaces its file as a whole.
+    fn tpm_left(&self, name: &str) -> Result<Option<Vec<u8>>, VmError> {
+        let Some((folder, _)) = self.tpm(name) else { return Ok(None) };
         tpm::left_state(&folder).map_err(|error| VmError::io("read", &tpm::state(&folder), error))
     }
 
@@ -140,6 +151,18 @@ impl Vms {
 
     /// Keeps a stopped VM of another host durably, as arriving. After an error nothing of it is left here.
     pub(crate) async fn keep_cold(self: &Arc<Self>, bytes: &[u8]) -> Result<(), VmError> {
+        fail_point::before(FailPoint::Keep);
+        self.keep(bytes, Standing::Arriving).await?;
+        fail_point::after(FailPoint::Keep);
+        Ok(())
+    }
+
+    /// Makes a VM of a lost host one of this host, stopped. After an error nothing of it is left here.
+    pub(crate) async fn keep_promoted(self: &Arc<Self>, bytes: &[u8]) -> Result<(), VmError> {
+        self.keep(bytes, Standing::Home).await
+    }
+
+    async fn keep(self: &Arc<Self>, bytes: &[u8], standing: Standing) -> Result<(), VmError> {
         let manifest = Manifest::decode(bytes)?;
         // N.B. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
@@ -149,11 +172,9 @@ impl Vms {
         if !is_complete || (tpm_state.is_some() && !definition.has_tpm()) {
             return Err(VmError::Unusable("files arrived that are not the VM's".to_owned()));
         }
-        let record = Record::arriving(&name, definition.text(), Form::Cold);
+        let is_cold = standing == Standing::Arriving;
+        let record = Record { standing, is_cold, ..Record::arriving(&name, definition.text(), Form::Cold) };
         let vms = Arc::clone(self);
-        fail_point::before(FailPoint::Keep);
-        blocking(move || vms.enter(&record, definition, &files, tpm_state.as_deref())).await?;
-        fail_point::after(FailPoint::Keep);
-        Ok(())
+        blocking(move || vms.enter(&record, definition, &files, tpm_state.as_deref())).await
     }
 }

@@ -27,13 +27,13 @@ pub(crate) enum StandbyCommand {
     /// Change the interval, the allowed age or the rate.
     #[command(after_help = "Example:\n  sterna standby set web1 --every 30s --bandwidth 20MiB/s")]
     Set(SetStandbyArguments),
-    /// Say whether a standby is as young as it has to be; the exit code is 10 if it is not.
+    /// Say whether a standby is as young as it has to be, and its VMs would start; the exit code is 10 if not.
     #[command(after_help = CHECK_HELP)]
     Check {
         /// Name of the standby, its volume or its VM; by default all of this host's volumes.
         name: Option<String>,
     },
-    /// Make a standby's images volumes of this host, because the host that had them is lost.
+    /// Make a standby's images volumes of this host, and start its VMs, because the host that had them is lost.
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteStandbyArguments),
     /// Remove a standby with its images and recovery points.
@@ -103,6 +103,9 @@ pub(crate) struct PromoteStandbyArguments {
     /// The recovery point; by default the newest (sterna standby show).
     #[arg(long, value_name = "POINT")]
     pub(crate) point: Option<String>,
+    /// Do not start its VMs.
+    #[arg(long)]
+    pub(crate) leave_stopped: bool,
 }
 
 /// Reads `last=6,hourly=24,daily=7` or `none`.
@@ -135,7 +138,8 @@ Examples:
   sterna standby list
 
 The guests go on working. Every interval all volumes are cut at one moment, and what was written since the last cut is sent, each
-block once. The copy is encrypted like everything between hosts. If this host is lost: at the other one, sterna standby promote.";
+block once. The copy is encrypted like everything between hosts. A VM whose volumes are all in it is described as well: definition,
+UEFI variables, TPM. If this host is lost: at the other one, sterna standby promote.";
 
 const SHOW_HELP: &str = "\
 Examples:
@@ -154,6 +158,7 @@ const PROMOTE_HELP: &str = "\
 Examples:
   sterna standby promote web1 --force
   sterna standby promote web1 --force --older-than-ok 2d
+  sterna standby promote web1 --force --leave-stopped
 
 Give this order at the host that keeps the standby. Be sure that the other host is off, or does not serve the volumes any more:
 otherwise two hosts have them, and their states part. While the other host can be reached, move the volumes there with

@@ -40,6 +40,7 @@ pub(super) async fn run(
                 force: arguments.force,
                 older_than_ok_seconds: arguments.older_than_ok.map(|age| age.as_secs_f64()),
                 point: arguments.point,
+                leave_stopped: arguments.leave_stopped,
             };
             let promoted = client.promote_standby(&arguments.name, &order).await?;
             output::print(format, &promoted, standbys::promoted)?;
@@ -77,7 +78,7 @@ async fn set(client: &Client, name: &str, change: SetStandby, format: Format) ->
     Ok(output::print(format, &set, standbys::show)?)
 }
 
-/// Prints the standbys that are not as young as they have to be.
+/// Prints the standbys that are not as young as they have to be, or whose VMs would not start.
 async fn check(client: &Client, name: Option<String>, format: Format) -> Result<Exit, CommandError> {
     let checked = match name {
         Some(name) => vec![client.standby(&name).await?],
@@ -88,7 +89,9 @@ async fn check(client: &Client, name: Option<String>, format: Format) -> Result<
             .filter(|standby| standby.role == StandbyRole::Source)
             .collect(),
     };
-    let is_late = |standby: &Standby| standby.state != StandbyState::Current;
+    let is_late = |standby: &Standby| {
+        standby.state != StandbyState::Current || standby.vms.iter().any(|vm| vm.problem.is_some())
+    };
     let late: Vec<Standby> = checked.iter().filter(|standby| is_late(standby)).cloned().collect();
     output::print(format, &late, |late| standbys::checked(late, checked.len()))?;
     Ok(if late.is_empty() { Exit::Success } else { Exit::NotReady })

@@ -1,6 +1,6 @@
 //! Text output of `sterna standby`.
 
-use api::{Standby, StandbyRole, StandbyState};
+use api::{Standby, StandbyRole, StandbyState, StandbyVm};
 
 use super::{dash, lines, properties, table};
 use crate::output::replicas::age;
@@ -52,6 +52,7 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("rate", standby.bandwidth_bytes_per_second.map(|rate| format!("{}/s", bytes(rate))));
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
+    standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
     let points = standby.points.iter().rev();
     let points: String =
         points.map(|point| format!("  {}  {} old\n", point.name, age(point.arrived_unix_ms))).collect();
@@ -71,7 +72,20 @@ pub(crate) fn added(standby: &Standby) -> String {
 
 pub(crate) fn promoted(standby: &Standby) -> String {
     let volumes = standby.volumes.join(", ");
-    format!("promoted: this host has {volumes} now; see: sterna volume list\n")
+    let vms = standby.vms.iter().map(|vm| match &vm.problem {
+        Some(problem) => format!("VM {}: {problem}\n", vm.name),
+        None => format!("VM {} is at this host; see: sterna vm show {0}\n", vm.name),
+    });
+    format!("promoted: this host has {volumes} now; see: sterna volume list\n") + &vms.collect::<String>()
+}
+
+/// Returns what is known of a VM of a standby.
+fn vm(vm: &StandbyVm) -> String {
+    match (&vm.problem, vm.described_unix_ms) {
+        (Some(problem), _) => format!("{}: {problem}", vm.name),
+        (None, Some(at)) => format!("{}, described {} ago", vm.name, age(at)),
+        (None, None) => format!("{}, not described yet", vm.name),
+    }
 }
 
 /// Returns the text about standbys that are late, of so many that were looked at.
@@ -87,7 +101,15 @@ pub(crate) fn checked(late: &[Standby], count: usize) -> String {
             .age_seconds
             .map_or_else(|| "of unknown age".to_owned(), |age| format!("{} old", duration(age)));
         let because = standby.reason.as_ref().map_or_else(String::new, |reason| format!(": {reason}"));
-        format!("{} is {}, {age}{because}\n", standby.name, state(standby.state))
+        let vms = standby.vms.iter().filter_map(|vm| {
+            Some(format!(
+                "VM {} would not start at host {}: {}\n",
+                vm.name,
+                standby.host,
+                vm.problem.as_ref()?
+            ))
+        });
+        format!("{} is {}, {age}{because}\n", standby.name, state(standby.state)) + &vms.collect::<String>()
     };
     late.iter().map(line).collect()
 }

@@ -21,7 +21,7 @@ const CALLS: [&str; 10] = [
 ];
 
 /// Files and folders that change other files than images, with the kind of these files.
-const OTHERS: [(&str, &str); 24] = [
+const OTHERS: [(&str, &str); 25] = [
     ("audit/writer.rs", "its log"),
     ("files/lock.rs", "its lock file"),
     ("files/sockets.rs", "sockets"),
@@ -33,6 +33,7 @@ const OTHERS: [(&str, &str); 24] = [
     ("migrations/history/file.rs", "records in the data folder"),
     ("migrations/metadata.rs", "records in the data folder"),
     ("standbys/book.rs", "records in the data folder"),
+    ("standbys/book/", "records in the data folder"),
     ("standbys/copy/", "the folder of a standby, which only its keeper uses"),
     ("stores/folder.rs", "tokens beside images"),
     ("take_over/channel.rs", "a socket"),

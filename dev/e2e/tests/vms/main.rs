@@ -8,6 +8,7 @@ mod disks;
 mod faults;
 mod in_place;
 mod memory;
+mod standby;
 mod tpm;
 mod unprivileged;
 mod whole;

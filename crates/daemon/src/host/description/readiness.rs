@@ -44,7 +44,10 @@ impl Description {
     pub(crate) fn readiness_with(&self, vms: &[Vm], stores: &[SeenStore], data: Option<Space>) -> Readiness {
         let mut readiness = self.services();
         readiness.problems.extend(self.idle_arrivals());
-        readiness.problems.extend(self.standbys.sources().iter().filter_map(late_standby));
+        for standby in self.standbys.sources() {
+            readiness.problems.extend(late_standby(&standby));
+            readiness.warnings.extend(standby.vms.iter().filter_map(|vm| unstartable_vm(&standby, vm)));
+        }
         readiness.warnings.extend(self.obstructed());
         readiness.warnings.extend(self.absent_hosts());
         readiness.problems.extend(stores.iter().filter_map(|(name, space)| store_problem(name, *space)));
@@ -183,6 +186,13 @@ fn absent_host(host: &api::Peer, up: Duration) -> Option<Problem> {
          for good: sterna host remove {name}"
     );
     Some(problem(Part::Hosts, Some(name), &message))
+}
+
+/// Describes a VM that a promotion of its standby could not start.
+fn unstartable_vm(standby: &api::Standby, vm: &api::StandbyVm) -> Option<Problem> {
+    let why = vm.problem.as_ref()?;
+    let message = format!("VM {} would not start at host {}: {why}", vm.name, standby.host);
+    Some(problem(Part::Standby, Some(&standby.name), &message))
 }
 
 /// Describes a standby that is not what it has to be.

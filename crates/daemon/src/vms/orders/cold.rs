@@ -49,6 +49,11 @@ impl VmOrders {
         Ok(self.vms.describe_cold(name, held, extent).await?)
     }
 
+    /// Returns the description with which another host can start a VM, running or not, once it has its volumes.
+    pub(crate) async fn describe_as_it_is(self: &Arc<Self>, name: &str) -> Result<Vec<u8>, RequestError> {
+        self.describe_cold(name, Extent::AsItIs).await
+    }
+
     /// Returns how a VM moves whose migration a restart has found.
     pub(crate) fn form_of_moving(&self, name: &str) -> Form {
         if self.vms.is_cold(name) { Form::Cold } else { Form::Live }

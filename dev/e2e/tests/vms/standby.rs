@@ -1,0 +1,95 @@
+//! Tests of standbys of whole VMs: a promotion starts them where they never ran.
+
+use anyhow::{Context as _, ensure};
+use api::{Standby, StandbyState};
+use e2e::{Host, Pair, play_pair, until, vm};
+
+const DISK_BYTES: u64 = 16 << 20;
+/// The whole disk is filled, because a restarted VM does not know the former writes.
+const FILL_BYTES: u64 = DISK_BYTES;
+/// Requests of the guest before and after the loss.
+const REQUESTS: u64 = 200;
+/// QEMU's words for a small file of the VM, in place of UEFI variables.
+const FILE_WORDS: [&str; 2] = ["-fw_cfg", "name=opt/vars,file={file:vars}"];
+const VARIABLES: &[u8] = b"the variables of a firmware";
+
+/// Keeps a standby of the VM at beta, and waits until its first copy is there and its VM was described.
+fn keep(pair: &Pair) -> anyhow::Result<Standby> {
+    let _: Standby = pair.alpha.ask(&["standby", "add", vm::NAME, "--to", "beta:a", "--every", "1s"])?;
+    until("the standby is current, and its VM is described", || {
+        let standby = shown(&pair.alpha)?;
+        let is_described = standby.vms.iter().any(|vm| vm.described_unix_ms.is_some());
+        Ok((standby.state == StandbyState::Current && is_described).then_some(standby))
+    })
+}
+
+fn shown(host: &Host) -> anyhow::Result<Standby> {
+    host.ask(&["standby", "show", vm::NAME])
+}
+
+/// Kills the host: its daemon, and the VM's QEMU.
+fn lose(host: &mut Host) -> anyhow::Result<()> {
+    let process = vm::process(host)?;
+    host.kill()?;
+    vm::kill(process);
+    Ok(())
+}
+
+#[test]
+fn a_vm_of_a_lost_host_runs_at_its_standby_with_its_files_and_tpm() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let vars = pair.alpha.path("vars");
+        std::fs::write(&vars, VARIABLES)?;
+        let words: Vec<&str> = vm::tpm_words().iter().copied().chain(FILE_WORDS).collect();
+        let sections = format!("[files]\nvars = '{}'\n", vars.display());
+        let console = vm::start_with_sections(&pair.alpha, &["v"], FILL_BYTES, &words, &sections)?;
+        console.work_on(REQUESTS)?;
+        let standby = keep(pair)?;
+        ensure!(standby.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", standby.vms);
+        console.work_on(REQUESTS)?;
+        let (before, had_tpm) = (pair.beta.path("data/vms"), !vm::tpm_words().is_empty());
+        ensure!(!before.join(vm::NAME).exists(), "it has a VM before it was told to");
+        lose(&mut pair.alpha)?;
+        until("the loss is noticed", || {
+            let refused = pair.beta.sterna(["standby", "promote", vm::NAME])?;
+            Ok(refused.stderr.contains("add --force").then_some(()))
+        })?;
+        console.forget();
+        let promoted: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        ensure!(promoted.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", promoted.vms);
+        console.work_on(REQUESTS)?;
+        let folder = pair.beta.path("data/vms").join(vm::NAME);
+        ensure!(std::fs::read(folder.join("files/vars"))? == VARIABLES, "its file is not what it was");
+        if had_tpm {
+            let counter = console.console().tpm_counter().context("the guest tells")?;
+            ensure!(counter > 1, "its TPM has forgotten everything");
+        }
+        // The same order again finds everything done.
+        let again: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        ensure!(again.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", again.vms);
+        pair.beta.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
+        Ok(())
+    });
+}
+
+#[test]
+fn what_would_not_start_at_the_other_host_is_said_before_it_is_needed() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        // Other hosts may not have ports of this one opened unless its administrator allows it.
+        let _console = vm::add(&pair.alpha, &["v"], &["-vnc", "127.0.0.1:77"], "")?;
+        let standby = keep(pair)?;
+        let problem = standby.vms.iter().find_map(|vm| vm.problem.clone()).context("it was not said")?;
+        ensure!(problem.contains("-vnc"), "{problem}");
+        let checked = pair.alpha.sterna(["standby", "check"])?;
+        ensure!(checked.code == 10 && checked.stdout.contains("would not start"), "{checked:?}");
+        let health = pair.alpha.sterna(["health", "--json"])?;
+        ensure!(health.stdout.contains("would not start at host beta"), "{health:?}");
+        // A VM that is gone is not described any more, and its volumes are promoted without it.
+        pair.alpha.sterna(["vm", "remove", vm::NAME])?.success()?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        until("the VM is forgotten", || Ok(shown(&pair.beta)?.vms.is_empty().then_some(())))
+    });
+}
