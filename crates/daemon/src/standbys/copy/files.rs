@@ -278,8 +278,9 @@ impl Files {
         if self.points[index].1 == KeptBy::Reflink {
             for (number, image) in self.images.iter().enumerate() {
                 let point = self.folder.file(&point_name(at, number))?;
-                image.set_len(0)?;
+                // N.B. The image is never shorter than before meanwhile: a start after a kill would take it for another one.
                 rustix::fs::ioctl_ficlone(image, &point)?;
+                image.set_len(point.metadata()?.len())?;
             }
             return Ok(());
         }

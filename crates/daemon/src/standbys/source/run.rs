@@ -62,7 +62,12 @@ pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mps
             End::ForGood => return,
             End::Again(reason) => {
                 source.show(|shown| {
-                    shown.group = None;
+                    let group = shown.group.take();
+                    let age = group.and_then(|group| {
+                        group.look(|machine, now| Some(now.saturating_sub(machine.as_of()?))).flatten()
+                    });
+                    let as_of = age.and_then(|age| Instant::now().checked_sub(age));
+                    shown.older_than = as_of.or(shown.older_than).or_else(|| Some(Instant::now()));
                     shown.state = None;
                     shown.reason = Some(reason);
                 });
@@ -220,7 +225,15 @@ impl<'a> Running<'a> {
                     Err(end) => return end,
                 }
             }
-            if self.give_share() {
+            // N.B. A share of which the machine makes no use is not given again before something has happened.
+            if self.give_share()
+                && let Ok(task) = tasks.try_recv()
+            {
+                match self.carry_out(&line, task).await {
+                    Ok(Some(future)) => done.push(future),
+                    Ok(None) => {}
+                    Err(end) => return end,
+                }
                 continue;
             }
             let timeout = TokioInstant::from_std(self.origin + self.group.next_timeout());
