@@ -160,6 +160,7 @@ async fn remove_volume(
     uri: Uri,
 ) -> Answer<api::RemovedVolume> {
     let how = query(&uri)?;
+    host.standbys.refuse_removal(&name, how)?;
     host.operate(Arc::clone(&host.volume_orders).remove_volume(name, how)).await.map(Json)
 }
 

@@ -22,11 +22,14 @@ mod vms;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use migration::HostId;
 use standby::StandbyId;
+use standby::record::{StandbyRecord, Standing};
+use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
 use self::book::{Book, CopyConfig, Side, SourceConfig, parse};
 use self::copy::{Copy, Input};
@@ -61,6 +64,8 @@ pub(crate) struct Standbys {
     serving: Arc<Serving>,
     sources: Mutex<BTreeMap<StandbyId, Arc<Source>>>,
     copies: Mutex<BTreeMap<StandbyId, Arc<Kept>>>,
+    /// Standbys that were promoted and removed here. Their sources still hear that they were promoted.
+    departed: Mutex<BTreeMap<StandbyId, CopyConfig>>,
     /// Held while a standby is made, removed or promoted.
     changing: tokio::sync::Mutex<()>,
     /// Questions of other hosts wait for one another.
@@ -71,6 +76,10 @@ pub(crate) struct Standbys {
 struct Kept {
     config: CopyConfig,
     copy: Copy,
+    /// Whether it was promoted.
+    is_promoted: AtomicBool,
+    /// Whether it was promoted, and all of its volumes were made.
+    is_complete: AtomicBool,
     /// What the checks of its described VMs have found since the daemon began, by name.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -102,6 +111,7 @@ impl Standbys {
             serving: Arc::clone(serving),
             sources: Mutex::default(),
             copies: Mutex::default(),
+            departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
             asked: tokio::sync::Mutex::default(),
         })
@@ -150,9 +160,19 @@ impl Standbys {
         let unreadable = |error: String| StandbyError::Unreadable(error);
         let book = self.book()?.clone();
         let standby = parse(&config.id).ok_or_else(|| unreadable(format!("{} is no identity", config.id)))?;
+        if config.is_removed {
+            lock(&self.departed).insert(standby, config);
+            return Ok(());
+        }
         let store = self.folder_of(&config.store).map_err(|error| unreadable(error.clone()))?;
         let copy = Copy::start(config.clone(), store, book).map_err(|error| unreadable(error.to_string()))?;
-        lock(&self.copies).insert(standby, Arc::new(Kept { config, copy, problems: Mutex::default() }));
+        let is_complete = AtomicBool::new(config.is_complete);
+        // What cannot be read takes no part in anything.
+        let record = self.book()?.record::<StandbyRecord>(Side::Copy, &config.id).ok().flatten();
+        let is_promoted = record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
+        let is_promoted = AtomicBool::new(is_promoted);
+        let kept = Kept { config, copy, is_promoted, is_complete, problems: Mutex::default() };
+        lock(&self.copies).insert(standby, Arc::new(kept));
         Ok(())
     }
 
@@ -167,7 +187,11 @@ impl Standbys {
     ) {
         match Frame::decode(head) {
             Some(Frame::ToStandby(stream, message)) => match self.kept_for(peer, &line) {
+                Some(kept) if self.is_overtaken(&kept) => self.tell_promoted(&line, stream, &message),
                 Some(kept) => kept.copy.give(Input::Frame { line, stream, message, payload, credit }),
+                None if self.departed_for(peer, &line).is_some() => {
+                    self.tell_promoted(&line, stream, &message);
+                }
                 None => line.send(&Frame::Fault("that host keeps no such standby".to_owned()), Bytes::new()),
             },
             Some(Frame::Ask(number, ask)) => {
@@ -182,6 +206,29 @@ impl Standbys {
             // What only a standby's host says, and garbage.
             Some(_) | None => tracing::warn!(%peer, "ignored an invalid message about a standby"),
         }
+    }
+
+    /// Tells a source that its volumes were promoted here.
+    fn tell_promoted(&self, line: &Line, stream: StreamId, message: &ToStandby) {
+        let frame = match message {
+            ToStandby::Offer { .. } => Frame::ToOwner(stream, ToOwner::Answer(Answer::Promoted)),
+            // Its next stream begins with an offer.
+            _ => Frame::Fault("the volumes were promoted at the standby's host".to_owned()),
+        };
+        line.send(&frame, Bytes::new());
+    }
+
+    /// Returns whether another copy of a standby's volumes was promoted here.
+    fn is_overtaken(&self, kept: &Kept) -> bool {
+        if kept.is_promoted.load(Ordering::Relaxed) {
+            return false;
+        }
+        let copies = lock(&self.copies);
+        copies.values().any(|other| {
+            other.is_promoted.load(Ordering::Relaxed)
+                && other.host() == kept.host()
+                && other.config.shares(&kept.config)
+        })
     }
 
     /// Notes that a host is not connected.
@@ -199,6 +246,19 @@ impl Standbys {
             kept.host() == peer && is_about(line.channel, standby, peer, own)
         };
         copies.iter().find(|(standby, kept)| is_meant(**standby, kept)).map(|(_, kept)| Arc::clone(kept))
+    }
+
+    /// Returns the promoted standby that a channel of another host is about, and that was removed here.
+    fn departed_for(&self, peer: HostId, line: &Line) -> Option<CopyConfig> {
+        let own = self.peers.own();
+        let departed = lock(&self.departed);
+        let is_meant = |standby: StandbyId, config: &CopyConfig| {
+            host_of(&config.host) == peer && is_about(line.channel, standby, peer, own)
+        };
+        departed
+            .iter()
+            .find(|(standby, config)| is_meant(**standby, config))
+            .map(|(_, config)| config.clone())
     }
 
     fn book(&self) -> Result<&Book, StandbyError> {

@@ -30,6 +30,16 @@ pub(crate) enum StandbyError {
         "the volumes of standby \"{0}\" are not all made; try again: sterna standby promote {0} --force; to delete them: --force"
     )]
     NotMade(String),
+    #[error(
+        "it was promoted: host \"{0}\" has its volumes, too; stop the guests of one of both, and remove the volumes there; see: sterna \
+         standby show"
+    )]
+    PromotedThere(String),
+    #[error(
+        "volume \"{volume}\" has a standby; remove that first: sterna standby remove {name}; or keep the standby's last state, which then needs \
+         this host to be off for a promotion: --force"
+    )]
+    HasStandby { volume: String, name: String },
     #[error("host \"{host}\" refuses the standby: {reason}")]
     Refused { host: String, reason: String },
     #[error(
@@ -52,6 +62,8 @@ impl StandbyError {
             | Self::NotHere(_)
             | Self::LastCopy(_)
             | Self::NotMade(_)
+            | Self::HasStandby { .. }
+            | Self::PromotedThere(_)
             | Self::NotThere { .. }
             | Self::NotPromoted { .. } => ErrorCode::StandbyRefused,
             Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,

@@ -57,6 +57,16 @@ pub(crate) struct CopyConfig {
     /// Whether it was promoted, and all of its volumes were made.
     #[serde(default)]
     pub(crate) is_complete: bool,
+    /// Whether it was removed here after its promotion. Its source may not have heard of that yet.
+    #[serde(default)]
+    pub(crate) is_removed: bool,
+}
+
+impl CopyConfig {
+    /// Returns whether a volume of the source is in both.
+    pub(crate) fn shares(&self, other: &Self) -> bool {
+        self.volumes.iter().any(|one| other.volumes.iter().any(|two| one.volume == two.volume))
+    }
 }
 
 /// A volume of a group, at its source.

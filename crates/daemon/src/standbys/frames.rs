@@ -43,7 +43,10 @@ pub(crate) enum Ask {
     /// Make room for a standby. One that is there is a success.
     Make(AskedStandby),
     /// Delete it. One that is not there is a success.
-    Remove,
+    Remove {
+        /// Whether the source knows that it was promoted. Otherwise one that was is not removed.
+        knows_promotion: bool,
+    },
     /// Keep what starting a VM takes. The payload is a piece of its description.
     Vm(VmPiece),
     /// Forget every described VM that is not one of these.

@@ -4,12 +4,14 @@ use std::sync::Arc;
 
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
+use standby::StandbyId;
 
 use super::book::{CopiedVolume, CopyConfig, Keep, Side, hex, parse};
 use super::copy::{Input, delete_files};
 use super::frames::{Answered, Ask, AskedStandby, Line, is_about};
+use super::source::host_of;
 use super::{Standbys, lock};
-use crate::error::RequestError;
+use crate::error::{RequestError, StandbyError};
 use crate::host::blocking;
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
@@ -31,13 +33,8 @@ impl Standbys {
     ) -> Result<Answered, RequestError> {
         match ask {
             Ask::Make(asked) => self.make(peer, line, asked).await,
-            Ask::Remove => {
-                if let Some(kept) = self.kept_for(peer, line)
-                    && let Some(standby) = parse(&kept.config.id)
-                {
-                    self.delete_copy(standby).await?;
-                }
-                Ok(Answered::Done)
+            Ask::Remove { knows_promotion } => {
+                self.remove_for(peer, line, knows_promotion).await.map(|()| Answered::Done)
             }
             Ask::Vm(piece) => self.keep_vm(peer, line, piece, payload).await,
             Ask::Vms(names) => self.keep_only(peer, line, names).await,
@@ -76,6 +73,10 @@ impl Standbys {
                 return Err(RequestError::VolumeExists(volume.name.clone()));
             }
         }
+        if self.has_promoted(peer, &asked) {
+            let own = self.hosts.describe_identity().map(|own| own.name).unwrap_or_default();
+            return Err(StandbyError::PromotedThere(own).into());
+        }
         let AskedStandby { standby, keep, volumes, .. } = asked;
         let copied = volumes.into_iter().map(|volume| CopiedVolume {
             volume: migration::VolumeId(volume.volume).to_string(),
@@ -95,6 +96,7 @@ impl Standbys {
                 daily: keep.daily.min(POINTS_MAX),
             },
             is_complete: false,
+            is_removed: false,
         };
         let (book, written) = (self.book()?.clone(), config.clone());
         blocking(move || {
@@ -107,17 +109,87 @@ impl Standbys {
         Ok(Answered::Made { store })
     }
 
+    /// Returns whether this host has a volume of a host because a copy of it was promoted here.
+    fn has_promoted(&self, peer: HostId, asked: &AskedStandby) -> bool {
+        let kept: Vec<CopyConfig> = {
+            let copies = lock(&self.copies);
+            let copies = copies.values().filter(|kept| kept.host() == peer).map(|kept| kept.config.clone());
+            let departed = lock(&self.departed);
+            let departed = departed.values().filter(|config| host_of(&config.host) == peer);
+            copies.chain(departed.cloned()).collect()
+        };
+        let is_asked = |volume: &&CopiedVolume| {
+            asked.volumes.iter().any(|asked| migration::VolumeId(asked.volume).to_string() == volume.volume)
+        };
+        kept.iter()
+            .flat_map(|config| config.volumes.iter().filter(is_asked))
+            .any(|volume| self.is_made(volume))
+    }
+
+    /// Removes a standby because its source asks. A promotion has to be complete, and known there: its volumes are at both hosts.
+    async fn remove_for(
+        self: &Arc<Self>,
+        peer: HostId,
+        line: &Line,
+        knows_promotion: bool,
+    ) -> Result<(), RequestError> {
+        let own = || self.hosts.describe_identity().map(|own| own.name).unwrap_or_default();
+        let unknown = || StandbyError::PromotedThere(own());
+        if let Some(departed) = self.departed_for(peer, line) {
+            if !knows_promotion {
+                return Err(unknown().into());
+            }
+            let Some(standby) = parse(&departed.id) else { return Ok(()) };
+            return self.forget_departed(standby, departed.id).await;
+        }
+        let Some(kept) = self.kept_for(peer, line) else { return Ok(()) };
+        if self.is_promoted(&kept).await? {
+            if !knows_promotion {
+                return Err(unknown().into());
+            }
+            if !self.is_whole(&kept) {
+                return Err(StandbyError::NotMade(kept.config.name.clone()).into());
+            }
+        }
+        match parse(&kept.config.id) {
+            Some(standby) => self.delete_copy(standby, Left::Nothing).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Forgets that a standby was promoted and removed here, because its source knows.
+    async fn forget_departed(&self, standby: StandbyId, id: String) -> Result<(), RequestError> {
+        let book = self.book()?.clone();
+        blocking(move || {
+            book.forget(Side::Copy, &id).map_err(|error| RequestError::Internal(error.to_string()))
+        })
+        .await?;
+        lock(&self.departed).remove(&standby);
+        Ok(())
+    }
+
     /// Deletes a standby that is kept here, with all files.
     pub(super) async fn delete_copy(
         self: &Arc<Self>,
-        standby: standby::StandbyId,
+        standby: StandbyId,
+        left: Left,
     ) -> Result<(), RequestError> {
         let Some(kept) = lock(&self.copies).remove(&standby) else { return Ok(()) };
         kept.copy.give(Input::End);
         let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
         let store = self.folder_of(&kept.config.store);
+        let departed = CopyConfig { is_removed: true, ..kept.config.clone() };
+        if left == Left::Word {
+            lock(&self.departed).insert(standby, departed.clone());
+        }
         blocking(move || {
-            book.forget(Side::Copy, &id).map_err(|error| RequestError::Internal(error.to_string()))?;
+            let forgotten = match left {
+                Left::Nothing => book.forget(Side::Copy, &id),
+                Left::Word => {
+                    book.write_config(Side::Copy, &id, &departed).and_then(|()| book.forget_vms(&id))
+                }
+            };
+            forgotten.map_err(|error| RequestError::Internal(error.to_string()))?;
             if let Ok(store) = store
                 && let Err(error) = delete_files(&store, &id)
             {
@@ -127,6 +199,14 @@ impl Standbys {
         })
         .await
     }
+}
+
+/// What is left of a standby that is deleted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Left {
+    Nothing,
+    /// That it was promoted, for its source.
+    Word,
 }
 
 /// Checks what another host has sent.

@@ -1,7 +1,7 @@
 //! Orders of administrators about standbys.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::StreamExt as _;
@@ -13,6 +13,7 @@ use transport::Priority;
 
 use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
 use super::frames::{Answered, Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Purpose, cleaned, subject};
+use super::making::Left;
 use super::source::Source;
 use super::source::run::copy_of;
 use super::{Kept, Standbys, lock};
@@ -28,6 +29,8 @@ const EVERY_MIN_S: f64 = 1.0;
 const DAY_S: f64 = 86_400.0;
 /// How long the other host may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
+/// How long a host that has not answered is told that the order is void.
+const TAKE_BACK_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A standby of either role.
 pub(super) enum Found {
@@ -67,7 +70,12 @@ impl Standbys {
             keep: AskedKeep { last: keep.last, hourly: keep.hourly, daily: keep.daily },
             volumes: asked.clone(),
         };
-        let Answered::Made { store } = self.ask(host, standby, Ask::Make(ask), Bytes::new()).await? else {
+        let made = self.ask(host, standby, Ask::Make(ask), Bytes::new()).await;
+        if let Err(RequestError::Standby(StandbyError::NoAnswer { .. })) = made {
+            // It may have made it, or may still do that.
+            tokio::spawn(Arc::clone(&self).take_back(host, standby));
+        }
+        let Answered::Made { store } = made? else {
             return Err(RequestError::Internal("the other host has answered another order".to_owned()));
         };
         let config = SourceConfig {
@@ -90,13 +98,46 @@ impl Standbys {
         };
         if let Err(error) = self.write_source(config.clone()).await {
             // The other host keeps nothing for a standby that is in no book.
-            let _ = self.ask(host, standby, Ask::Remove, Bytes::new()).await;
+            let _ = self.ask(host, standby, Ask::Remove { knows_promotion: false }, Bytes::new()).await;
             return Err(error);
         }
         let source = self
             .begin_source(config)
             .ok_or_else(|| RequestError::Internal("a standby has no identity".to_owned()))?;
         Ok(self.view(&Found::Source(source)).await)
+    }
+
+    /// Has the other host delete a standby that was asked for and that nobody waits for any longer.
+    async fn take_back(self: Arc<Self>, host: HostId, standby: StandbyId) {
+        let begun = Instant::now();
+        while begun.elapsed() < TAKE_BACK_MAX {
+            tokio::select! {
+                () = self.stopping.begins() => return,
+                () = tokio::time::sleep(ANSWER_MAX) => {}
+            }
+            let remove = Ask::Remove { knows_promotion: false };
+            if self.ask(host, standby, remove, Bytes::new()).await.is_ok() {
+                return;
+            }
+        }
+        tracing::warn!(host = %self.hosts.name_of(host), "that host may keep a standby that nobody has ordered; look there: sterna standby \
+            list");
+    }
+
+    /// Refuses to remove a volume that has a standby, unless it is forced.
+    pub(crate) fn refuse_removal(&self, volume: &str, how: api::RemoveVolume) -> Result<(), RequestError> {
+        let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+        let has = |source: &&Arc<Source>| {
+            let is_ours = self.volumes.service(volume).is_some();
+            is_ours && source.config().volumes.iter().any(|known| known.name == volume)
+        };
+        match sources.iter().find(has) {
+            Some(source) if !how.force => {
+                let name = self.name_of(&Found::Source(Arc::clone(source)));
+                Err(StandbyError::HasStandby { volume: volume.to_owned(), name }.into())
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Changes a standby at its source.
@@ -146,12 +187,16 @@ impl Standbys {
                     return Err(StandbyError::NotMade(name).into());
                 }
                 if let Some(standby) = super::parse(&kept.config.id) {
-                    self.delete_copy(standby).await?;
+                    // N.B. The promoted state is asked of its record: `was` may be what a busy keeper has not said.
+                    let left = if self.is_promoted(&kept).await? { Left::Word } else { Left::Nothing };
+                    self.delete_copy(standby, left).await?;
                 }
             }
             Found::Source(source) => {
                 let (standby, host) = (source.standby(), source.host());
-                match self.ask(host, standby, Ask::Remove, Bytes::new()).await {
+                let knows_promotion =
+                    matches!(was.state, api::StandbyState::Promoted | api::StandbyState::Diverged);
+                match self.ask(host, standby, Ask::Remove { knows_promotion }, Bytes::new()).await {
                     Ok(_) => {}
                     Err(_) if how.force => {}
                     Err(RequestError::Standby(StandbyError::NoAnswer { host, .. })) => {

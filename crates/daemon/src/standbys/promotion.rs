@@ -8,6 +8,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
@@ -63,6 +64,7 @@ impl Standbys {
             .await
             .map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
         let promoted = promoted.map_err(refused)?;
+        kept.is_promoted.store(true, Ordering::Relaxed);
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
         self.own(kept).await?;
         if !leave_stopped {
@@ -81,7 +83,7 @@ impl Standbys {
                 .and_then(|book| book.record::<StandbyRecord>(Side::Copy, &kept.config.id).ok().flatten());
             let is_promoted =
                 record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
-            if !is_promoted || kept.config.is_complete {
+            if !is_promoted || kept.is_complete.load(Ordering::Relaxed) {
                 continue;
             }
             let this = Arc::clone(self);
@@ -151,12 +153,25 @@ impl Standbys {
             let written = book.write_config(Side::Copy, &config.id, &config);
             written.map_err(|error| RequestError::Internal(error.to_string()))
         })
-        .await
+        .await?;
+        kept.is_complete.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Returns whether a standby was promoted, by its record, which is durable before the promotion takes effect.
+    pub(super) async fn is_promoted(&self, kept: &Kept) -> Result<bool, RequestError> {
+        let (book, id) = (self.book()?.clone(), kept.config.id.clone());
+        let record = blocking(move || {
+            let record = book.record::<StandbyRecord>(Side::Copy, &id);
+            record.map_err(|error| RequestError::Internal(error.to_string()))
+        });
+        Ok(record.await?.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. })))
     }
 
     /// Returns whether a promotion has made all volumes of a standby.
     pub(super) fn is_whole(&self, kept: &Kept) -> bool {
-        kept.config.is_complete || kept.config.volumes.iter().all(|volume| self.is_made(volume))
+        kept.is_complete.load(Ordering::Relaxed)
+            || kept.config.volumes.iter().all(|volume| self.is_made(volume))
     }
 
     async fn add_volume(
@@ -199,7 +214,7 @@ impl Standbys {
     }
 
     /// Returns whether a promotion has made this volume already.
-    fn is_made(&self, volume: &CopiedVolume) -> bool {
+    pub(super) fn is_made(&self, volume: &CopiedVolume) -> bool {
         self.journal.read(|state| state.volumes.contains_key(&identity(volume)))
     }
 

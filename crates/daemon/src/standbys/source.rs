@@ -10,6 +10,7 @@ mod beginning;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use lane::capture::Group;
 use migration::HostId;
@@ -58,6 +59,8 @@ pub(super) struct Shown {
     pub(super) state: Option<State>,
     /// Why it does not go on.
     pub(super) reason: Option<String>,
+    /// While there is no group: the standby is of this time, or older.
+    pub(super) older_than: Option<Instant>,
     pub(super) bytes_sent: u64,
     pub(super) epochs: u64,
     /// The VMs that are described to the standby's host.

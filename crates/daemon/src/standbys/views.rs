@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use lane::capture::BLOCK_BYTES;
+use migration::HostId;
 use standby::owner::{BehindBecause, State};
 use tokio::sync::oneshot;
 
@@ -15,6 +16,8 @@ use crate::journal::now_unix_ms;
 
 /// How long a keeper may take to answer: it may be applying an epoch.
 const LOOK_MAX: Duration = Duration::from_secs(2);
+/// So many digits of its identity tell a standby from others of its name.
+const TWIN_DIGITS: usize = 6;
 
 impl Standbys {
     /// Describes all standbys, by name.
@@ -73,13 +76,26 @@ impl Standbys {
             || volumes.iter().any(|volume| volume == name)
     }
 
-    /// Returns the name of a standby at this host.
+    /// Returns the name of a standby at this host. One that is not the only one with its name has its identity in it, too.
     pub(super) fn name_of(&self, found: &Found) -> String {
-        match found {
+        let (name, host, id) = match found {
             Found::Source(source) => {
-                format!("{}@{}", source.config().name, self.hosts.name_of(source.host()))
+                let config = source.config();
+                (config.name, source.host(), config.id)
             }
-            Found::Kept(kept) => format!("{}@{}", kept.config.name, self.hosts.name_of(kept.host())),
+            Found::Kept(kept) => (kept.config.name.clone(), kept.host(), kept.config.id.clone()),
+        };
+        let is_twin = |other: &str, of: HostId, other_id: &str| other == name && of == host && other_id != id;
+        let has_twin =
+            lock(&self.copies).values().any(|kept| is_twin(&kept.config.name, kept.host(), &kept.config.id))
+                || lock(&self.sources).values().any(|source| {
+                    let config = source.config();
+                    is_twin(&config.name, source.host(), &config.id)
+                });
+        let host = self.hosts.name_of(host);
+        match id.get(..TWIN_DIGITS).filter(|_| has_twin) {
+            Some(digits) => format!("{name}@{host}#{digits}"),
+            None => format!("{name}@{host}"),
         }
     }
 
@@ -145,7 +161,10 @@ impl Standbys {
                         .map(|_| "the standby's host is not connected".to_owned())
                 })
                 .or(because),
-            age_seconds: seen.and_then(|(_, age, _)| age).map(|age| age.as_secs_f64()),
+            age_seconds: seen
+                .and_then(|(_, age, _)| age)
+                .or_else(|| shown.older_than.map(|time| time.elapsed()))
+                .map(|age| age.as_secs_f64()),
             every_seconds: Some(config.every_ms as f64 / 1000.0),
             rpo_seconds: Some(config.rpo_ms as f64 / 1000.0),
             bandwidth_bytes_per_second: config.bandwidth,

@@ -39,6 +39,12 @@ pub enum Refusal {
 
 impl Standby {
     pub(super) fn promote(&mut self, now: Duration, order: PromoteOrder) {
+        // The image is the newest point.
+        let names_image = order.point.is_some()
+            && order.point == self.record.watermark
+            && self.image_is_point()
+            && self.record.sealed.is_empty();
+        let order = PromoteOrder { point: order.point.filter(|_| !names_image), ..order };
         if let Some(refusal) = self.refusal(now, order) {
             return self.outbox.push(Action::Refuse(refusal));
         }

@@ -13,5 +13,6 @@ mod moves;
 mod pacing;
 mod queue;
 mod resume;
+mod standby_ends;
 mod standbys;
 mod together;

@@ -8,13 +8,13 @@ use api::{Migration, MigrationState, Standby, StandbyState, Volume};
 use e2e::{Host, Pair, guest, play_pair, until};
 use testbed::nbd_client::{Address, Client, ClientOptions, Operation, WriteDurability};
 
-const DISK_BYTES: u64 = 64 << 20;
+pub(crate) const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
-const BLOCK_BYTES: usize = 4096;
+pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The interval between two cuts.
 const EVERY: Duration = Duration::from_secs(1);
 
-fn add(pair: &Pair, volumes: &[&str]) -> anyhow::Result<Standby> {
+pub(crate) fn add(pair: &Pair, volumes: &[&str]) -> anyhow::Result<Standby> {
     let arguments = [&["standby", "add"], volumes, &["--to", "beta:a", "--every", "1s"]].concat();
     let added: Standby = pair.alpha.ask(&arguments)?;
     until_current(&pair.alpha)?;
@@ -22,7 +22,7 @@ fn add(pair: &Pair, volumes: &[&str]) -> anyhow::Result<Standby> {
 }
 
 /// Waits until the standby of `v` has everything.
-fn until_current(host: &Host) -> anyhow::Result<Standby> {
+pub(crate) fn until_current(host: &Host) -> anyhow::Result<Standby> {
     until("the standby is current", || {
         let standby: Standby = host.ask(&["standby", "show", "v"])?;
         let has_all = standby.state == StandbyState::Current && standby.bytes_waiting.unwrap_or(0) == 0;
@@ -35,13 +35,13 @@ fn image(pair: &Pair, standby: &Standby, number: usize) -> PathBuf {
     pair.beta.path("a").join(".sterna-standbys").join(&standby.id).join(format!("image-{number}"))
 }
 
-fn connect(host: &Host, volume: &str) -> anyhow::Result<Client> {
+pub(crate) fn connect(host: &Host, volume: &str) -> anyhow::Result<Client> {
     let shown: Volume = host.ask(&["volume", "show", volume])?;
     let export: Address = shown.uri.parse()?;
     Ok(Client::connect(&export, ClientOptions::default())?)
 }
 
-fn write(client: &mut Client, offset: u64, number: u64) -> anyhow::Result<()> {
+pub(crate) fn write(client: &mut Client, offset: u64, number: u64) -> anyhow::Result<()> {
     let mut data = vec![1; BLOCK_BYTES];
     data[..8].copy_from_slice(&number.to_le_bytes());
     client.perform(Operation::Write { offset, data, durability: WriteDurability::Volatile })?;

@@ -198,10 +198,13 @@ fn unstartable_vm(standby: &api::Standby, vm: &api::StandbyVm) -> Option<Problem
 /// Describes a standby that is not what it has to be.
 fn late_standby(standby: &api::Standby) -> Option<Problem> {
     use api::StandbyState as State;
+    let is_old = standby.age_seconds.zip(standby.rpo_seconds).is_some_and(|(age, rpo)| age > rpo);
     let what = match standby.state {
         State::Behind => "it is older than it may be",
         State::NoRecoveryPoint => "it has no recovery point",
         State::Promoted | State::Diverged => "it was promoted at the other host",
+        State::Paused if is_old => "it is paused, and older than it may be",
+        State::Waiting if is_old => "it does not run",
         State::Seeding | State::Current | State::Paused | State::Used | State::Waiting => return None,
     };
     let why = standby.reason.as_ref().map(|why| format!(": {why}")).unwrap_or_default();

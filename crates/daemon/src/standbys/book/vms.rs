@@ -83,7 +83,7 @@ impl Book {
     }
 
     /// Forgets all VMs of a standby.
-    pub(super) fn forget_vms(&self, id: &str) -> io::Result<()> {
+    pub(crate) fn forget_vms(&self, id: &str) -> io::Result<()> {
         for vm in self.vms(id)? {
             self.forget_vm(id, &vm.name)?;
         }

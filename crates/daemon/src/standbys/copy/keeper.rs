@@ -206,7 +206,13 @@ impl Keeper {
                 }
                 if let Some(at) = self.open.as_ref().and_then(|open| open.owned) {
                     // It was promoted before, and a volume of it was not made. The asker may have gone.
-                    let _ = answer.send(Ok(Promoted { at }));
+                    let _ = answer.send(match order.point {
+                        Some(point) if point != at => Err(format!(
+                            "it was promoted before, as of the recovery point {}",
+                            super::text(at)
+                        )),
+                        _ => Ok(Promoted { at }),
+                    });
                     return;
                 }
                 self.promotion = Some(answer);
@@ -401,10 +407,14 @@ impl Keeper {
     }
 
     fn view(&self) -> CopyView {
-        let Some(open) = &self.open else {
+        // N.B. What is recorded can be promoted once the fault is mended, so it is shown.
+        let recorded = || self.book.record(Side::Copy, &self.config.id).ok().flatten();
+        let Some(record) =
+            self.open.as_ref().map_or_else(recorded, |open| Some(open.machine.record().clone()))
+        else {
             return CopyView { fault: self.fault.clone(), ..CopyView::default() };
         };
-        let record = open.machine.record();
+        let is_promoted = matches!(record.standing, Standing::Promoted { .. });
         let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
         let newest = record.points.last().map(|point| point.arrived_ms);
         let arrived = if is_point { Some(record.arrived_ms) } else { newest };
@@ -412,13 +422,15 @@ impl Keeper {
         CopyView {
             as_of_unix_ms: arrived
                 .map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
-            is_promoted: matches!(record.standing, Standing::Promoted { .. }),
+            is_promoted,
             is_consumed: record.standing == Standing::Consumed,
             points: record
                 .points
                 .iter()
                 .map(|point| (point.watermark, point.arrived_ms))
                 .chain(image)
+                // The images are volumes now, which do not go back to a point.
+                .filter(|_| !is_promoted)
                 .collect(),
             fault: self.fault.clone(),
         }

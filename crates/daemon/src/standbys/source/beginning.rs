@@ -12,7 +12,7 @@ use standby::{LifeId, VolumeIndex};
 
 use super::run::EXTENT_BLOCKS;
 use super::{Source, Surroundings};
-use crate::error::RequestError;
+use crate::error::{RequestError, StandbyError};
 use crate::host::blocking;
 use crate::standbys::book::{Side, SourceConfig};
 use crate::volumes::orders::create::{random_bytes, random_number};
@@ -72,10 +72,11 @@ pub(super) async fn begin(
 ) -> Result<(), String> {
     let (book, id) = (with.book.clone(), config.id.clone());
     let record: Option<OwnerRecord> = blocking(move || {
-        book.record(Side::Source, &id).map_err(|error| RequestError::Internal(error.to_string()))
+        let record = book.record(Side::Source, &id);
+        record.map_err(|error| StandbyError::Unreadable(error.to_string()).into())
     })
     .await
-    .map_err(|error| error.message())?;
+    .map_err(|error: RequestError| error.message())?;
     let (standby, life) = (source.standby(), LifeId(u128::from_le_bytes(random_bytes())));
     let settings = settings(config);
     let is_paused = config.is_paused;
@@ -111,6 +112,7 @@ pub(super) async fn begin(
     source.show(|shown| {
         shown.group = Some(Arc::clone(group));
         shown.reason = None;
+        shown.older_than = None;
     });
     Ok(())
 }

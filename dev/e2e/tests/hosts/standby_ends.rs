@@ -1,0 +1,121 @@
+//! Tests of orders that stop or end a standby, in the wrong moment: both hosts always know who has the volumes.
+
+use anyhow::{Context as _, ensure};
+use api::{Standby, StandbyState, Volume};
+use e2e::{Host, Pair, play_pair, until};
+
+use crate::standbys::{BLOCK_BYTES, DISK_BYTES, add, connect, until_current, write};
+
+/// Kills alpha, and waits until beta would promote.
+fn lose_alpha(pair: &mut Pair, standby: &str) -> anyhow::Result<()> {
+    pair.alpha.kill()?;
+    until("the loss is noticed", || {
+        let refused = pair.beta.sterna(["standby", "promote", standby])?;
+        Ok(refused.stderr.contains("add --force").then_some(()))
+    })
+}
+
+fn until_diverged(host: &Host) -> anyhow::Result<()> {
+    until("the source knows of the promotion", || {
+        let standby: Standby = host.ask(&["standby", "show", "v"])?;
+        Ok((standby.state == StandbyState::Diverged).then_some(()))
+    })
+}
+
+#[test]
+fn a_standby_that_is_paused_while_it_is_sent_stands_still_and_goes_on() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let mut client = connect(&pair.alpha, "v")?;
+        for number in 0..2048 {
+            write(&mut client, number * BLOCK_BYTES as u64, number + 1)?;
+        }
+        let limited = ["standby", "add", "v", "--to", "beta:a", "--every", "1s", "--bandwidth", "1MiB/s"];
+        pair.alpha.sterna(limited)?.success()?;
+        let sent = |host: &Host| -> anyhow::Result<u64> {
+            let standby: Standby = host.ask(&["standby", "show", "v"])?;
+            Ok(standby.bytes_sent.unwrap_or(0))
+        };
+        until("a part is sent", || Ok((sent(&pair.alpha)? > 0).then_some(())))?;
+        pair.alpha.sterna(["standby", "pause", "v"])?.success()?;
+        // The share of the limited rate comes back meanwhile.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        let paused: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
+        ensure!(paused.state == StandbyState::Paused, "{paused:?}");
+        pair.alpha.sterna(["standby", "set", "v", "--bandwidth", "none"])?.success()?;
+        pair.alpha.sterna(["standby", "resume", "v"])?.success()?;
+        until_current(&pair.alpha).map(drop)
+    });
+}
+
+#[test]
+fn a_promotion_is_known_at_the_source_although_the_standby_was_removed() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        write(&mut connect(&pair.alpha, "v")?, 0, 1)?;
+        add(pair, &["v"])?;
+        let kept = pair.alpha.sterna(["volume", "remove", "v"])?;
+        ensure!(kept.code == 4 && kept.stderr.contains("sterna standby remove v@beta"), "{kept:?}");
+        let points: Standby = pair.beta.ask(&["standby", "show", "v"])?;
+        let newest = points.points.last().context("there is a recovery point")?.name.clone();
+        lose_alpha(pair, "v")?;
+        // The newest point has a name like others.
+        pair.beta.sterna(["standby", "promote", "v", "--force", "--point", &newest])?.success()?;
+        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        pair.beta.sterna(["standby", "remove", "v"])?.success()?;
+        let left: Vec<Standby> = pair.beta.ask(&["standby", "list"])?;
+        ensure!(left.is_empty(), "{left:?}");
+        for _ in 0..2 {
+            pair.alpha.start()?;
+            until_diverged(&pair.alpha)?;
+            pair.alpha.kill()?;
+            // Beta remembers, too.
+            pair.beta.kill()?;
+            pair.beta.start()?;
+        }
+        pair.alpha.start()?;
+        until_diverged(&pair.alpha)?;
+        pair.alpha.sterna(["standby", "remove", "v"])?.success()?;
+        pair.alpha.sterna(["volume", "remove", "v", "--delete-image"])?.success()?;
+        let there: Volume = pair.beta.ask(&["volume", "show", "v"])?;
+        ensure!(there.size_bytes == DISK_BYTES, "{there:?}");
+        // Beta has forgotten it.
+        ensure!(
+            std::fs::read_dir(pair.beta.path("data/standbys"))?.next().is_none(),
+            "records are left over"
+        );
+        Ok(())
+    });
+}
+
+#[test]
+fn a_second_copy_of_a_volume_receives_nothing_after_the_promotion_of_the_first() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        write(&mut connect(&pair.alpha, "v")?, 0, 1)?;
+        let first = add(pair, &["v"])?;
+        // The source forgets the first one while its host is away.
+        pair.beta.kill()?;
+        pair.alpha.sterna(["standby", "remove", "v", "--force"])?.success()?;
+        pair.beta.start()?;
+        until("the hosts are in touch", || {
+            let added = pair.alpha.sterna(["standby", "add", "v", "--to", "beta:a", "--every", "1s"])?;
+            Ok((added.code == 0).then_some(()))
+        })?;
+        until_current(&pair.alpha)?;
+        let kept: Vec<Standby> = pair.beta.ask(&["standby", "list"])?;
+        ensure!(kept.len() == 2 && kept[0].name != kept[1].name, "{kept:?}");
+        lose_alpha(pair, &first.id)?;
+        let ambiguous = pair.beta.sterna(["standby", "promote", "v", "--force"])?;
+        ensure!(
+            ambiguous.code != 0 && kept.iter().all(|one| ambiguous.stderr.contains(&one.name)),
+            "{ambiguous:?}"
+        );
+        pair.beta.sterna(["standby", "promote", &first.id, "--force"])?.success()?;
+        pair.alpha.start()?;
+        until_diverged(&pair.alpha)?;
+        let refused = pair.alpha.sterna(["standby", "add", "v", "--to", "beta:a"])?;
+        ensure!(refused.code != 0, "{refused:?}");
+        Ok(())
+    });
+}
