@@ -136,6 +136,7 @@ impl Standbys {
             self.begin_source(config);
         }
         self.finish_promotions();
+        self.resume_lending();
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //!              │                              (all volumes)  (record)  (record)                              (record)
 //!              └ too large for the spool: a point is kept (record: torn), written in place, image flushed, watermark (record)
 //!
-//!   receiving ──promoted: redo complete (record)──► owned          receiving ──consumed (record)──► another migration's
+//!   receiving ──promoted: redo complete (record)──► owned          receiving ◄─returned (record)─► consumed (record)──► another migration's
 //! ```
 //! A restart applies each sealed spool again from its beginning, and drops what has no seal. So an interruption at any moment leaves
 //! the image as of a cut, or on the way to one that its spools complete, or a point (decision 0099).
@@ -17,6 +17,8 @@ mod applying;
 mod points;
 mod promotion;
 mod receiving;
+#[cfg(test)]
+mod tests;
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::Duration;
@@ -90,6 +92,8 @@ pub enum Event {
     Promote(PromoteOrder),
     /// A migration to this host uses the image.
     Consume,
+    /// The migration that used the image has failed, and does not own it. It has written to it, or has not.
+    Returned(Image),
     /// An administrator says that this is a standby, after a journal was restored.
     Agreed,
     /// A test of a point begins, and ends at a time at the latest.
@@ -269,6 +273,8 @@ pub struct Standby {
     /// When the oldest sealed epoch, which waits for room to grow, is tried again.
     grows_at: Option<Duration>,
     order: Option<Order>,
+    /// The stream whose owner is told that the standby is consumed.
+    told: Option<StreamId>,
     /// The point that a test uses, and when the test ends.
     test: Option<(Watermark, Duration)>,
     /// The number of the last durable record.
@@ -315,6 +321,7 @@ impl Standby {
             work,
             grows_at: None,
             order: None,
+            told: None,
             test: None,
             durable: 0,
             outbox: Outbox::new(),
@@ -374,6 +381,7 @@ impl Standby {
             Event::ImageTouched => self.touch(),
             Event::Promote(order) => self.promote(now, order),
             Event::Consume => self.consume(),
+            Event::Returned(image) => self.take_back(image),
             Event::Agreed => self.agree_by_order(),
             Event::TestBegins(point, until) => self.begin_test(point, until),
             Event::TestEnded => self.end_test(),
@@ -431,12 +439,7 @@ impl Standby {
             return;
         }
         self.drop_unsealed();
-        let keeps = |point: &mut Point| point.kept_by == KeptBy::Undo;
-        let useless: Vec<_> = self.record.points.extract_if(.., keeps).map(|point| point.watermark).collect();
-        if self.test.is_some_and(|(tested, _)| useless.contains(&tested)) {
-            self.test = None;
-            self.outbox.push(Action::EndTest);
-        }
+        let useless = self.forget_undo_points();
         self.work = match std::mem::replace(&mut self.work, Work::Idle) {
             Work::KeepingPoint(_) => Work::Abandoned(self.record.watermark),
             Work::Applying | Work::Flushing(_) => Work::Abandoned(None),
@@ -452,6 +455,17 @@ impl Standby {
             let reason = RefusedBecause::BaseMissing;
             self.outbox.push(Action::Send(owner.stream, ToOwner::Refused { reason }));
         }
+    }
+
+    /// Removes the points from the record that are of no use once others have changed the image. Returns them.
+    fn forget_undo_points(&mut self) -> Vec<Watermark> {
+        let keeps = |point: &mut Point| point.kept_by == KeptBy::Undo;
+        let useless: Vec<_> = self.record.points.extract_if(.., keeps).map(|point| point.watermark).collect();
+        if self.test.is_some_and(|(tested, _)| useless.contains(&tested)) {
+            self.test = None;
+            self.outbox.push(Action::EndTest);
+        }
+        useless
     }
 
     /// Drops sealed epochs, once the record without them is durable.

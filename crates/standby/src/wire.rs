@@ -102,6 +102,9 @@ pub enum Answer {
         sealed_through: Epoch,
         /// Whether there is any recovery point.
         has_point: bool,
+        /// Whether the image may have newer content of blocks that were written since the watermark: a migration that had begun
+        /// with it has failed, or an epoch was being written in place. What was cut before the answer is sealed by itself no more.
+        is_mixed: bool,
     },
     /// The standby was promoted: another host owns the group.
     Promoted,

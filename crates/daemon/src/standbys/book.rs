@@ -4,6 +4,7 @@
 //!   standbys/ID.source.json   what was ordered, at the source        standbys/ID.source   the record of its machine
 //!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
 //!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
+//!   standbys/ID.lent.json     which migration the images are lent to
 //! ```
 //! Everything here may block.
 
@@ -87,6 +88,15 @@ pub(crate) struct CopiedVolume {
     pub(crate) promoted: String,
 }
 
+/// The images of a standby that a migration to this host has begun with, and does not own yet.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lent {
+    /// The number of the migration at this host.
+    pub(crate) migration: u64,
+    /// The time at which each image counted as written when it was lent; `None`: that was not completed.
+    pub(crate) written_at: Option<Vec<(i64, i64)>>,
+}
+
 /// How many recovery points are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Keep {
@@ -154,19 +164,35 @@ impl Book {
         whole_file::replace(&self.record_path(side, id), &record.encode())
     }
 
+    /// Returns what a standby that is kept here has lent; `None`: nothing.
+    pub(crate) fn lent(&self, id: &str) -> io::Result<Option<Lent>> {
+        let bytes = whole_file::read(&self.lent_path(id), BYTES_MAX)?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
+    }
+
+    pub(crate) fn write_lent(&self, id: &str, lent: &Lent) -> io::Result<()> {
+        whole_file::replace(&self.lent_path(id), &serde_json::to_vec_pretty(lent)?)
+    }
+
+    /// Notes durably that nothing is lent any more: it came back, or is used up.
+    pub(crate) fn end_lending(&self, id: &str) -> io::Result<()> {
+        remove(&self.lent_path(id))
+    }
+
     /// Deletes everything about a standby durably.
     pub(crate) fn forget(&self, side: Side, id: &str) -> io::Result<()> {
         // N.B. What was ordered goes first: a record alone is nothing.
-        for path in [self.config_path(side, id), self.record_path(side, id)] {
-            match std::fs::remove_file(&path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => sync_folder_of(&path)?,
-            }
-        }
+        remove(&self.config_path(side, id))?;
+        remove(&self.record_path(side, id))?;
         if side == Side::Copy {
+            self.end_lending(id)?;
             self.forget_vms(id)?;
         }
         Ok(())
+    }
+
+    fn lent_path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.lent.json"))
     }
 
     fn config_path(&self, side: Side, id: &str) -> PathBuf {
@@ -175,6 +201,14 @@ impl Book {
 
     fn record_path(&self, side: Side, id: &str) -> PathBuf {
         self.folder.join(format!("{id}{}", suffix(side)))
+    }
+}
+
+/// Deletes a file durably. One that is not there is a success.
+fn remove(path: &Path) -> io::Result<()> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => sync_folder_of(path),
     }
 }
 

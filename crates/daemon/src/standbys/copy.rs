@@ -11,6 +11,9 @@ mod extents;
 mod files;
 mod folder;
 mod keeper;
+mod lending;
+#[cfg(test)]
+mod tests;
 
 pub(crate) use files::text;
-pub(crate) use keeper::{Copy, CopyView, Input, delete_files};
+pub(crate) use keeper::{Copy, CopyView, Input, LendingEnd, delete_files};

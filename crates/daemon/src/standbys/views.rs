@@ -14,6 +14,9 @@ use super::{Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::journal::now_unix_ms;
 
+/// What a source says of a standby that was used.
+const USED: &str = "a migration to that host has begun with it; when the volumes are there, remove it: sterna standby remove";
+
 /// How long a keeper may take to answer: it may be applying an epoch.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 /// So many digits of its identity tell a standby from others of its name.
@@ -137,6 +140,7 @@ impl Standbys {
             })
         });
         let (state, because) = match seen.map(|(state, ..)| state) {
+            None if shown.state == Some(State::Used) => (api::StandbyState::Used, Some(USED.to_owned())),
             None => (api::StandbyState::Waiting, None),
             Some(state) => state_of(state),
         };
@@ -198,7 +202,7 @@ impl Standbys {
             store: config.store,
             volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
             state,
-            reason: look.fault.or(silence),
+            reason: look.lent_to.map(used_by).or(look.fault).or(silence),
             age_seconds: age,
             every_seconds: None,
             rpo_seconds: None,
@@ -213,6 +217,11 @@ impl Standbys {
                 .collect(),
         }
     }
+}
+
+fn used_by(migration: u64) -> String {
+    let migration = migration::MigrationId(migration);
+    format!("the migration {migration} has begun with it; if that fails, the standby goes on")
 }
 
 fn state_of(state: State) -> (api::StandbyState, Option<String>) {
@@ -239,6 +248,7 @@ fn state_of(state: State) -> (api::StandbyState, Option<String>) {
         State::Current => (api::StandbyState::Current, None),
         State::Behind(reason) => (api::StandbyState::Behind, Some(because(reason))),
         State::Paused => (api::StandbyState::Paused, None),
+        State::Used => (api::StandbyState::Used, Some(USED.to_owned())),
         State::NoRecoveryPoint => (api::StandbyState::NoRecoveryPoint, None),
         State::Promoted => (api::StandbyState::Promoted, None),
         State::Diverged => (

@@ -62,8 +62,9 @@ impl Replication {
             Answer::Promoted | Answer::Consumed | Answer::Fenced => stream.into_iter().for_each(Stream::end),
         }
         match answer {
-            Answer::Receiving { watermark, sealed_through, has_point } => {
+            Answer::Receiving { watermark, sealed_through, has_point, is_mixed } => {
                 self.begin_serving();
+                self.ages.is_used = false;
                 self.ages.has_point = has_point;
                 let confirmed = watermark.and_then(|watermark| self.known(watermark));
                 // An epoch that is sealed will be applied, whatever the image is meanwhile.
@@ -75,6 +76,9 @@ impl Replication {
                 let sealed = sealed.and_then(|sealed| self.known(sealed));
                 if let Some(epoch) = confirmed {
                     self.confirm(epoch);
+                }
+                if is_mixed {
+                    self.mix_all();
                 }
                 match confirmed.max(sealed) {
                     Some(base) => self.agree_as_of(Some(base)),
@@ -93,6 +97,7 @@ impl Replication {
             // This journal has released the group to that migration before another host could own it, or it has not.
             Answer::Consumed => {
                 self.ages.has_point = false;
+                self.ages.is_used = true;
                 if self.knows_history {
                     self.begin_serving();
                 }
@@ -121,6 +126,15 @@ impl Replication {
         let is_ours = standby == self.record.standby && life == self.record.life;
         let is_in_range = self.record.acknowledged <= Some(epoch) && epoch <= self.record.numbered_through;
         (is_ours && is_in_range).then_some(epoch)
+    }
+
+    /// Merges all epochs into the open one, and sends that even if it has no blocks: the image is as of a cut only once it has an
+    /// epoch that is cut from here on.
+    fn mix_all(&mut self) {
+        if let Some(oldest) = self.epochs.oldest() {
+            self.mix(oldest);
+        }
+        self.epochs.send_open();
     }
 
     /// Begins anew: the standby has nothing that is known here. Its points stay until it has everything.

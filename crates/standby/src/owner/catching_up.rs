@@ -122,7 +122,12 @@ mod tests {
                 }
             }
             group.event(Event::StreamBegins(STREAM));
-            let answer = Answer::Receiving { watermark: None, sealed_through: Epoch(0), has_point: false };
+            let answer = Answer::Receiving {
+                watermark: None,
+                sealed_through: Epoch(0),
+                has_point: false,
+                is_mixed: false,
+            };
             group.event(Event::Received(STREAM, ToOwner::Answer(answer)));
             group.actions();
             group

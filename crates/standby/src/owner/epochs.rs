@@ -19,7 +19,7 @@ pub(super) struct Pending {
     pub(super) cut_at: Duration,
     /// Whether its seal was sent on this stream, or is known to be at the standby.
     pub(super) is_sealed: bool,
-    /// Whether the standby may have other sizes: they are sent even if there is no content.
+    /// Whether it is sent even if there is no content: the standby may have other sizes, or its image is a mixture.
     has_new_sizes: bool,
 }
 
@@ -90,6 +90,11 @@ impl Epochs {
 
     pub(super) fn open_is_empty(&self) -> bool {
         !self.open.has_new_sizes && self.open.contents.iter().all(Content::is_empty)
+    }
+
+    /// Lets the open epoch be sent even if it has no blocks.
+    pub(super) fn send_open(&mut self) {
+        self.open.has_new_sizes = true;
     }
 
     pub(super) fn frozen_len(&self) -> usize {

@@ -20,6 +20,8 @@ pub enum State {
     Paused,
     /// The standby has lost its recovery points.
     NoRecoveryPoint,
+    /// A migration to the standby's host uses it, or has used it.
+    Used,
     /// The standby was promoted, and the group is not served here.
     Promoted,
     /// The standby was promoted, and the group is served here as well. An administrator decides.
@@ -48,6 +50,8 @@ pub(super) struct Ages {
     pub(super) acknowledged: Option<Epoch>,
     /// Whether it had a recovery point when it last told.
     pub(super) has_point: bool,
+    /// Whether a migration used it when it last told.
+    pub(super) is_used: bool,
     /// Why it has refused the last epoch.
     pub(super) refused: Option<RefusedBecause>,
     told: Option<State>,
@@ -75,6 +79,7 @@ impl Replication {
         match self.phase {
             Phase::Replaced => State::Promoted,
             Phase::Diverged => State::Diverged,
+            Phase::Asking | Phase::Serving if ages.is_used => State::Used,
             Phase::Asking | Phase::Serving if self.pauses.is_ordered => State::Paused,
             Phase::Asking | Phase::Serving if has_answered && !ages.has_point && had_all => {
                 State::NoRecoveryPoint

@@ -6,6 +6,7 @@ use super::{Action, Image, Order, Rights, Stage, Standby, Work};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
 use crate::record::{ImageState, Standing};
+use crate::wire::{Answer, ToOwner};
 
 /// An order to promote a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -117,7 +118,31 @@ impl Standby {
         if self.rights != Rights::Full {
             return self.outbox.push(Action::Refuse(Refusal::Unsure));
         }
+        let owner = self.owner;
         self.end_receiving(Order::Consume);
+        self.told = owner.map(|owner| owner.stream);
+    }
+
+    /// Receives again, because the migration that used the image has failed.
+    ///
+    /// What that has written is content of the owner. Blocks that were not written since the watermark have what they had. The
+    /// others are missing here for the owner, but may be newer than any epoch that it cut before it learns of this: *mixed*.
+    pub(super) fn take_back(&mut self, image: Image) {
+        if self.record.standing != Standing::Consumed {
+            return;
+        }
+        self.record.standing = Standing::Receiving;
+        self.order = None;
+        self.work = Work::Idle;
+        let useless = match image {
+            Image::AsLeft => Vec::new(),
+            Image::Touched => {
+                self.record.image = ImageState::Torn;
+                self.forget_undo_points()
+            }
+        };
+        self.make_durable();
+        useless.into_iter().for_each(|at| self.outbox.push_after_record(Action::DropPoint(at)));
     }
 
     fn end_receiving(&mut self, order: Order) {
@@ -137,6 +162,10 @@ impl Standby {
             // N.B. One record ends the spools. What follows writes to the image (case 17).
             Some(Order::Consume) => {
                 let spools = self.record.sealed.clone();
+                if self.is_partly_applied {
+                    self.record.image = ImageState::Torn;
+                }
+                self.is_partly_applied = false;
                 if !broken(Bug::ConsumedSpoolKept) {
                     self.record.standing = Standing::Consumed;
                     self.record.sealed.clear();
@@ -145,6 +174,10 @@ impl Standby {
                 self.make_durable();
                 self.work = Work::Ending;
                 self.outbox.push_after_record(Action::Consumed(self.record.watermark));
+                if let Some(stream) = self.told.take() {
+                    let answer = ToOwner::Answer(Answer::Consumed);
+                    self.outbox.push_after_record(Action::Send(stream, answer));
+                }
                 if !broken(Bug::ConsumedSpoolKept) {
                     for sealed in spools {
                         self.outbox.push_after_record(Action::UnlinkSpool(sealed.watermark));

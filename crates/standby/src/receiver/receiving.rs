@@ -7,7 +7,7 @@ use chronicle::{BlockRange, Epoch, Generation};
 use super::{Action, Announcement, Image, Owner, Rights, Stage, Standby, Unsealed, Work};
 use crate::identity::{LifeId, StandbyId, VolumeIndex, Watermark};
 use crate::planted::{Bug, broken};
-use crate::record::{Sealed, Standing};
+use crate::record::{ImageState, Sealed, Standing};
 use crate::wire::{Answer, Content, RefusedBecause, StreamId, ToOwner, ToStandby};
 
 impl Standby {
@@ -65,7 +65,8 @@ impl Standby {
                     self.work = Work::Idle;
                 }
                 let sealed_through = self.sealed_through(life).unwrap_or_default();
-                Answer::Receiving { watermark, sealed_through, has_point: self.has_point() }
+                let is_mixed = watermark.is_some() && self.record.image == ImageState::Torn;
+                Answer::Receiving { watermark, sealed_through, has_point: self.has_point(), is_mixed }
             }
         };
         self.outbox.push_after_record(Action::Send(stream, ToOwner::Answer(answer)));

@@ -169,6 +169,38 @@ fn a_planned_move_to_the_standby_s_host_sends_only_what_it_lacks() {
 }
 
 #[test]
+fn a_planned_move_that_is_cancelled_leaves_the_standby_what_it_has() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+        drop(stopped.client);
+        let standby = add(pair, &["v"])?;
+        pair.alpha.sterna(["standby", "pause", "v"])?.success()?;
+        let mut client = connect(&pair.alpha, "v")?;
+        for block in 0..256 {
+            write(&mut client, (8 << 20) + block * BLOCK_BYTES as u64, 77)?;
+        }
+        let begun = pair.alpha.begin_to_migrate("beta:a", Some("64KiB/s"))?;
+        until("the source knows that the standby is used", || {
+            let shown: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
+            Ok((shown.state == StandbyState::Used).then_some(()))
+        })?;
+        pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
+        let ended = pair.alpha.wait_for_migration(&begun.id)?;
+        ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");
+        pair.alpha.sterna(["standby", "resume", "v"])?.success()?;
+        write(&mut client, 0, 78)?;
+        drop(client);
+        let before = until_current(&pair.alpha)?.bytes_sent.context("it sends")?;
+        compare(pair, &standby)?;
+        let sent = until_current(&pair.alpha)?.bytes_sent.context("it sends")?;
+        ensure!(sent < 2 * FILL_BYTES, "sent {before}, then {sent} bytes");
+        ensure!(pair.beta.images("a")?.is_empty(), "images of the migration are left over");
+        Ok(())
+    });
+}
+
+#[test]
 fn an_older_recovery_point_is_promoted_when_it_is_named() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;

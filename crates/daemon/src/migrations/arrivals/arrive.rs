@@ -329,6 +329,7 @@ impl Arrivals {
         sharing: Sharing,
     ) -> Result<(Vec<AcceptedVolume>, Vec<Arriving>), RequestError> {
         let (mut answer, mut arriving) = (Vec::new(), Vec::new());
+        self.ask_for_standbys(&expected).await;
         for Expected { record, left_behind, reserved, claim, home, left, .. } in expected {
             if left.is_some() {
                 self.note_taken_back(record.volume).await?;
@@ -392,9 +393,6 @@ impl Arrivals {
         let Some((path, file)) = &reserved.file else { return Ok(None) };
         let file = file.try_clone().map_err(|error| RequestError::storage("open", path, &error))?;
         let Some(migration) = self.migration_into(&record.image) else { return Ok(None) };
-        if let Some(peer) = self.source_of(migration) {
-            self.standbys.give_to_migration(peer, record.volume, path).await;
-        }
         let (path, record) = (path.clone(), record.clone());
         let (data_dir, custody) = (self.config.data_dir.clone(), self.custody.clone());
         blocking(move || {
@@ -409,6 +407,24 @@ impl Arrivals {
             Ok(Some((opened, (MigrationId(facts.departure), Generation(facts.generation)))))
         })
         .await
+    }
+
+    /// Lets arriving volumes begin with their standbys at this host.
+    async fn ask_for_standbys(&self, expected: &[Expected]) {
+        let target = |volume: &Expected| {
+            let (path, _) = volume.reserved.file.as_ref()?;
+            let may_reuse = volume.left.is_none()
+                && volume.reserved.allocation != opening::Allocation::Thick
+                && is_replica(&volume.record.image);
+            may_reuse.then(|| (volume.record.volume, path.clone()))
+        };
+        let targets: Vec<_> = expected.iter().filter_map(target).collect();
+        let migration = expected.first().and_then(|volume| self.migration_into(&volume.record.image));
+        if let Some(migration) = migration
+            && let Some(peer) = self.source_of(migration)
+        {
+            self.standbys.lend_to_migration(peer, migration, &targets).await;
+        }
     }
 
     /// Returns the host that an arrival comes from.

@@ -11,8 +11,9 @@
 
 use std::fs::File;
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
 use lane::capture::BLOCK_BYTES;
@@ -25,6 +26,8 @@ use super::extents::{CONTENT_BYTES_MAX, Extent, Extents};
 use super::folder::{Folder, lock};
 
 const NEW_SPOOL: &str = "spool-new";
+/// More than the coarsest clock of a file system's times.
+const AGED: Duration = Duration::from_secs(10);
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The open files.
@@ -297,6 +300,34 @@ impl Files {
     /// Moves the image of a volume out of the folder, to a path that no file has.
     pub(crate) fn move_image(&self, index: usize, to: &Path) -> io::Result<()> {
         self.folder.move_out(&image_name(index), to)
+    }
+
+    /// Gives the image of a volume a second name, outside the folder, that no file has. The image stays here.
+    pub(crate) fn lend_image(&self, index: usize, to: &Path) -> io::Result<()> {
+        self.folder.link_out(&image_name(index), to)
+    }
+
+    /// Returns when each image was written to last.
+    pub(crate) fn written_at(&self) -> io::Result<Vec<(i64, i64)>> {
+        let looked = self.images.iter().map(|image| {
+            let metadata = image.metadata()?;
+            Ok((metadata.mtime(), metadata.mtime_nsec()))
+        });
+        looked.collect()
+    }
+
+    /// Sets the time of the last write of each image to one that no later write gets. Returns these times.
+    pub(crate) fn age(&self) -> io::Result<Vec<(i64, i64)>> {
+        for image in &self.images {
+            image.set_modified(SystemTime::now() - AGED)?;
+        }
+        self.written_at()
+    }
+
+    /// Deletes the names of the images here.
+    pub(crate) fn forget_images(&self, count: usize) -> io::Result<()> {
+        (0..count).try_for_each(|index| self.folder.remove(&image_name(index)))?;
+        self.folder.sync()
     }
 
     /// Closes the images: others have them.

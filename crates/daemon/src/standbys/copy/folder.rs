@@ -67,6 +67,12 @@ impl Folder {
         self.sync()
     }
 
+    /// Gives a file a second name at a path of the same file system that no file has, and makes that durable.
+    pub(super) fn link_out(&self, from: &str, to: &Path) -> io::Result<()> {
+        rustix::fs::linkat(&self.0, from, CWD, to, AtFlags::empty())?;
+        crate::files::folder_entries::sync_folder_of(to)
+    }
+
     /// Makes the names of its files durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.0)?)

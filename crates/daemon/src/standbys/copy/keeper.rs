@@ -36,8 +36,10 @@ pub(crate) enum Input {
     Lost,
     /// An administrator orders to promote the standby.
     Promote { order: PromoteOrder, answer: oneshot::Sender<Result<Promoted, String>> },
-    /// A migration to this host is to use the images.
-    Consume { answer: oneshot::Sender<Result<Option<Watermark>, String>> },
+    /// A migration to this host, of this number, begins with the images: they get these names as well.
+    Lend { migration: u64, to: Vec<PathBuf>, answer: oneshot::Sender<Result<(), String>> },
+    /// That migration has ended. An error is tried again.
+    EndLending { to: Vec<PathBuf>, end: LendingEnd, answer: oneshot::Sender<io::Result<()>> },
     /// Moves the images to these paths and closes them: they belong to volumes.
     Release { to: Vec<PathBuf>, answer: oneshot::Sender<io::Result<()>> },
     /// Asks for the present state.
@@ -52,6 +54,15 @@ pub(crate) struct Promoted {
     pub(crate) at: Watermark,
 }
 
+/// How a migration has ended that began with the images.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LendingEnd {
+    /// The images are those of volumes of this host.
+    UsedUp,
+    /// It has failed. The images have lost their other names.
+    GivenBack,
+}
+
 /// What an administrator sees of a standby.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct CopyView {
@@ -59,6 +70,8 @@ pub(crate) struct CopyView {
     pub(crate) as_of_unix_ms: Option<u64>,
     pub(crate) is_promoted: bool,
     pub(crate) is_consumed: bool,
+    /// The migration that may still give the images back.
+    pub(crate) lent_to: Option<u64>,
     /// Recovery points, the oldest first: name, time in milliseconds since 1970.
     pub(crate) points: Vec<(Watermark, u64)>,
     /// Why it cannot go on.
@@ -93,31 +106,33 @@ pub(crate) fn delete_files(store: &std::path::Path, id: &str) -> io::Result<()> 
     Folder::delete(store, id)
 }
 
-struct Keeper {
-    config: CopyConfig,
-    store: PathBuf,
-    book: Book,
+pub(super) struct Keeper {
+    pub(super) config: CopyConfig,
+    pub(super) store: PathBuf,
+    pub(super) book: Book,
     /// `None`: a fault.
-    open: Option<Open>,
-    fault: Option<String>,
-    line: Option<Line>,
+    pub(super) open: Option<Open>,
+    pub(super) fault: Option<String>,
+    pub(super) line: Option<Line>,
     /// When the source last said that the images are current.
     current_unix_ms: Option<u64>,
     promotion: Option<oneshot::Sender<Result<Promoted, String>>>,
-    consumption: Option<oneshot::Sender<Result<Option<Watermark>, String>>>,
+    /// The migration that has begun with the images, and has not ended.
+    pub(super) lent_to: Option<u64>,
 }
 
 /// The machine with its files.
-struct Open {
-    machine: Standby,
-    files: Files,
+pub(super) struct Open {
+    pub(super) machine: Standby,
+    pub(super) files: Files,
     /// The sizes of the epoch that is received.
     sizes: Vec<BlockCount>,
     owned: Option<Watermark>,
+    pub(super) is_consumed: bool,
 }
 
 impl Keeper {
-    fn new(config: CopyConfig, store: PathBuf, book: Book) -> Self {
+    pub(super) fn new(config: CopyConfig, store: PathBuf, book: Book) -> Self {
         Self {
             config,
             store,
@@ -127,12 +142,14 @@ impl Keeper {
             line: None,
             current_unix_ms: None,
             promotion: None,
-            consumption: None,
+            lent_to: None,
         }
     }
 
     fn run(mut self, inputs: &mpsc::Receiver<Input>) {
         self.reopen();
+        // One that cannot be read is reported by those that resume lending.
+        self.lent_to = self.book.lent(&self.config.id).ok().flatten().map(|lent| lent.migration);
         loop {
             match inputs.recv_timeout(IDLE) {
                 Ok(Input::End) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
@@ -148,7 +165,7 @@ impl Keeper {
     }
 
     /// Opens the files and goes on from the durable record.
-    fn reopen(&mut self) {
+    pub(super) fn reopen(&mut self) {
         match self.try_to_open() {
             Ok(open) => {
                 self.open = Some(open);
@@ -159,14 +176,18 @@ impl Keeper {
         }
     }
 
+    /// Returns the sizes of the volumes when the standby was made.
+    pub(super) fn sizes(&self) -> Vec<BlockCount> {
+        self.config.volumes.iter().map(|volume| BlockCount(volume.size_bytes / BLOCK_BYTES)).collect()
+    }
+
     fn try_to_open(&self) -> io::Result<Open> {
         let id = parse(&self.config.id).unwrap_or(StandbyId(0));
         let record: Option<StandbyRecord> = self.book.record(Side::Copy, &self.config.id)?;
         let is_new = record.as_ref().is_none_or(|record| {
             record.watermark.is_none() && record.sealed.is_empty() && record.points.is_empty()
         });
-        let sizes: Vec<BlockCount> =
-            self.config.volumes.iter().map(|volume| BlockCount(volume.size_bytes / BLOCK_BYTES)).collect();
+        let sizes = self.sizes();
         let (points, sealed) = match &record {
             Some(record) => (record.points.as_slice(), record.sealed.as_slice()),
             None => (&[][..], &[][..]),
@@ -189,7 +210,7 @@ impl Keeper {
             Some(record) => Standby::restart(settings, record, Journal::Own, Image::AsLeft),
             None => Standby::begin(settings, id),
         };
-        Ok(Open { machine, files, sizes, owned: None })
+        Ok(Open { machine, files, sizes, owned: None, is_consumed: false })
     }
 
     fn take(&mut self, input: Input) {
@@ -223,22 +244,12 @@ impl Keeper {
                     let _ = answer.send(Err(fault.clone()));
                 }
             }
-            Input::Consume { answer } => {
-                let has_all =
-                    self.open.as_ref().is_some_and(|open| open.machine.record().watermark.is_some());
-                if !has_all {
-                    // The asker may have gone.
-                    let _ = answer.send(Err("it has never had everything".to_owned()));
-                    return;
-                }
-                self.consumption = Some(answer);
-                self.handle(Event::Consume, &Bytes::new());
-                if self.open.is_none()
-                    && let Some(answer) = self.consumption.take()
-                {
-                    // The asker may have gone.
-                    let _ = answer.send(Err(self.words()));
-                }
+            Input::Lend { migration, to, answer } => {
+                // The asker may have gone.
+                let _ = answer.send(self.lend(migration, &to));
+            }
+            Input::EndLending { to, end, answer } => {
+                let _ = answer.send(self.end_lending(&to, end));
             }
             Input::Release { to, answer } => {
                 let _ = answer.send(self.release(&to));
@@ -302,7 +313,7 @@ impl Keeper {
         }
     }
 
-    fn handle(&mut self, event: Event, payload: &Bytes) {
+    pub(super) fn handle(&mut self, event: Event, payload: &Bytes) {
         if let Some(open) = &mut self.open {
             open.machine.handle_event(now(), event);
             self.carry_out(payload);
@@ -310,7 +321,7 @@ impl Keeper {
     }
 
     /// Carries out all actions. A fault of a file ends the machine: the next stream begins from what is durable.
-    fn carry_out(&mut self, payload: &Bytes) {
+    pub(super) fn carry_out(&mut self, payload: &Bytes) {
         loop {
             let Some(open) = &mut self.open else { return };
             let Some(action) = open.machine.poll_action() else { return };
@@ -320,7 +331,7 @@ impl Keeper {
         }
     }
 
-    fn fail(&mut self, error: &io::Error) {
+    pub(super) fn fail(&mut self, error: &io::Error) {
         tracing::warn!(standby = %self.config.name, %error, "a standby cannot go on; it is tried again");
         self.open = None;
         self.fault = Some(error.to_string());
@@ -329,7 +340,7 @@ impl Keeper {
         }
     }
 
-    fn words(&self) -> String {
+    pub(super) fn words(&self) -> String {
         format!(
             "the standby's host cannot write it: {}",
             self.fault.as_deref().unwrap_or("its files are closed")
@@ -388,17 +399,11 @@ impl Keeper {
                     let _ = answer.send(Ok(Promoted { at }));
                 }
             }
-            Action::Consumed(at) => {
-                if let Some(answer) = self.consumption.take() {
-                    let _ = answer.send(Ok(at));
-                }
-            }
+            Action::Consumed(_) => open.is_consumed = true,
             Action::Refuse(refusal) => {
                 if let Some(answer) = self.promotion.take() {
                     let _ = answer.send(Err(words_of(refusal)));
                 }
-                // Dropped: a standby that cannot be consumed is copied anew.
-                self.consumption = None;
             }
             // No order for a test reaches the machine yet.
             Action::Clone(_) | Action::EndTest => {}
@@ -424,6 +429,7 @@ impl Keeper {
                 .map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
             is_promoted,
             is_consumed: record.standing == Standing::Consumed,
+            lent_to: self.lent_to,
             points: record
                 .points
                 .iter()

@@ -14,7 +14,7 @@ use futures_util::stream::FuturesUnordered;
 use lane::capture::{BLOCK_BYTES, Group, Task, extent};
 use lane::peer::ChannelEvent;
 use lane::{CaptureOrder, LaneHandle, Refused};
-use standby::owner::{Event, Outcome, ReadId};
+use standby::owner::{Event, Outcome, ReadId, State};
 use standby::record::OwnerRecord;
 use standby::wire::{Content, StreamId, ToOwner, ToStandby};
 use standby::{StandbyId, VolumeIndex};
@@ -68,7 +68,8 @@ pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mps
                     });
                     let as_of = age.and_then(|age| Instant::now().checked_sub(age));
                     shown.older_than = as_of.or(shown.older_than).or_else(|| Some(Instant::now()));
-                    shown.state = None;
+                    // Its volumes have left, or begin again to be served, which asks again.
+                    shown.state = shown.state.filter(|state| *state == State::Used);
                     shown.reason = Some(reason);
                 });
             }
