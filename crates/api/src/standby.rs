@@ -195,6 +195,6 @@ pub struct StandbyVm {
 pub struct RecoveryPoint {
     /// Its name, for a promotion.
     pub name: String,
-    /// When it arrived, in milliseconds since 1970.
-    pub arrived_unix_ms: u64,
+    /// The moment of the source whose state it has, by the clock of the standby's host, in milliseconds since 1970.
+    pub as_of_unix_ms: u64,
 }

@@ -381,7 +381,7 @@ pub const BLOCK_BYTES: u64 = 4096;
 /// Returns the number of the epoch that a task is about, for logs.
 pub fn epoch_of(message: &ToStandby) -> Option<Epoch> {
     match message {
-        ToStandby::Begin { epoch, .. } | ToStandby::Seal { epoch } => Some(*epoch),
+        ToStandby::Begin { epoch, .. } | ToStandby::Seal { epoch, .. } => Some(*epoch),
         ToStandby::Offer { .. } | ToStandby::Extent { .. } | ToStandby::StillCurrent => None,
     }
 }

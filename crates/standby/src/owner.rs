@@ -513,7 +513,7 @@ impl Replication {
 
     fn go_on(&mut self, now: Duration) {
         self.pass_writes(now);
-        self.send();
+        self.send(now);
         self.end_catching_up();
         if let Some(state) = self.ages.changed(self.state(now)) {
             self.outbox.push(Action::Tell(state));
@@ -532,9 +532,12 @@ impl Replication {
         }
         if is_idle && !broken(Bug::IdleEpochSent) {
             if self.epochs.frozen_len() == 0
-                && let Some(stream) = self.stream.as_ref().filter(|stream| stream.is_agreed())
+                && let Some(stream) = self.stream.as_mut().filter(|stream| stream.is_agreed())
+                && stream.tell_current(now)
             {
-                self.ages.as_of = Some(now);
+                if broken(Bug::CurrentUnheard) {
+                    self.ages.as_of = Some(now);
+                }
                 self.outbox.push(Action::Send(stream.id, ToStandby::StillCurrent));
             }
         } else if !self.has_to_catch_up() {

@@ -93,6 +93,10 @@ bugs! {
     EarlyReadTwice = "standby-early-read-twice",
     /// A volume that grows after its epoch was announced is not announced again.
     SizesNotAnnouncedAgain = "standby-sizes-not-announced-again",
+    /// A seal does not say how long ago its epoch was cut.
+    SealWithoutAge = "standby-seal-without-age",
+    /// An owner without writes counts its standby as current although nobody has heard that.
+    CurrentUnheard = "standby-current-unheard",
     /// An interval without writes is an epoch like any other.
     IdleEpochSent = "standby-idle-epoch-sent",
 }

@@ -290,7 +290,7 @@ impl Standby {
             generation: Generation(0),
             standing: Standing::Receiving,
             watermark: None,
-            arrived_ms: 0,
+            as_of_ms: 0,
             image: ImageState::Torn,
             sealed: Vec::new(),
             points: Vec::new(),

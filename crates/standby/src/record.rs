@@ -62,8 +62,8 @@ pub struct StandbyRecord {
     pub standing: Standing,
     /// The watermark of the image; `None` before the first, and after others have changed the image.
     pub watermark: Option<Watermark>,
-    /// When the seal of the watermark's epoch arrived, in milliseconds since the caller's origin.
-    pub arrived_ms: u64,
+    /// When the watermark's epoch was cut, by this host's clock, in milliseconds since the caller's origin.
+    pub as_of_ms: u64,
     /// What the image is.
     pub image: ImageState,
     /// Epochs whose spools are whole and durable, the oldest first. A restart applies them again from their beginning.
@@ -104,8 +104,8 @@ pub struct Sealed {
     pub blocks: u64,
     /// The sizes of the volumes at the cut.
     pub sizes: Vec<BlockCount>,
-    /// When the seal arrived, in milliseconds since the caller's origin.
-    pub arrived_ms: u64,
+    /// When the epoch was cut, by this host's clock, in milliseconds since the caller's origin.
+    pub as_of_ms: u64,
 }
 
 /// A recovery point beside the image.
@@ -117,8 +117,8 @@ pub struct Point {
     pub kept_by: KeptBy,
     /// The number of blocks that it occupies: those that differ from the next point.
     pub blocks: u64,
-    /// When its seal arrived, in milliseconds since the caller's origin.
-    pub arrived_ms: u64,
+    /// When its epoch was cut, by this host's clock, in milliseconds since the caller's origin.
+    pub as_of_ms: u64,
 }
 
 /// How a recovery point is kept.

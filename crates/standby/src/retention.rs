@@ -30,7 +30,7 @@ pub fn surplus(points: &[Point], keep: Keep) -> Vec<Point> {
     for (length, count) in [(HOUR_MS, keep.hourly), (DAY_MS, keep.daily)] {
         let mut last = None;
         let newest_of_each = (0..points.len()).rev().filter(|index| {
-            let period = points[*index].arrived_ms / length;
+            let period = points[*index].as_of_ms / length;
             last.replace(period) != Some(period)
         });
         newest_of_each.take(count).collect::<Vec<_>>().into_iter().for_each(|index| kept[index] = true);
@@ -51,7 +51,7 @@ mod tests {
             watermark: Watermark { standby: StandbyId(1), life: LifeId(1), epoch: Epoch(*minute) },
             kept_by: KeptBy::Reflink,
             blocks: 1,
-            arrived_ms: minute * 60_000,
+            as_of_ms: minute * 60_000,
         };
         let points: Vec<_> = minutes.iter().map(point).collect();
         let gone = surplus(&points, keep);

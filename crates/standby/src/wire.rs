@@ -3,7 +3,7 @@
 //! ```text
 //!   Offer ─► Answer            once a stream
 //!   Begin ─► Ready ─► Extent, Extent, … Seal ─► Acknowledged        once an epoch
-//!   StillCurrent               an interval without writes
+//!   StillCurrent ─► Heard       an interval without writes
 //! ```
 //! A stream is the messages between one process of the owner and one of the standby's host, in order and without gaps. Messages of
 //! another stream are dropped. A payload goes beside the [`ToStandby::Extent`] that describes it.
@@ -55,6 +55,8 @@ pub enum ToStandby {
     Seal {
         /// The epoch that was begun.
         epoch: Epoch,
+        /// How long ago it was cut, in milliseconds. What the seal itself travels is not in it.
+        age_ms: u64,
     },
     /// Nothing was written since the epoch that was acknowledged last.
     StillCurrent,
@@ -89,6 +91,8 @@ pub enum ToOwner {
         /// The epoch of the watermark.
         epoch: Epoch,
     },
+    /// Answers [`ToStandby::StillCurrent`].
+    Heard,
 }
 
 /// The answer to an offer.

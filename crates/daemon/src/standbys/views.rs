@@ -213,7 +213,7 @@ impl Standbys {
             points: look
                 .points
                 .iter()
-                .map(|(at, arrived)| api::RecoveryPoint { name: text(*at), arrived_unix_ms: *arrived })
+                .map(|(at, arrived)| api::RecoveryPoint { name: text(*at), as_of_unix_ms: *arrived })
                 .collect(),
         }
     }

@@ -51,6 +51,7 @@ impl Replication {
                 self.forget_sent(base);
             }
             ToOwner::Acknowledged { epoch } => self.confirm(epoch),
+            ToOwner::Heard => self.ages.as_of = stream.heard().max(self.ages.as_of),
         }
     }
 

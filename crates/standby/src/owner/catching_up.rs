@@ -211,7 +211,7 @@ mod tests {
             Action::OpenGates { ended: Epoch(1) },
             extent(4, 1, 2, Place::Ring),
             extent(4, 5, 6, Place::Ring),
-            Action::Send(STREAM, ToStandby::Seal { epoch: Epoch(1) }),
+            Action::Send(STREAM, ToStandby::Seal { epoch: Epoch(1), age_ms: 0 }),
         ];
         let mut sent = group.actions();
         // One block more is to be sent than was announced: block 1 again.

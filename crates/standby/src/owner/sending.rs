@@ -3,6 +3,8 @@
 //! An epoch is announced again if more is to be sent than was announced, or if a volume has grown. That happens only after the
 //! standby's host has answered the announcement before, so that its answers cannot be confused.
 
+use std::time::Duration;
+
 use chronicle::{BlockCount, BlockIndex, BlockRange, Epoch};
 
 use super::epochs::Pending;
@@ -23,6 +25,8 @@ pub(super) struct Stream {
     /// The newest epoch whose seal the standby has, or gets before anything later.
     pub(super) base: Option<Epoch>,
     announced: Announced,
+    /// When it was said that nothing was written; `None`: the standby's host has heard it.
+    unheard_since: Option<Duration>,
 }
 
 /// What the last announcement has said of an epoch.
@@ -74,11 +78,35 @@ enum Stage {
 
 impl Stream {
     pub(super) fn new(id: StreamId) -> Self {
-        Self { id, stage: Stage::Offered, may_send: 0, base: None, announced: Announced::default() }
+        Self {
+            id,
+            stage: Stage::Offered,
+            may_send: 0,
+            base: None,
+            announced: Announced::default(),
+            unheard_since: None,
+        }
     }
 
     pub(super) fn has_answered(&self) -> bool {
         !matches!(self.stage, Stage::Offered | Stage::Unsure)
+    }
+
+    /// Notes that the standby's host is told that nothing was written. Returns whether it has heard what was said before.
+    pub(super) fn tell_current(&mut self, now: Duration) -> bool {
+        let has_heard = self.unheard_since.is_none();
+        self.unheard_since.get_or_insert(now);
+        has_heard
+    }
+
+    /// Returns the moment up to which nothing was written, as the standby's host has heard.
+    pub(super) fn heard(&mut self) -> Option<Duration> {
+        self.unheard_since.take()
+    }
+
+    /// Returns whether the standby's host answers.
+    pub(super) fn is_heard(&self) -> bool {
+        self.has_answered() && self.unheard_since.is_none()
     }
 
     pub(super) fn is_agreed(&self) -> bool {
@@ -136,8 +164,8 @@ impl Stream {
 
 impl Replication {
     /// Sends what it may.
-    pub(super) fn send(&mut self) {
-        while self.may_send_at_all() && self.send_step() {}
+    pub(super) fn send(&mut self, now: Duration) {
+        while self.may_send_at_all() && self.send_step(now) {}
     }
 
     fn may_send_at_all(&self) -> bool {
@@ -206,7 +234,7 @@ impl Replication {
     }
 
     /// Returns whether there is another step.
-    fn send_step(&mut self) -> bool {
+    fn send_step(&mut self, now: Duration) -> bool {
         let Some(pending) = self.to_send() else { return false };
         let (epoch, unsent) = (pending.number, pending.unsent());
         let Some(stream) = &self.stream else { return false };
@@ -219,7 +247,7 @@ impl Replication {
                 },
                 None if !self.is_complete(epoch, unsent) => false,
                 None if !self.has_announced_sizes() => self.announce(epoch),
-                None => self.seal(epoch),
+                None => self.seal(now, epoch),
             },
             Stage::Begun(begun) if begun == epoch => false,
             Stage::Agreed | Stage::Begun(_) | Stage::Ready(_) => {
@@ -278,13 +306,20 @@ impl Replication {
     }
 
     /// Ends an epoch that is complete; returns whether there is another step.
-    fn seal(&mut self, epoch: Epoch) -> bool {
-        self.epochs.first_unsealed_mut().into_iter().for_each(|pending| pending.is_sealed = true);
+    fn seal(&mut self, now: Duration, epoch: Epoch) -> bool {
+        let Some(pending) = self.epochs.first_unsealed_mut() else { return false };
+        pending.is_sealed = true;
+        let age =
+            if broken(Bug::SealWithoutAge) { Duration::ZERO } else { now.saturating_sub(pending.cut_at) };
         let Some(stream) = &mut self.stream else { return false };
         stream.base = Some(epoch);
         stream.stage = Stage::Agreed;
         stream.announced = Announced::default();
-        self.outbox.push(Action::Send(stream.id, ToStandby::Seal { epoch }));
+        self.outbox.push(Action::Send(stream.id, ToStandby::Seal { epoch, age_ms: milliseconds(age) }));
         true
     }
+}
+
+fn milliseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }

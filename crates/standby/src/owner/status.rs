@@ -74,7 +74,7 @@ impl Replication {
     pub fn state(&self, now: Duration) -> State {
         let ages = &self.ages;
         let is_old = ages.as_of.is_none_or(|as_of| now.saturating_sub(as_of) > self.settings.rpo);
-        let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::has_answered);
+        let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::is_heard);
         let had_all = self.record.acknowledged.is_some() || ages.acknowledged.is_some();
         match self.phase {
             Phase::Replaced => State::Promoted,

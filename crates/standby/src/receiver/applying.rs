@@ -103,8 +103,8 @@ impl Standby {
             Next::WriteInPlace => self.unsealed.as_ref().map(|u| u.sizes.iter().map(|size| size.0).sum()),
         };
         let kept_by = self.settings.kept_by;
-        let arrived_ms = self.record.arrived_ms;
-        let point = |watermark| Point { watermark, kept_by, blocks: blocks.unwrap_or(0), arrived_ms };
+        let as_of_ms = self.record.as_of_ms;
+        let point = |watermark| Point { watermark, kept_by, blocks: blocks.unwrap_or(0), as_of_ms };
         self.record.points.extend(self.record.watermark.map(point));
         match next {
             Next::WriteInPlace if self.is_announced() => self.tear(),
@@ -183,7 +183,7 @@ impl Standby {
             }
             Grown::No => {
                 self.work = Work::Idle;
-                let arrived = Duration::from_millis(self.record.arrived_ms);
+                let arrived = Duration::from_millis(self.record.as_of_ms);
                 match self.order {
                     // A promotion cannot wait for room.
                     Some(Order::Promote(None, accepted)) if arrived < accepted => {
@@ -221,7 +221,7 @@ impl Standby {
 
     fn record_watermark(&mut self, sealed: Sealed) {
         self.record.watermark = Some(sealed.watermark);
-        self.record.arrived_ms = sealed.arrived_ms;
+        self.record.as_of_ms = sealed.as_of_ms;
         self.record.image = ImageState::AsOfWatermark;
         if self.record.sealed.first() == Some(&sealed) {
             self.record.sealed.remove(0);
@@ -236,7 +236,7 @@ impl Standby {
         self.work = Work::Idle;
         self.outbox.push(Action::UnlinkSpool(sealed.watermark));
         if let Some(owner) = self.owner.as_mut().filter(|owner| owner.life == sealed.watermark.life) {
-            owner.current_at = owner.current_at.max(Duration::from_millis(sealed.arrived_ms));
+            owner.current_at = owner.current_at.max(Duration::from_millis(sealed.as_of_ms));
             let acknowledged = ToOwner::Acknowledged { epoch: sealed.watermark.epoch };
             self.outbox.push(Action::Send(owner.stream, acknowledged));
         }

@@ -95,13 +95,13 @@ impl Standby {
     fn promoted_at(&self, point: Option<Watermark>) -> Duration {
         let of_points = self.record.points.iter().filter(|kept| self.is_of_use(kept));
         let of_points = of_points.filter(|kept| point.is_none_or(|at| at == kept.watermark));
-        let of_points = of_points.map(|kept| kept.arrived_ms).max();
+        let of_points = of_points.map(|kept| kept.as_of_ms).max();
         let is_image =
             point.is_none() && self.image_is_point() && self.rights != Rights::None(Image::Touched);
         if !is_image {
             return Duration::from_millis(of_points.unwrap_or(0));
         }
-        let newest = self.record.sealed.last().map_or(self.record.arrived_ms, |sealed| sealed.arrived_ms);
+        let newest = self.record.sealed.last().map_or(self.record.as_of_ms, |sealed| sealed.as_of_ms);
         let newest = Duration::from_millis(newest);
         self.owner.map_or(newest, |owner| owner.current_at.max(newest))
     }

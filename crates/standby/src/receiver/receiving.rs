@@ -20,7 +20,10 @@ impl Standby {
         let life = owner.life;
         match message {
             ToStandby::Offer { .. } => {}
-            ToStandby::StillCurrent => owner.current_at = now,
+            ToStandby::StillCurrent => {
+                owner.current_at = now;
+                self.outbox.push(Action::Send(stream, ToOwner::Heard));
+            }
             ToStandby::Begin { epoch, base, blocks, sizes } => {
                 let answer_to = owner.stream;
                 let watermark = Watermark { standby: self.record.standby, life, epoch };
@@ -29,7 +32,9 @@ impl Standby {
                 }
             }
             ToStandby::Extent { volume, blocks, content } => self.take_extent(volume, blocks, content),
-            ToStandby::Seal { epoch } => self.take_seal(now, epoch),
+            ToStandby::Seal { epoch, age_ms } => {
+                self.take_seal(now.saturating_sub(Duration::from_millis(age_ms)), epoch);
+            }
         }
     }
 
@@ -166,7 +171,7 @@ impl Standby {
         }
     }
 
-    fn take_seal(&mut self, now: Duration, epoch: Epoch) {
+    fn take_seal(&mut self, cut_at: Duration, epoch: Epoch) {
         let Some(unsealed) = self.unsealed.as_mut().filter(|unsealed| unsealed.watermark.epoch == epoch)
         else {
             return;
@@ -175,11 +180,11 @@ impl Standby {
         match unsealed.stage {
             Stage::Spooled => {
                 self.outbox.push(Action::NameSpools(unsealed.watermark));
-                unsealed.stage = Stage::Sealing(volumes.clone().collect(), now);
+                unsealed.stage = Stage::Sealing(volumes.clone().collect(), cut_at);
                 volumes.for_each(|volume| self.outbox.push(Action::FlushSpool(volume)));
             }
             Stage::InPlace => {
-                let sealed = self.unsealed.take().map(|unsealed| unsealed.seal(now));
+                let sealed = self.unsealed.take().map(|unsealed| unsealed.seal(cut_at));
                 self.outbox.push(Action::FlushImage);
                 self.work = sealed.map_or(Work::Idle, Work::Flushing);
             }
@@ -206,10 +211,10 @@ impl Standby {
 }
 
 impl Unsealed {
-    pub(super) fn seal(self, arrived: Duration) -> Sealed {
+    pub(super) fn seal(self, as_of: Duration) -> Sealed {
         let Self { watermark, sizes, blocks, .. } = self;
-        let arrived_ms = u64::try_from(arrived.as_millis()).unwrap_or(u64::MAX);
-        Sealed { watermark, blocks, sizes, arrived_ms }
+        let as_of_ms = u64::try_from(as_of.as_millis()).unwrap_or(u64::MAX);
+        Sealed { watermark, blocks, sizes, as_of_ms }
     }
 }
 
@@ -244,7 +249,11 @@ mod tests {
         let refused = Action::Send(STREAM, ToOwner::Refused { reason: RefusedBecause::NoSpace });
         assert_eq!(after(&mut standby, extent), [Action::DropUnsealed, refused]);
         standby.handle_event(Duration::ZERO, Event::Durable(u64::MAX));
-        assert_eq!(after(&mut standby, ToStandby::Seal { epoch }).len(), 1, "the answer to the offer alone");
+        assert_eq!(
+            after(&mut standby, ToStandby::Seal { epoch, age_ms: 0 }).len(),
+            1,
+            "the answer to the offer alone"
+        );
         assert_eq!(standby.record().watermark, None);
     }
 }

@@ -55,7 +55,7 @@ pub(crate) fn show(standby: &Standby) -> String {
     standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
     let points = standby.points.iter().rev();
     let points: String =
-        points.map(|point| format!("  {}  {} old\n", point.name, age(point.arrived_unix_ms))).collect();
+        points.map(|point| format!("  {}  {} old\n", point.name, age(point.as_of_unix_ms))).collect();
     let head = if points.is_empty() { "" } else { "recovery points, the newest first:\n" };
     properties(&shown) + head + &points
 }

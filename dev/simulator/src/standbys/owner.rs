@@ -14,7 +14,7 @@ use standby::{Place, Replication, StandbyId};
 use super::disk::{Disk, Flush};
 use super::met::Fault;
 use super::truth::Cut;
-use super::world::{Asked, InFlight, Task, WAIT_MAX, World};
+use super::world::{AGE_SLACK, Asked, InFlight, Task, WAIT_MAX, World};
 
 pub(super) const STANDBY: StandbyId = StandbyId(7);
 
@@ -204,6 +204,15 @@ impl World {
             machine.handle_event(now, event);
         }
         self.drain_owner(host);
+        self.check_age(host);
+    }
+
+    /// A standby that has heard nothing for a while is no younger.
+    fn check_age(&mut self, host: usize) {
+        let as_of = self.owners[host].machine.as_ref().and_then(Replication::as_of);
+        if as_of.is_some_and(|as_of| as_of > self.standby.heard_at + AGE_SLACK) {
+            self.violate("a standby counts as current that has heard nothing");
+        }
     }
 
     pub(super) fn owner_timeout(&mut self, host: usize) {

@@ -84,6 +84,8 @@ pub(super) struct StandbyHost {
     pub(super) tested: Option<Watermark>,
     /// When each cut was current last.
     current_at: BTreeMap<Watermark, Duration>,
+    /// When it last took a message, or answered one.
+    pub(super) heard_at: Duration,
     life: u128,
     /// The owner whose message is being handled, and the newest one that was answered.
     sender: Option<usize>,
@@ -136,6 +138,7 @@ impl StandbyHost {
             can_grow: true,
             tested: None,
             current_at: BTreeMap::new(),
+            heard_at: Duration::ZERO,
             life: 0,
             sender: None,
             fence: 0,
@@ -231,15 +234,14 @@ impl World {
             .standby
             .record()
             .and_then(|record| record.sealed.last().map(|sealed| sealed.watermark).or(record.watermark));
+        let sealed = |epoch| Watermark { standby: STANDBY, life, epoch };
         let current = match message {
-            ToStandby::Seal { epoch } => Some(Watermark { standby: STANDBY, life, epoch }),
-            ToStandby::StillCurrent => newest,
+            ToStandby::Seal { epoch, .. } => self.truth.cut(sealed(epoch)).map(|cut| (sealed(epoch), cut.at)),
+            ToStandby::StillCurrent => newest.map(|newest| (newest, self.now)),
             _ => None,
         };
-        let now = self.now;
-        current.into_iter().for_each(|at| {
-            self.standby.current_at.insert(at, now);
-        });
+        self.standby.current_at.extend(current);
+        self.standby.heard_at = self.now;
         self.standby.has_received = true;
         self.standby.received = Some(payload);
         self.standby.sender = self.owners.iter().position(|owner| owner.stream == Some(stream));

@@ -17,6 +17,8 @@ use crate::random::Random;
 use crate::restored::Telling;
 
 pub(super) const EVERY: Duration = Duration::from_secs(1);
+/// How much younger a standby may count than it is: messages travel.
+pub(super) const AGE_SLACK: Duration = Duration::from_millis(120);
 pub(super) const WAIT_MAX: Duration = Duration::from_millis(200);
 
 /// What happens at a time.
@@ -337,6 +339,7 @@ impl World {
     pub(super) fn send_to_owner(&mut self, stream: StreamId, message: ToOwner) {
         let Some(link) = self.owners.iter().position(|owner| owner.stream == Some(stream)) else { return };
         self.tell(|_| format!("{link} ◄─ {message:?}"));
+        self.standby.heard_at = self.now;
         let at = (self.now + self.travel_time()).max(self.links[link].to_owner);
         self.links[link].to_owner = at;
         let connection = self.links[link].connection;

@@ -495,7 +495,7 @@ mod tests {
         files.spool(VolumeIndex(0), BlockRange::new(index, index + 1), Some(&block(value))).unwrap();
         files.seal_spool(at(number)).unwrap();
         let sizes = vec![BlockCount(16), BlockCount(8)];
-        let sealed = Sealed { watermark: at(number), blocks: 1, sizes, arrived_ms: 0 };
+        let sealed = Sealed { watermark: at(number), blocks: 1, sizes, as_of_ms: 0 };
         assert_eq!(files.apply(&sealed).unwrap(), Room::Enough);
         files.flush().unwrap();
         files.unlink_spool(at(number)).unwrap();
@@ -522,7 +522,7 @@ mod tests {
                 watermark: at(*number),
                 kept_by: KeptBy::Undo,
                 blocks: 1,
-                arrived_ms: 0,
+                as_of_ms: 0,
             };
             numbers.iter().map(point).collect()
         };

@@ -421,9 +421,9 @@ impl Keeper {
         };
         let is_promoted = matches!(record.standing, Standing::Promoted { .. });
         let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
-        let newest = record.points.last().map(|point| point.arrived_ms);
-        let arrived = if is_point { Some(record.arrived_ms) } else { newest };
-        let image = record.watermark.filter(|_| is_point).map(|at| (at, record.arrived_ms));
+        let newest = record.points.last().map(|point| point.as_of_ms);
+        let arrived = if is_point { Some(record.as_of_ms) } else { newest };
+        let image = record.watermark.filter(|_| is_point).map(|at| (at, record.as_of_ms));
         CopyView {
             as_of_unix_ms: arrived
                 .map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
@@ -433,7 +433,7 @@ impl Keeper {
             points: record
                 .points
                 .iter()
-                .map(|point| (point.watermark, point.arrived_ms))
+                .map(|point| (point.watermark, point.as_of_ms))
                 .chain(image)
                 // The images are volumes now, which do not go back to a point.
                 .filter(|_| !is_promoted)

@@ -9,7 +9,7 @@ use standby::{Standby, Watermark};
 use super::{Backup, Doing};
 use crate::standbys::met::Fault;
 use crate::standbys::owner::STANDBY;
-use crate::standbys::world::{Task, World};
+use crate::standbys::world::{AGE_SLACK, Task, World};
 
 impl World {
     pub(in crate::standbys) fn stop_standby(&mut self) {
@@ -152,7 +152,7 @@ impl World {
                 self.violate("another point was promoted than was ordered");
             }
             let current = self.standby.current_at.get(&at).copied().unwrap_or_default();
-            if ordered.saturating_sub(current) > order.age_max + Duration::from_millis(1) {
+            if ordered.saturating_sub(current) > order.age_max + AGE_SLACK {
                 self.violate("a point was promoted that is older than the order says");
             }
         }
