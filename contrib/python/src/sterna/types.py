@@ -1156,8 +1156,8 @@ class Recording(TypedDict):
 class RecoveryPoint(TypedDict):
     """A recovery point of a standby."""
 
-    # When it arrived, in milliseconds since 1970.
-    arrived_unix_ms: int
+    # The moment of the source whose state it has, by the clock of the standby's host, in milliseconds since 1970.
+    as_of_unix_ms: int
     # Its name, for a promotion.
     name: str
 
