@@ -39,8 +39,9 @@ use crate::wire::{Content, RefusedBecause, StreamId, ToOwner, ToStandby};
 pub struct Settings {
     /// The number of blocks that its spools may occupy.
     pub spool_blocks: u64,
-    /// The number of blocks that its points may occupy: its quota, less the host's reserve.
-    pub points_blocks: u64,
+    /// The number of blocks that its points may occupy: its quota, less the host's reserve. `None`: as many as its volumes have,
+    /// also after they have grown.
+    pub points_blocks: Option<u64>,
     /// How its file system keeps points.
     pub kept_by: KeptBy,
     /// Which points are kept.

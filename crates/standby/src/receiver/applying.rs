@@ -14,10 +14,10 @@ impl Standby {
         let Some(sealed) = self.record.sealed.first().filter(|_| is_sealed && self.grows_at.is_none()) else {
             return false;
         };
-        let blocks = sealed.blocks;
+        let (blocks, sizes) = (sealed.blocks, sealed.sizes.clone());
         let is_kept = self.record.watermark.is_some_and(|at| self.is_kept(at));
         let can_keep = self.image_is_point() && !self.is_partly_applied && self.is_wanted() && !is_kept;
-        match self.record.watermark.filter(|_| can_keep && self.make_room(blocks)) {
+        match self.record.watermark.filter(|_| can_keep && self.make_room(blocks, &sizes)) {
             Some(watermark) => {
                 self.work = Work::KeepingPoint(Next::Apply);
                 self.outbox.push(Action::KeepPoint(watermark, self.settings.kept_by));
@@ -53,11 +53,12 @@ impl Standby {
             self.be_ready();
             return false;
         }
-        let all: u64 = unsealed.sizes.iter().map(|size| size.0).sum();
+        let sizes = unsealed.sizes.clone();
+        let all: u64 = sizes.iter().map(|size| size.0).sum();
         match self.record.watermark.filter(|_| self.image_is_point() && !broken(Bug::LastPointOverwritten)) {
             None => self.tear(),
             Some(watermark) if self.is_kept(watermark) => self.tear(),
-            Some(watermark) if self.make_room(all) => {
+            Some(watermark) if self.make_room(all, &sizes) => {
                 self.work = Work::KeepingPoint(Next::WriteInPlace);
                 self.outbox.push(Action::KeepPoint(watermark, self.settings.kept_by));
             }

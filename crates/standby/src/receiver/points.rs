@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use chronicle::BlockCount;
+
 use super::{Action, Order, Refusal, Standby};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
@@ -26,10 +28,12 @@ impl Standby {
         self.drop_points(&gone);
     }
 
-    /// Deletes the oldest points until this many blocks more fit into the quota; returns whether they do (case 14).
-    pub(super) fn make_room(&mut self, blocks: u64) -> bool {
+    /// Deletes the oldest points until this many blocks more fit into the quota of volumes of these sizes; returns whether they do
+    /// (case 14).
+    pub(super) fn make_room(&mut self, blocks: u64, sizes: &[BlockCount]) -> bool {
         let used: u64 = self.record.points.iter().map(|point| point.blocks).sum();
-        let mut excess = (used + blocks).saturating_sub(self.settings.points_blocks);
+        let quota = self.settings.points_blocks.unwrap_or_else(|| sizes.iter().map(|size| size.0).sum());
+        let mut excess = (used + blocks).saturating_sub(quota);
         let mut gone = Vec::new();
         for point in self.record.points.iter().filter(|point| self.may_go(point.watermark)) {
             if excess == 0 {

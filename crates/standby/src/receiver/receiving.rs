@@ -223,37 +223,63 @@ mod tests {
     use chronicle::BlockCount;
 
     use super::*;
-    use crate::receiver::{Event, Settings};
+    use crate::receiver::{Event, Grown, Settings};
     use crate::record::KeptBy;
     use crate::retention::Keep;
 
     const STREAM: StreamId = StreamId(1);
 
-    fn after(standby: &mut Standby, message: ToStandby) -> Vec<Action> {
-        standby.handle_event(Duration::ZERO, Event::Received(STREAM, message));
+    /// A standby whose spools have four blocks, and that has answered an owner.
+    fn standby() -> Standby {
+        let settings =
+            Settings { spool_blocks: 4, points_blocks: None, kept_by: KeptBy::Undo, keep: Keep::NONE };
+        let mut standby = Standby::begin(settings, StandbyId(1));
+        let (generation, life) = (Generation(1), LifeId(1));
+        let offer = ToStandby::Offer { standby: StandbyId(1), generation, life, acknowledged: None };
+        after(&mut standby, Event::Received(STREAM, offer));
+        after(&mut standby, Event::Durable(1));
+        standby
+    }
+
+    fn after(standby: &mut Standby, event: Event) -> Vec<Action> {
+        standby.handle_event(Duration::ZERO, event);
         std::iter::from_fn(|| standby.poll_action()).collect()
+    }
+
+    fn begin(epoch: Epoch, base: Option<Epoch>, blocks: u64) -> Event {
+        let sizes = vec![BlockCount(blocks)];
+        Event::Received(STREAM, ToStandby::Begin { epoch, base, blocks, sizes })
+    }
+
+    fn seal(epoch: Epoch) -> Event {
+        Event::Received(STREAM, ToStandby::Seal { epoch, age_ms: 0 })
     }
 
     #[test]
     fn an_epoch_that_is_sent_before_it_has_room_is_refused_and_never_sealed() {
-        let settings =
-            Settings { spool_blocks: 4, points_blocks: 100, kept_by: KeptBy::Undo, keep: Keep::NONE };
-        let mut standby = Standby::begin(settings, StandbyId(1));
-        let (generation, life, epoch) = (Generation(1), LifeId(1), Epoch(1));
-        after(&mut standby, ToStandby::Offer { standby: StandbyId(1), generation, life, acknowledged: None });
-        let sizes = vec![BlockCount(8)];
-        let announced = after(&mut standby, ToStandby::Begin { epoch, base: None, blocks: 8, sizes });
-        assert!(matches!(announced[..], [Action::MakeDurable(..)]), "{announced:?}");
+        let mut standby = standby();
+        let announced = after(&mut standby, begin(Epoch(1), None, 8));
+        assert!(matches!(announced[..], [Action::MakeDurable(2, _)]), "{announced:?}");
         let blocks = BlockRange::new(0, 2);
         let extent = ToStandby::Extent { volume: VolumeIndex(0), blocks, content: Content::Payload };
         let refused = Action::Send(STREAM, ToOwner::Refused { reason: RefusedBecause::NoSpace });
-        assert_eq!(after(&mut standby, extent), [Action::DropUnsealed, refused]);
-        standby.handle_event(Duration::ZERO, Event::Durable(u64::MAX));
-        assert_eq!(
-            after(&mut standby, ToStandby::Seal { epoch, age_ms: 0 }).len(),
-            1,
-            "the answer to the offer alone"
-        );
-        assert_eq!(standby.record().watermark, None);
+        assert_eq!(after(&mut standby, Event::Received(STREAM, extent)), [Action::DropUnsealed, refused]);
+        assert_eq!(after(&mut standby, Event::Durable(2)), []);
+        assert_eq!(after(&mut standby, seal(Epoch(1))), []);
+    }
+
+    #[test]
+    fn a_volume_that_has_grown_has_room_for_an_epoch_that_is_written_in_place() {
+        let mut standby = standby();
+        after(&mut standby, begin(Epoch(1), None, 8));
+        after(&mut standby, Event::Durable(2));
+        after(&mut standby, Event::Opened(Grown::Yes));
+        assert_eq!(after(&mut standby, seal(Epoch(1))), [Action::FlushImage]);
+        after(&mut standby, Event::ImageFlushed);
+        after(&mut standby, Event::Durable(3));
+        let at = Watermark { standby: StandbyId(1), life: LifeId(1), epoch: Epoch(1) };
+        assert_eq!(standby.record().watermark, Some(at));
+        let announced = after(&mut standby, begin(Epoch(2), Some(Epoch(1)), 12));
+        assert_eq!(announced, [Action::KeepPoint(at, KeptBy::Undo)]);
     }
 }

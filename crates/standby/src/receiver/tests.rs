@@ -10,7 +10,7 @@ const LIFE: LifeId = LifeId(2);
 const SIZE: BlockCount = BlockCount(16);
 
 fn settings(kept_by: KeptBy) -> Settings {
-    Settings { spool_blocks: 100, points_blocks: 100, kept_by, keep: Keep::DEFAULT }
+    Settings { spool_blocks: 100, points_blocks: Some(100), kept_by, keep: Keep::DEFAULT }
 }
 
 /// Carries everything out at once. Returns the actions.

@@ -107,7 +107,7 @@ impl StandbyHost {
         let all: u64 = shape.sizes.iter().sum();
         let settings = Settings {
             spool_blocks: random.pick(&[all / 3, all, all * 2, 100_000]),
-            points_blocks: random.pick(&[all / 2, all, all * 2, all * 10]),
+            points_blocks: random.pick(&[Some(all / 2), Some(all), None, Some(all * 10)]),
             kept_by: random.pick(&[KeptBy::Reflink, KeptBy::Reflink, KeptBy::Undo]),
             keep: random.pick(&[
                 Keep::NONE,

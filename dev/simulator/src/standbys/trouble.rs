@@ -165,7 +165,7 @@ impl World {
         self.tell(|_| "all faults end".to_owned());
         self.standby.can_grow = true;
         self.standby.settings.spool_blocks = 100_000;
-        self.standby.settings.points_blocks = 100_000;
+        self.standby.settings.points_blocks = Some(100_000);
         self.shape.rate = 1000;
         self.stop_standby();
         self.start_standby();

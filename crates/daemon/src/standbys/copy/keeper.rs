@@ -198,7 +198,7 @@ impl Keeper {
         let files = Files::open(&self.store, &self.config.id, images, is_new, points, sealed)?;
         let settings = Settings {
             spool_blocks: SPOOL_BLOCKS,
-            points_blocks: sizes.iter().map(|size| size.0).sum(),
+            points_blocks: None,
             kept_by: files.keeps_points_by(),
             keep: retention::Keep {
                 last: self.config.keep.last as usize,
