@@ -52,7 +52,7 @@ fn epoch(standby: &mut Standby, stream: u64, number: u64) {
     receive(standby, stream, ToStandby::Begin { epoch, base, blocks: 1, sizes: vec![SIZE] });
     let extent = ToStandby::Extent { volume: VolumeIndex(0), blocks, content: Content::Payload };
     receive(standby, stream, extent);
-    receive(standby, stream, ToStandby::Seal { epoch });
+    receive(standby, stream, ToStandby::Seal { epoch, age_ms: 0 });
 }
 
 /// Returns a standby with two epochs, one of them a point, that a migration has used.
@@ -136,7 +136,7 @@ fn an_owner_that_learns_of_a_mixture_seals_nothing_that_it_has_cut_before() {
                     begun.push(epoch.0);
                     owner::Event::Received(stream, ToOwner::Ready { epoch })
                 }
-                owner::Action::Send(stream, ToStandby::Seal { epoch }) => {
+                owner::Action::Send(stream, ToStandby::Seal { epoch, .. }) => {
                     owner::Event::Received(stream, ToOwner::Acknowledged { epoch })
                 }
                 _ => continue,

@@ -61,7 +61,7 @@ impl Scene {
         let (volume, blocks) = (VolumeIndex(0), BlockRange::new(block, block + 1));
         let extent = ToStandby::Extent { volume, blocks, content: Content::Payload };
         self.receive(extent, &[value; BLOCK_BYTES as usize]);
-        self.receive(ToStandby::Seal { epoch }, &[]);
+        self.receive(ToStandby::Seal { epoch, age_ms: 0 }, &[]);
     }
 
     fn standing(&self) -> (Standing, ImageState, Option<u64>) {
