@@ -40,7 +40,7 @@ impl Standbys {
         for kept in self.kept_of(peer, targets) {
             match self.lend(&kept, migration).await {
                 Ok(()) => {
-                    tracing::info!(standby = %kept.config.name, "a migration begins with the images of a standby")
+                    tracing::info!(standby = %kept.config.name, "a migration begins with the images of a standby");
                 }
                 Err(reason) => {
                     tracing::warn!(standby = %kept.config.name, reason, "a migration cannot begin with a standby, and copies everything");
