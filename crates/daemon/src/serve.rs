@@ -379,6 +379,7 @@ async fn run(
     }
     let (clients, has_failed) = (ending.unwrap_or(Clients::Closed), ending.is_none());
     let left = host.shutdown.stop(clients).await;
+    host.standbys.end().await;
     // Guests do not wait for a client of the API.
     let answers_wait_max = match clients {
         Clients::Closed => host.shutdown.wait_max(),

@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use migration::HostId;
@@ -31,8 +32,8 @@ use standby::StandbyId;
 use standby::record::{StandbyRecord, Standing};
 use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
-use self::book::{Book, CopyConfig, Side, SourceConfig, parse};
-use self::copy::{Copy, Input};
+use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
+use self::copy::{Copy, Ending, Input};
 use self::frames::{Frame, Line, is_about};
 use self::source::{Source, Surroundings, host_of};
 use crate::custody::Custody;
@@ -45,6 +46,9 @@ use crate::peers::Peers;
 use crate::stores::{StoreKind, Stores};
 use crate::vms::Vms;
 use crate::volumes::registry::Volumes;
+
+/// How long the end of the daemon waits for the keepers of standbys.
+const END_MAX: Duration = Duration::from_secs(5);
 
 /// The standbys of both roles.
 pub(crate) struct Standbys {
@@ -68,8 +72,10 @@ pub(crate) struct Standbys {
     departed: Mutex<BTreeMap<StandbyId, CopyConfig>>,
     /// Held while a standby is made, removed or promoted.
     changing: tokio::sync::Mutex<()>,
-    /// Questions of other hosts wait for one another.
-    asked: tokio::sync::Mutex<()>,
+    /// Questions of one host wait for one another.
+    asked: Mutex<BTreeMap<HostId, Arc<tokio::sync::Mutex<()>>>>,
+    /// Files that cannot be read, and why.
+    unreadable: Mutex<Vec<String>>,
 }
 
 /// A standby that is kept here.
@@ -113,7 +119,8 @@ impl Standbys {
             copies: Mutex::default(),
             departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
-            asked: tokio::sync::Mutex::default(),
+            asked: Mutex::default(),
+            unreadable: Mutex::default(),
         })
     }
 
@@ -127,17 +134,36 @@ impl Standbys {
     fn try_to_begin(self: &Arc<Self>) -> Result<(), StandbyError> {
         let unreadable = |error: std::io::Error| StandbyError::Unreadable(error.to_string());
         let book = self.book()?;
-        for config in book.configs::<CopyConfig>(Side::Copy).map_err(unreadable)? {
+        let (copies, damaged) = book.configs::<CopyConfig>(Side::Copy).map_err(unreadable)?;
+        self.report(damaged);
+        for config in copies {
             if let Err(error) = self.keep(config) {
                 tracing::error!(%error, "a standby is not kept");
             }
         }
-        for config in book.configs::<SourceConfig>(Side::Source).map_err(unreadable)? {
+        let (sources, damaged) = book.configs::<SourceConfig>(Side::Source).map_err(unreadable)?;
+        self.report(damaged);
+        for config in sources {
             self.begin_source(config);
         }
         self.finish_promotions();
         self.resume_lending();
         Ok(())
+    }
+
+    /// Reports files that cannot be read. Each is left as it is; other standbys go on.
+    fn report(&self, damaged: Vec<Unreadable>) {
+        for Unreadable { path, error } in damaged {
+            tracing::error!(path = %path.display(), %error, "the standby of this file is not kept");
+            lock(&self.unreadable).push(format!("{} cannot be read: {error}", path.display()));
+        }
+    }
+
+    /// Returns what is wrong with the files about standbys.
+    pub(crate) fn unreadable(&self) -> Vec<String> {
+        let book =
+            self.book.as_ref().err().map(|error| format!("the folder of standbys cannot be used: {error}"));
+        book.into_iter().chain(lock(&self.unreadable).iter().cloned()).collect()
     }
 
     fn begin_source(self: &Arc<Self>, config: SourceConfig) -> Option<Arc<Source>> {
@@ -165,8 +191,11 @@ impl Standbys {
             lock(&self.departed).insert(standby, config);
             return Ok(());
         }
-        let store = self.folder_of(&config.store).map_err(|error| unreadable(error.clone()))?;
-        let copy = Copy::start(config.clone(), store, book).map_err(|error| unreadable(error.to_string()))?;
+        let (stores, name) = (Arc::clone(&self.stores), config.store.clone());
+        // One whose store is not there is listed, and says so.
+        let locate = Box::new(move || folder_in(&stores, &name));
+        let copy =
+            Copy::start(config.clone(), locate, book).map_err(|error| unreadable(error.to_string()))?;
         let is_complete = AtomicBool::new(config.is_complete);
         // What cannot be read takes no part in anything.
         let record = self.book()?.record::<StandbyRecord>(Side::Copy, &config.id).ok().flatten();
@@ -195,11 +224,18 @@ impl Standbys {
                 }
                 None => line.send(&Frame::Fault("that host keeps no such standby".to_owned()), Bytes::new()),
             },
+            Some(Frame::Terms(terms)) => {
+                if let Some(kept) = self.kept_for(peer, &line) {
+                    kept.copy.note(terms);
+                }
+            }
             Some(Frame::Ask(number, ask)) => {
                 let this = Arc::clone(self);
                 tokio::spawn(async move {
-                    let _turn = this.asked.lock().await;
+                    let turn = Arc::clone(lock(&this.asked).entry(peer).or_default());
+                    let _turn = turn.lock().await;
                     let answer = this.asked(peer, &line, ask, &payload).await;
+                    // N.B. Its host may ask more only now: questions that wait are few.
                     drop(credit);
                     line.send(&Frame::Answer(number, answer.map_err(|error| error.message())), Bytes::new());
                 });
@@ -268,12 +304,26 @@ impl Standbys {
 
     /// Returns the folder of a store.
     fn folder_of(&self, store: &str) -> Result<PathBuf, String> {
-        let store = self.stores.get(store).map_err(|error| error.message())?;
-        match store.kind() {
-            StoreKind::Folder { folder, .. } => Ok(Path::to_owned(folder.path())),
-            StoreKind::Single(_) => {
-                Err(format!("the store \"{}\" is no folder; a standby needs one", store.name()))
-            }
+        folder_in(&self.stores, store)
+    }
+
+    /// Ends all keepers in order: their images are flushed, and it is noted how they are left.
+    pub(crate) async fn end(&self) {
+        let kept: Vec<Arc<Kept>> = lock(&self.copies).values().cloned().collect();
+        let ended = futures_util::future::join_all(kept.iter().map(|kept| kept.copy.end(Ending::InOrder)));
+        if tokio::time::timeout(END_MAX, ended).await.is_err() {
+            tracing::warn!("a standby is still being written; it goes on from its last record");
+        }
+    }
+}
+
+/// Returns the folder of a store.
+fn folder_in(stores: &Stores, store: &str) -> Result<PathBuf, String> {
+    let store = stores.get(store).map_err(|error| error.message())?;
+    match store.kind() {
+        StoreKind::Folder { folder, .. } => Ok(Path::to_owned(folder.path())),
+        StoreKind::Single(_) => {
+            Err(format!("the store \"{}\" is no folder; a standby needs one", store.name()))
         }
     }
 }

@@ -73,6 +73,12 @@ pub enum Event {
     Received(StreamId, ToStandby),
     /// The owner's host cannot be reached.
     OwnerLost,
+    /// The store can give so many blocks more to the standby, beyond the host's reserve; below zero: the reserve lacks so many.
+    Room(i64),
+    /// The extent that would be received next finds no room: it needs this many blocks.
+    StoreFull(u64),
+    /// Applying a sealed epoch overwrites so many blocks of content, which a point has to keep ([`Action::Measure`]).
+    Measured(u64),
     /// The spool of a volume is durable ([`Action::FlushSpool`]).
     SpoolFlushed(VolumeIndex),
     /// The point is kept ([`Action::KeepPoint`]).
@@ -127,6 +133,8 @@ pub enum Action {
     NameSpools(Watermark),
     /// Delete the spools without a seal. No flush of them is reported any more.
     DropUnsealed,
+    /// Count the blocks with content that a sealed epoch overwrites, and report [`Event::Room`] and [`Event::Measured`].
+    Measure(Sealed),
     /// Keep the images of all volumes as a point, and report [`Event::PointKept`]; or [`Event::ImageTouched`] before it.
     KeepPoint(Watermark, KeptBy),
     /// Delete a point.
@@ -210,6 +218,8 @@ enum Stage {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Work {
     Idle,
+    /// It is being counted what a point before the oldest sealed epoch has to keep.
+    Measuring,
     /// A point is being kept before the oldest sealed epoch is applied, or before one is written in place.
     KeepingPoint(Next),
     /// The record with that point, or with the torn image, becomes durable.
@@ -278,6 +288,12 @@ pub struct Standby {
     told: Option<StreamId>,
     /// The point that a test uses, and when the test ends.
     test: Option<(Watermark, Duration)>,
+    /// The number of blocks that the store can give, beyond the host's reserve; below zero: the reserve lacks so many.
+    room: i64,
+    /// The number of blocks that the last epoch needed at least for which there was no room; 0: there was.
+    needs: u64,
+    /// What the point that is being kept has to keep, in blocks.
+    point_blocks: u64,
     /// The number of the last durable record.
     durable: u64,
     outbox: Outbox<Action>,
@@ -324,6 +340,9 @@ impl Standby {
             order: None,
             told: None,
             test: None,
+            room: i64::MAX,
+            needs: 0,
+            point_blocks: 0,
             durable: 0,
             outbox: Outbox::new(),
         };
@@ -372,6 +391,9 @@ impl Standby {
                 self.receive(now, stream, message);
             }
             Event::OwnerLost => self.is_reachable = false,
+            Event::Room(blocks) => self.note_room(blocks),
+            Event::StoreFull(blocks) => self.end_full(blocks),
+            Event::Measured(blocks) => self.end_measuring(blocks),
             Event::SpoolFlushed(volume) => self.end_spool_flush(volume),
             Event::PointKept => self.end_point(now),
             Event::Opened(grown) => self.end_opening(grown),
@@ -444,7 +466,7 @@ impl Standby {
         self.work = match std::mem::replace(&mut self.work, Work::Idle) {
             Work::KeepingPoint(_) => Work::Abandoned(self.record.watermark),
             Work::Applying | Work::Flushing(_) => Work::Abandoned(None),
-            Work::RecordingPoint(..) | Work::Recording(..) => Work::Idle,
+            Work::Measuring | Work::RecordingPoint(..) | Work::Recording(..) => Work::Idle,
             work => work,
         };
         self.record.watermark = None;

@@ -5,6 +5,7 @@
 //!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
 //!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
 //!   standbys/ID.lent.json     which migration the images are lent to
+//!   standbys/ID.looks.json    how the images were left, while no daemon runs
 //! ```
 //! Everything here may block.
 
@@ -105,6 +106,22 @@ pub(crate) struct Keep {
     pub(crate) daily: u32,
 }
 
+/// A file about a standby that cannot be read.
+#[derive(Debug)]
+pub(crate) struct Unreadable {
+    pub(crate) path: PathBuf,
+    pub(crate) error: io::Error,
+}
+
+/// The attributes of an image when its keeper ended in order.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Look {
+    pub(crate) inode: u64,
+    pub(crate) size_bytes: u64,
+    pub(crate) mtime: (i64, i64),
+    pub(crate) ctime: (i64, i64),
+}
+
 /// The role of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Side {
@@ -128,18 +145,22 @@ impl Book {
         Ok(Self { folder })
     }
 
-    /// Returns what was written about all standbys of one role. A file that cannot be read is an error: its standby is unknown.
-    pub(crate) fn configs<T: DeserializeOwned>(&self, side: Side) -> io::Result<Vec<T>> {
+    /// Returns what was written about all standbys of one role, and which files cannot be read: each is left alone.
+    pub(crate) fn configs<T: DeserializeOwned>(&self, side: Side) -> io::Result<(Vec<T>, Vec<Unreadable>)> {
         let suffix = format!("{}.json", suffix(side));
-        let mut found = Vec::new();
+        let (mut found, mut unreadable) = (Vec::new(), Vec::new());
         for entry in std::fs::read_dir(&self.folder)? {
             let path = entry?.path();
-            if path.to_str().is_some_and(|path| path.ends_with(&suffix)) {
-                let bytes = whole_file::read(&path, BYTES_MAX)?;
-                found.extend(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?);
+            if !path.to_str().is_some_and(|path| path.ends_with(&suffix)) {
+                continue;
+            }
+            let bytes = whole_file::read(&path, BYTES_MAX);
+            match bytes.and_then(|bytes| Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)) {
+                Ok(config) => found.extend(config),
+                Err(error) => unreadable.push(Unreadable { path, error }),
             }
         }
-        Ok(found)
+        Ok((found, unreadable))
     }
 
     pub(crate) fn write_config(&self, side: Side, id: &str, config: &impl Serialize) -> io::Result<()> {
@@ -179,6 +200,21 @@ impl Book {
         remove(&self.lent_path(id))
     }
 
+    /// Returns how the images of a standby were left; `None`: not known, because the daemon did not end in order.
+    pub(crate) fn looks(&self, id: &str) -> io::Result<Option<Vec<Look>>> {
+        let bytes = whole_file::read(&self.looks_path(id), BYTES_MAX)?;
+        Ok(bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose()?)
+    }
+
+    pub(crate) fn write_looks(&self, id: &str, looks: &[Look]) -> io::Result<()> {
+        whole_file::replace(&self.looks_path(id), &serde_json::to_vec_pretty(looks)?)
+    }
+
+    /// Notes durably that the images are being written to.
+    pub(crate) fn end_looks(&self, id: &str) -> io::Result<()> {
+        remove(&self.looks_path(id))
+    }
+
     /// Deletes everything about a standby durably.
     pub(crate) fn forget(&self, side: Side, id: &str) -> io::Result<()> {
         // N.B. What was ordered goes first: a record alone is nothing.
@@ -187,8 +223,13 @@ impl Book {
         if side == Side::Copy {
             self.end_lending(id)?;
             self.forget_vms(id)?;
+            self.end_looks(id)?;
         }
         Ok(())
+    }
+
+    fn looks_path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.looks.json"))
     }
 
     fn lent_path(&self, id: &str) -> PathBuf {
@@ -263,13 +304,35 @@ mod tests {
         };
         book.write_config(Side::Source, &id, &config).unwrap();
         book.write_record(Side::Source, &id, &record).unwrap();
-        assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap(), [config]);
-        assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap(), []);
+        assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap().0, [config]);
+        assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap().0, []);
         assert_eq!(book.record(Side::Source, &id).unwrap(), Some(record));
         for _ in 0..2 {
             book.forget(Side::Source, &id).unwrap();
         }
-        assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap(), []);
+        assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap().0, []);
         assert_eq!(book.record::<OwnerRecord>(Side::Source, &id).unwrap(), None);
+    }
+    #[test]
+    fn a_file_that_cannot_be_read_is_named_and_hides_no_other() {
+        let folder = tempfile::tempdir().unwrap();
+        let book = Book::open(folder.path()).unwrap();
+        let keep = Keep { last: 1, hourly: 0, daily: 0 };
+        let config = CopyConfig {
+            id: hex(StandbyId(9)),
+            name: "web1".to_owned(),
+            host: String::new(),
+            store: "fast".to_owned(),
+            volumes: Vec::new(),
+            keep,
+            is_complete: false,
+            is_removed: false,
+        };
+        book.write_config(Side::Copy, &config.id, &config).unwrap();
+        let torn = folder.path().join("standbys/07.copy.json");
+        std::fs::write(&torn, b"{ \"id\": \"07\",").unwrap();
+        let (found, unreadable) = book.configs::<CopyConfig>(Side::Copy).unwrap();
+        assert_eq!(found, [config]);
+        assert_eq!(unreadable.into_iter().map(|file| file.path).collect::<Vec<_>>(), [torn]);
     }
 }

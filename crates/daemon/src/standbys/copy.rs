@@ -12,8 +12,11 @@ mod files;
 mod folder;
 mod keeper;
 mod lending;
+mod messages;
+mod room;
 #[cfg(test)]
 mod tests;
+mod undo;
 
 pub(crate) use files::text;
-pub(crate) use keeper::{Copy, CopyView, Input, LendingEnd, delete_files};
+pub(crate) use keeper::{Copy, CopyView, Ending, Input, LendingEnd, delete_files};

@@ -16,7 +16,7 @@ use transport::{ChannelId, Priority, Session};
 use crate::peers::channel::{Kind, Subject};
 
 /// The longest text of another host.
-pub(super) const TEXT_BYTES_MAX: usize = 1000;
+const TEXT_BYTES_MAX: usize = 1000;
 /// A channel's number has this many bits of the standby's identity.
 const NUMBER_BITS: u32 = 50;
 
@@ -35,6 +35,15 @@ pub(crate) enum Frame {
     Taken(StreamId, u64),
     /// The standby's host cannot go on; the text says why. A new stream may find it mended.
     Fault(String),
+    /// What the source's administrator orders, at the beginning of each stream.
+    Terms(Terms),
+}
+
+/// How often a group is cut, and how old its standby may become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Terms {
+    pub(crate) every_ms: u64,
+    pub(crate) rpo_ms: u64,
 }
 
 /// An order to the standby's host.
@@ -128,7 +137,7 @@ pub(crate) enum Purpose {
 
 /// Returns a text of another host as it may be shown here.
 pub(super) fn cleaned(text: &str) -> String {
-    let end = text.char_indices().map(|(at, _)| at).take_while(|at| *at < TEXT_BYTES_MAX).last();
+    let end = (0..=text.len().min(TEXT_BYTES_MAX)).rev().find(|at| text.is_char_boundary(*at));
     words::clean(&text[..end.unwrap_or(0)])
 }
 
@@ -182,5 +191,11 @@ mod tests {
             assert_eq!(Frame::decode(&bytes[..length]), None);
         }
         assert_eq!(Frame::decode(&[bytes.as_ref(), &[0]].concat()), None);
+    }
+    #[test]
+    fn a_text_of_another_host_is_cut_between_characters() {
+        let long = "ä".repeat(TEXT_BYTES_MAX);
+        assert_eq!(cleaned(&format!("x{long}")).chars().count(), 1 + (TEXT_BYTES_MAX - 1) / 2);
+        assert_eq!(cleaned("short"), "short");
     }
 }

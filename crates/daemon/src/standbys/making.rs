@@ -5,13 +5,16 @@ use std::sync::Arc;
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
 use standby::StandbyId;
+use standby::record::{StandbyRecord, Standing};
 
 use super::book::{CopiedVolume, CopyConfig, Keep, Side, hex, parse};
-use super::copy::{Input, delete_files};
+use super::copy::{Ending, delete_files};
 use super::frames::{Answered, Ask, AskedStandby, Line, is_about};
+use super::orders::Found;
 use super::source::host_of;
-use super::{Standbys, lock};
+use super::{Kept, Standbys, lock};
 use crate::error::{RequestError, StandbyError};
+use crate::files::descriptors;
 use crate::host::blocking;
 use crate::names;
 use crate::peers::channel::VOLUMES_MAX;
@@ -64,6 +67,9 @@ impl Standbys {
             )));
         }
         check(&asked)?;
+        self.replace_empty(peer, &asked).await?;
+        let files = asked.volumes.len();
+        blocking(move || descriptors::require_for_standby(files as u64)).await?;
         let store = self.stores.choose(Some(asked.store.as_str()).filter(|store| !store.is_empty()))?;
         let (store, name) = (store.name().to_owned(), asked.name.clone());
         self.folder_of(&store).map_err(RequestError::Invalid)?;
@@ -168,6 +174,39 @@ impl Standbys {
         Ok(())
     }
 
+    /// Deletes standbys of these volumes that never had everything: the answer about them was lost, and they were ordered again.
+    async fn replace_empty(self: &Arc<Self>, peer: HostId, asked: &AskedStandby) -> Result<(), RequestError> {
+        let is_of = |kept: &Kept| {
+            let volumes = asked.volumes.iter().map(|volume| migration::VolumeId(volume.volume).to_string());
+            kept.host() == peer
+                && volumes
+                    .into_iter()
+                    .any(|volume| kept.config.volumes.iter().any(|known| known.volume == volume))
+        };
+        let former: Vec<_> = lock(&self.copies).values().filter(|kept| is_of(kept)).cloned().collect();
+        for kept in former {
+            let name = self.name_of(&Found::Kept(Arc::clone(&kept)));
+            let record = self.book()?.record::<StandbyRecord>(Side::Copy, &kept.config.id);
+            let is_empty = record.is_ok_and(|record| {
+                record.is_none_or(|record| {
+                    record.standing == Standing::Receiving
+                        && record.watermark.is_none()
+                        && record.points.is_empty()
+                        && record.sealed.is_empty()
+                })
+            });
+            match parse(&kept.config.id).filter(|_| is_empty) {
+                Some(standby) => self.delete_copy(standby, Left::Nothing).await?,
+                None => {
+                    return Err(RequestError::Invalid(format!(
+                        "it has a standby of these volumes already; to delete that, there: sterna standby remove {name} --force"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Deletes a standby that is kept here, with all files.
     pub(super) async fn delete_copy(
         self: &Arc<Self>,
@@ -175,7 +214,8 @@ impl Standbys {
         left: Left,
     ) -> Result<(), RequestError> {
         let Some(kept) = lock(&self.copies).remove(&standby) else { return Ok(()) };
-        kept.copy.give(Input::End);
+        // N.B. Before its files are deleted: it would make some of them anew.
+        kept.copy.end(Ending::Removed).await;
         let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
         let store = self.folder_of(&kept.config.store);
         let departed = CopyConfig { is_removed: true, ..kept.config.clone() };

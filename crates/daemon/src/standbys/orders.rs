@@ -58,7 +58,7 @@ impl Standbys {
         }
         let every_ms =
             milliseconds(order.every_seconds.unwrap_or(EVERY_S), EVERY_MIN_S, DAY_S, "the interval")?;
-        let rpo_s = order.rpo_seconds.unwrap_or((every_ms as f64 * 6.0 / 1000.0).max(60.0));
+        let rpo_s = order.rpo_seconds.unwrap_or(default_rpo_ms(every_ms) as f64 / 1000.0);
         let rpo_ms = milliseconds(rpo_s, every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
         let points = order.keep.unwrap_or(api::KeepPoints::DEFAULT);
         let standby = StandbyId(u128::from_le_bytes(random_bytes()));
@@ -148,17 +148,7 @@ impl Standbys {
     ) -> Result<api::Standby, RequestError> {
         let _changing = self.changing.lock().await;
         let Found::Source(source) = self.find(&name)? else { return Err(StandbyError::NotHere(name).into()) };
-        let mut config = source.config();
-        if let Some(seconds) = change.every_seconds {
-            config.every_ms = milliseconds(seconds, EVERY_MIN_S, DAY_S, "the interval")?;
-        }
-        if let Some(seconds) = change.rpo_seconds {
-            config.rpo_ms = milliseconds(seconds, config.every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
-        }
-        if let Some(rate) = change.bandwidth_bytes_per_second {
-            config.bandwidth = Some(rate).filter(|rate| *rate > 0);
-        }
-        config.is_paused = change.paused.unwrap_or(config.is_paused);
+        let config = changed(source.config(), &change)?;
         self.write_source(config.clone()).await?;
         source.set(config);
         Ok(self.view(&Found::Source(source)).await)
@@ -319,10 +309,76 @@ impl Standbys {
     }
 }
 
+/// Returns a configuration with what an order changes.
+fn changed(mut config: SourceConfig, change: &api::SetStandby) -> Result<SourceConfig, RequestError> {
+    if let Some(seconds) = change.every_seconds {
+        let is_default = config.rpo_ms == default_rpo_ms(config.every_ms);
+        config.every_ms = milliseconds(seconds, EVERY_MIN_S, DAY_S, "the interval")?;
+        if is_default {
+            config.rpo_ms = default_rpo_ms(config.every_ms);
+        }
+    }
+    if let Some(seconds) = change.rpo_seconds {
+        config.rpo_ms = milliseconds(seconds, config.every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
+    }
+    if config.rpo_ms < config.every_ms {
+        let seconds = config.every_ms as f64 / 1000.0;
+        return Err(RequestError::Invalid(format!(
+            "the standby may be {} s old, less than the interval: add --rpo, with {seconds} s at least",
+            config.rpo_ms as f64 / 1000.0
+        )));
+    }
+    if let Some(rate) = change.bandwidth_bytes_per_second {
+        config.bandwidth = Some(rate).filter(|rate| *rate > 0);
+    }
+    config.is_paused = change.paused.unwrap_or(config.is_paused);
+    Ok(config)
+}
+
+/// Returns the age up to which a standby is current if the order says nothing.
+fn default_rpo_ms(every_ms: u64) -> u64 {
+    (6 * every_ms).max(60_000)
+}
+
 /// Returns a time in milliseconds.
 fn milliseconds(seconds: f64, least: f64, most: f64, what: &str) -> Result<u64, RequestError> {
     if (least..=most).contains(&seconds) {
         return Ok((seconds * 1000.0) as u64);
     }
     Err(RequestError::Invalid(format!("{what} is {least} s to {most} s, not {seconds} s")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_interval_is_never_longer_than_the_age_up_to_which_a_standby_is_current() {
+        let config = |every_ms, rpo_ms| SourceConfig {
+            id: String::new(),
+            name: "v".to_owned(),
+            host: String::new(),
+            store: "s".to_owned(),
+            volumes: Vec::new(),
+            every_ms,
+            rpo_ms,
+            bandwidth: None,
+            keep: Keep { last: 1, hourly: 0, daily: 0 },
+            is_paused: false,
+        };
+        let every = |config, every, rpo| {
+            let change = api::SetStandby {
+                every_seconds: Some(every),
+                rpo_seconds: rpo,
+                ..api::SetStandby::default()
+            };
+            changed(config, &change).map(|config| (config.every_ms, config.rpo_ms))
+        };
+        // The default follows the interval, and what was ordered stays.
+        assert_eq!(every(config(10_000, 60_000), 300.0, None).unwrap(), (300_000, 1_800_000));
+        assert_eq!(every(config(10_000, 30_000), 20.0, None).unwrap(), (20_000, 30_000));
+        assert_eq!(every(config(10_000, 30_000), 300.0, Some(400.0)).unwrap(), (300_000, 400_000));
+        let refused = every(config(10_000, 30_000), 300.0, None).unwrap_err();
+        assert!(refused.message().contains("add --rpo, with 300 s at least"), "{}", refused.message());
+    }
 }

@@ -57,6 +57,10 @@ pub(crate) struct Source {
 pub(super) struct Shown {
     pub(super) group: Option<Arc<Group>>,
     pub(super) state: Option<State>,
+    /// Since when it has had no group.
+    pub(super) waiting_since: Option<Instant>,
+    /// Since when it has had no first copy.
+    pub(super) seeding_since: Option<Instant>,
     /// Why it does not go on.
     pub(super) reason: Option<String>,
     /// While there is no group: the standby is of this time, or older.
@@ -65,6 +69,18 @@ pub(super) struct Shown {
     pub(super) epochs: u64,
     /// The VMs that are described to the standby's host.
     pub(super) vms: Vec<api::StandbyVm>,
+}
+
+impl Shown {
+    /// Notes the state of the machine.
+    fn enter(&mut self, state: State) {
+        self.state = Some(state);
+        match state {
+            State::Seeding => drop(self.seeding_since.get_or_insert_with(Instant::now)),
+            State::Paused => {}
+            _ => self.seeding_since = None,
+        }
+    }
 }
 
 impl Source {

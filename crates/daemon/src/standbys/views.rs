@@ -1,7 +1,7 @@
 //! Standbys as administrators see them.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
@@ -10,6 +10,7 @@ use tokio::sync::oneshot;
 
 use super::copy::{CopyView, Input, text};
 use super::orders::Found;
+use super::source::Shown;
 use super::{Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::journal::now_unix_ms;
@@ -17,6 +18,10 @@ use crate::journal::now_unix_ms;
 /// What a source says of a standby that was used.
 const USED: &str = "a migration to that host has begun with it; when the volumes are there, remove it: sterna standby remove";
 
+/// After so many hours a standby that waits is reported.
+const WAITING_HOURS_MAX: u64 = 1;
+/// After so many hours a first copy is reported.
+const SEEDING_HOURS_MAX: u64 = 24;
 /// How long a keeper may take to answer: it may be applying an epoch.
 const LOOK_MAX: Duration = Duration::from_secs(2);
 /// So many digits of its identity tell a standby from others of its name.
@@ -42,6 +47,27 @@ impl Standbys {
             .iter()
             .map(|source| self.view_source(self.name_of(&Found::Source(Arc::clone(source))), source))
             .collect()
+    }
+
+    /// Returns what is wrong with standbys for long: the name, and a sentence.
+    pub(crate) fn stuck(&self) -> Vec<(String, String)> {
+        let mut stuck = Vec::new();
+        let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
+        for source in sources {
+            let (shown, name) = (source.shown(), self.name_of(&Found::Source(Arc::clone(&source))));
+            let view = self.view_source(name.clone(), &source);
+            let why = view.reason.map(|why| format!(": {why}")).unwrap_or_default();
+            stuck.extend(
+                too_long(view.state, &shown, Instant::now()).map(|what| (name, format!("{what}{why}"))),
+            );
+        }
+        let kept: Vec<_> = lock(&self.copies).values().cloned().collect();
+        for kept in kept {
+            if let Some(fault) = kept.copy.seen().fault {
+                stuck.push((self.name_of(&Found::Kept(kept)), format!("it cannot be kept: {fault}")));
+            }
+        }
+        stuck
     }
 
     pub(crate) async fn show(&self, name: &str) -> Result<api::Standby, RequestError> {
@@ -185,15 +211,18 @@ impl Standbys {
             .hosts
             .silence_of(kept.host())
             .map(|_| "the host that has the volumes is not connected".to_owned());
+        let age_ms = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of));
+        let terms = kept.copy.seen().terms;
+        let late = terms.filter(|terms| age_ms.is_some_and(|age| age > terms.rpo_ms));
+        let late = late.map(|_| "nothing newer has come from the host that has the volumes".to_owned());
         let state = match &look {
             _ if look.is_promoted => api::StandbyState::Promoted,
             _ if look.is_consumed => api::StandbyState::Used,
             _ if look.points.is_empty() && look.fault.is_none() => api::StandbyState::Seeding,
             _ if look.points.is_empty() => api::StandbyState::NoRecoveryPoint,
-            _ if silence.is_some() || look.fault.is_some() => api::StandbyState::Behind,
+            _ if silence.is_some() || look.fault.is_some() || late.is_some() => api::StandbyState::Behind,
             _ => api::StandbyState::Current,
         };
-        let age = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of) as f64 / 1000.0);
         api::Standby {
             name,
             id: config.id,
@@ -202,10 +231,10 @@ impl Standbys {
             store: config.store,
             volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
             state,
-            reason: look.lent_to.map(used_by).or(look.fault).or(silence),
-            age_seconds: age,
-            every_seconds: None,
-            rpo_seconds: None,
+            reason: look.lent_to.map(used_by).or(look.fault).or(look.note).or(silence).or(late),
+            age_seconds: age_ms.map(|age| age as f64 / 1000.0),
+            every_seconds: terms.map(|terms| terms.every_ms as f64 / 1000.0),
+            rpo_seconds: terms.map(|terms| terms.rpo_ms as f64 / 1000.0),
             bandwidth_bytes_per_second: None,
             bytes_waiting: None,
             bytes_sent: None,
@@ -217,6 +246,19 @@ impl Standbys {
                 .collect(),
         }
     }
+}
+
+/// Says since when a standby has had no group, or no first copy, if that is long.
+fn too_long(state: api::StandbyState, shown: &Shown, now: Instant) -> Option<String> {
+    let (since, hours_max, what) = match state {
+        api::StandbyState::Waiting => (shown.waiting_since, WAITING_HOURS_MAX, "it has waited for"),
+        api::StandbyState::Seeding => {
+            (shown.seeding_since, SEEDING_HOURS_MAX, "its first copy is not complete after")
+        }
+        _ => return None,
+    };
+    let hours = now.saturating_duration_since(since?).as_secs() / 3600;
+    (hours >= hours_max).then(|| format!("{what} {hours} h"))
 }
 
 fn used_by(migration: u64) -> String {
@@ -255,5 +297,23 @@ fn state_of(state: State) -> (api::StandbyState, Option<String>) {
             api::StandbyState::Diverged,
             Some("it was promoted at the other host while its volumes are served here: stop the guests of one of both, and remove the volumes there or here".to_owned()),
         ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_standby_that_waits_or_begins_for_hours_is_reported() {
+        let began = Instant::now();
+        let shown = Shown { waiting_since: Some(began), seeding_since: Some(began), ..Shown::default() };
+        let after = |state, hours: u32| too_long(state, &shown, began + hours * Duration::from_secs(3600));
+        use api::StandbyState as State;
+        assert_eq!(after(State::Waiting, 0), None);
+        assert_eq!(after(State::Waiting, 2).unwrap(), "it has waited for 2 h");
+        assert_eq!(after(State::Seeding, 23), None);
+        assert_eq!(after(State::Seeding, 25).unwrap(), "its first copy is not complete after 25 h");
+        assert_eq!(after(State::Current, 100), None);
     }
 }

@@ -14,17 +14,31 @@ impl Standby {
         let Some(sealed) = self.record.sealed.first().filter(|_| is_sealed && self.grows_at.is_none()) else {
             return false;
         };
-        let (blocks, sizes) = (sealed.blocks, sealed.sizes.clone());
         let is_kept = self.record.watermark.is_some_and(|at| self.is_kept(at));
         let can_keep = self.image_is_point() && !self.is_partly_applied && self.is_wanted() && !is_kept;
-        match self.record.watermark.filter(|_| can_keep && self.make_room(blocks, &sizes)) {
+        if can_keep {
+            self.work = Work::Measuring;
+            self.outbox.push(Action::Measure(sealed.clone()));
+        } else {
+            self.apply();
+        }
+        true
+    }
+
+    /// Keeps a point before the oldest sealed epoch is applied, if there is room for what it has to keep.
+    pub(super) fn end_measuring(&mut self, blocks: u64) {
+        if self.work != Work::Measuring {
+            return;
+        }
+        self.point_blocks = blocks;
+        let sizes = self.record.sealed.first().map_or_else(Vec::new, |sealed| sealed.sizes.clone());
+        match self.record.watermark.filter(|_| self.make_room(blocks, &sizes)) {
             Some(watermark) => {
                 self.work = Work::KeepingPoint(Next::Apply);
                 self.outbox.push(Action::KeepPoint(watermark, self.settings.kept_by));
             }
             None => self.apply(),
         }
-        true
     }
 
     fn apply(&mut self) {
@@ -100,7 +114,7 @@ impl Standby {
         }
         let Work::KeepingPoint(next) = self.work else { return };
         let blocks = match next {
-            Next::Apply => self.record.sealed.first().map(|sealed| sealed.blocks),
+            Next::Apply => Some(self.point_blocks),
             Next::WriteInPlace => self.unsealed.as_ref().map(|u| u.sizes.iter().map(|size| size.0).sum()),
         };
         let kept_by = self.settings.kept_by;

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use chronicle::BlockCount;
 
-use super::{Action, Order, Refusal, Standby};
+use super::{Action, Order, Refusal, Rights, Stage, Standby, Unsealed};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
-use crate::record::Point;
+use crate::record::{Point, Standing};
 use crate::retention::{Keep, surplus};
+use crate::wire::{RefusedBecause, ToOwner};
 
 impl Standby {
     /// Returns whether points are kept at all.
@@ -28,25 +29,83 @@ impl Standby {
         self.drop_points(&gone);
     }
 
-    /// Deletes the oldest points until this many blocks more fit into the quota of volumes of these sizes; returns whether they do
-    /// (case 14).
+    /// Deletes the oldest points until this many blocks more fit into the quota of volumes of these sizes, and into the store;
+    /// returns whether they do (case 14). If they cannot, nothing is deleted.
     pub(super) fn make_room(&mut self, blocks: u64, sizes: &[BlockCount]) -> bool {
         let used: u64 = self.record.points.iter().map(|point| point.blocks).sum();
         let quota = self.settings.points_blocks.unwrap_or_else(|| sizes.iter().map(|size| size.0).sum());
-        let mut excess = (used + blocks).saturating_sub(quota);
-        let mut gone = Vec::new();
-        for point in self.record.points.iter().filter(|point| self.may_go(point.watermark)) {
-            if excess == 0 {
-                break;
-            }
-            excess = excess.saturating_sub(point.blocks);
-            gone.push(point.watermark);
-        }
+        let over_quota = used.saturating_add(blocks).saturating_sub(quota);
+        let (gone, freed) = self.oldest_points(over_quota.max(self.lacking(blocks)));
+        let excess = over_quota.saturating_sub(freed).max(self.lacking(blocks).saturating_sub(freed));
         if excess > 0 {
             return false;
         }
-        self.drop_points(&gone);
+        self.free(&gone, freed);
         true
+    }
+
+    /// Notes how much room the store has. The oldest points give way to what others are to have.
+    pub(super) fn note_room(&mut self, blocks: i64) {
+        self.room = blocks;
+        if self.record.standing == Standing::Receiving && self.rights == Rights::Full && !self.is_ending() {
+            let (gone, freed) = self.oldest_points(self.lacking(0));
+            self.free(&gone, freed);
+        }
+    }
+
+    /// Ends an epoch for whose next extent there is no room. The owner sends it again, merged with later ones.
+    pub(super) fn end_full(&mut self, blocks: u64) {
+        let receives = |unsealed: &&Unsealed| matches!(unsealed.stage, Stage::Spooled | Stage::InPlace);
+        let Some(unsealed) = self.unsealed.as_ref().filter(receives) else { return };
+        self.needs = unsealed.blocks.saturating_add(blocks);
+        // What of it was spooled is deleted.
+        let spooled = if unsealed.stage == Stage::Spooled { unsealed.blocks } else { 0 };
+        self.refuse_for_room(self.lacking(blocks).saturating_sub(spooled));
+    }
+
+    /// Refuses the epoch that is announced if the last one that had no room would have none now; returns whether it does.
+    pub(super) fn is_full_for(&mut self, blocks: u64) -> bool {
+        let lacking = self.lacking(blocks.min(self.needs));
+        let is_full = lacking > 0 && self.needs > 0;
+        if is_full {
+            let (gone, freed) = self.oldest_points(lacking);
+            self.free(&gone, freed);
+        }
+        is_full
+    }
+
+    fn refuse_for_room(&mut self, lacking: u64) {
+        let (gone, freed) = self.oldest_points(lacking);
+        self.free(&gone, freed);
+        self.drop_unsealed();
+        if let Some(owner) = self.owner {
+            let reason = RefusedBecause::NoSpace;
+            self.outbox.push(Action::Send(owner.stream, ToOwner::Refused { reason }));
+        }
+    }
+
+    /// Returns how many blocks must be freed before the standby may have so many more.
+    fn lacking(&self, blocks: u64) -> u64 {
+        u64::try_from(i128::from(blocks) - i128::from(self.room)).unwrap_or(0)
+    }
+
+    /// Returns the oldest points that have this many blocks together, or all that may go, and what they have.
+    fn oldest_points(&self, blocks: u64) -> (Vec<Watermark>, u64) {
+        let (mut gone, mut freed) = (Vec::new(), 0_u64);
+        for point in self.record.points.iter().filter(|point| self.may_go(point.watermark)) {
+            if freed >= blocks {
+                break;
+            }
+            freed = freed.saturating_add(point.blocks);
+            gone.push(point.watermark);
+        }
+        (gone, freed)
+    }
+
+    /// Deletes points of this many blocks.
+    fn free(&mut self, gone: &[Watermark], blocks: u64) {
+        self.room = self.room.saturating_add_unsigned(blocks);
+        self.drop_points(gone);
     }
 
     /// Returns whether a point may be deleted unasked: not if a test uses it, and not if it is the last recovery point.

@@ -114,6 +114,10 @@ impl Standby {
             self.drop_unsealed();
             return Some(ToOwner::Refused { reason: RefusedBecause::BaseMissing });
         }
+        if self.is_full_for(blocks) {
+            self.drop_unsealed();
+            return Some(ToOwner::Refused { reason: RefusedBecause::NoSpace });
+        }
         let received = self.unsealed.as_ref().map_or(0, |unsealed| unsealed.blocks);
         let sealed: u64 = self.record.sealed.iter().map(|sealed| sealed.blocks).sum();
         let blocks_max = received.saturating_add(blocks);
@@ -176,6 +180,7 @@ impl Standby {
         else {
             return;
         };
+        self.needs = 0;
         let volumes = (0..unsealed.sizes.len() as u16).map(VolumeIndex);
         match unsealed.stage {
             Stage::Spooled => {

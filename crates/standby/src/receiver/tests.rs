@@ -19,6 +19,7 @@ fn carry_out(standby: &mut Standby) -> Vec<Action> {
     while let Some(action) = standby.poll_action() {
         let ended = match &action {
             Action::FlushSpool(volume) => Some(Event::SpoolFlushed(*volume)),
+            Action::Measure(sealed) => Some(Event::Measured(sealed.blocks)),
             Action::KeepPoint(..) => Some(Event::PointKept),
             Action::OpenInPlace(_) => Some(Event::Opened(Grown::Yes)),
             Action::Apply(_) => Some(Event::Applied(Grown::Yes)),
@@ -166,4 +167,82 @@ fn an_owner_that_learns_of_a_mixture_seals_nothing_that_it_has_cut_before() {
     assert!(at_once.is_empty(), "{at_once:?}");
     assert_eq!(play(&mut owner, None), [open.0]);
     assert_ne!(owner.state(Duration::ZERO), State::Used);
+}
+
+fn points(standby: &Standby) -> Vec<u64> {
+    standby.record().points.iter().map(|point| point.watermark.epoch.0).collect()
+}
+
+#[test]
+fn a_point_counts_what_it_keeps_and_not_what_was_sent() {
+    let mut standby = Standby::begin(settings(KeptBy::Undo), ID);
+    offer(&mut standby, 7);
+    epoch(&mut standby, 7, 1);
+    epoch(&mut standby, 7, 2);
+    assert_eq!(points(&standby), [1]);
+    // A discard is one block of the spool. What it discards is kept by the point.
+    let (epoch, base) = (Epoch(3), Some(Epoch(2)));
+    receive(&mut standby, 7, ToStandby::Begin { epoch, base, blocks: 1, sizes: vec![SIZE] });
+    let blocks = BlockRange::new(0, 16);
+    receive(&mut standby, 7, ToStandby::Extent { volume: VolumeIndex(0), blocks, content: Content::Zeroes });
+    standby.handle_event(Duration::ZERO, Event::Received(StreamId(7), ToStandby::Seal { epoch, age_ms: 0 }));
+    loop {
+        match standby.poll_action().unwrap() {
+            Action::FlushSpool(volume) => standby.handle_event(Duration::ZERO, Event::SpoolFlushed(volume)),
+            Action::MakeDurable(number, _) => standby.handle_event(Duration::ZERO, Event::Durable(number)),
+            Action::Measure(_) => break,
+            _ => {}
+        }
+    }
+    standby.handle_event(Duration::ZERO, Event::Measured(100));
+    carry_out(&mut standby);
+    assert_eq!(points(&standby), [2], "the older one gives way");
+}
+
+#[test]
+fn the_oldest_points_give_way_to_the_reserve_and_the_last_one_never() {
+    let mut standby = Standby::begin(settings(KeptBy::Undo), ID);
+    offer(&mut standby, 7);
+    (1..5).for_each(|number| epoch(&mut standby, 7, number));
+    assert_eq!(points(&standby), [1, 2, 3]);
+    standby.handle_event(Duration::ZERO, Event::Room(-2));
+    carry_out(&mut standby);
+    assert_eq!(points(&standby), [3]);
+    // There is room for what the next point keeps, and no more.
+    standby.handle_event(Duration::ZERO, Event::Room(1));
+    epoch(&mut standby, 7, 5);
+    assert_eq!(points(&standby), [3, 4]);
+    standby.handle_event(Duration::ZERO, Event::Room(-100));
+    carry_out(&mut standby);
+    assert_eq!(points(&standby), [0; 0]);
+    // Without room there is no point beside the image; the image goes on.
+    epoch(&mut standby, 7, 6);
+    assert_eq!(points(&standby), [0; 0]);
+    assert_eq!(standby.record().watermark.unwrap().epoch, Epoch(6));
+}
+
+#[test]
+fn an_epoch_without_room_is_refused_until_there_is_as_much() {
+    let mut standby = Standby::begin(settings(KeptBy::Undo), ID);
+    offer(&mut standby, 7);
+    (1..3).for_each(|number| epoch(&mut standby, 7, number));
+    let begin = |epoch| ToStandby::Begin { epoch, base: Some(Epoch(2)), blocks: 10, sizes: vec![SIZE] };
+    let is_full = |done: &[Action]| {
+        let refused = ToOwner::Refused { reason: RefusedBecause::NoSpace };
+        done.contains(&Action::Send(StreamId(7), refused))
+    };
+    receive(&mut standby, 7, begin(Epoch(3)));
+    standby.handle_event(Duration::ZERO, Event::Room(0));
+    standby.handle_event(Duration::ZERO, Event::StoreFull(4));
+    let done = carry_out(&mut standby);
+    assert!(is_full(&done) && done.contains(&Action::DropUnsealed), "{done:?}");
+    // The oldest point is gone for it, and it is said before the blocks are sent again.
+    assert_eq!(points(&standby), [0; 0]);
+    standby.handle_event(Duration::ZERO, Event::Room(3));
+    assert!(is_full(&receive(&mut standby, 7, begin(Epoch(4)))));
+    standby.handle_event(Duration::ZERO, Event::Room(4));
+    let done = receive(&mut standby, 7, begin(Epoch(5)));
+    assert!(done.contains(&Action::Send(StreamId(7), ToOwner::Ready { epoch: Epoch(5) })), "{done:?}");
+    receive(&mut standby, 7, ToStandby::Seal { epoch: Epoch(5), age_ms: 0 });
+    assert_eq!(standby.record().watermark.unwrap().epoch, Epoch(5));
 }

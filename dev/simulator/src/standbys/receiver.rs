@@ -543,6 +543,7 @@ impl World {
                 self.standby_later(StandbyTask::Recorded(number));
             }
             Action::Own(at) => self.own(at),
+            Action::Measure(sealed) => self.standby_event(Event::Measured(sealed.blocks)),
             Action::Consumed(at) => self.consumed(at),
             Action::Refuse(refusal) => self.standby.refused = Some(refusal),
             Action::Clone(at) => {

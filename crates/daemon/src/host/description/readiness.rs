@@ -48,6 +48,18 @@ impl Description {
             readiness.problems.extend(late_standby(&standby));
             readiness.warnings.extend(standby.vms.iter().filter_map(|vm| unstartable_vm(&standby, vm)));
         }
+        let stuck = self.standbys.stuck().into_iter();
+        readiness.problems.extend(stuck.map(|(name, what)| {
+            let see = format!("{what}; see: sterna standby show {name}");
+            problem(Part::Standby, Some(&name), &see)
+        }));
+        let unreadable = self.standbys.unreadable().into_iter();
+        readiness.problems.extend(unreadable.map(|what| {
+            let text = format!(
+                "{what}; its standby is not kept: restore that file, or delete it, and restart the daemon"
+            );
+            problem(Part::Standby, None, &text)
+        }));
         readiness.warnings.extend(self.obstructed());
         readiness.warnings.extend(self.absent_hosts());
         readiness.problems.extend(stores.iter().filter_map(|(name, space)| store_problem(name, *space)));

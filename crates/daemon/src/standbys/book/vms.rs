@@ -129,7 +129,7 @@ mod tests {
             book.write_vm("1", name, b"description").unwrap();
         }
         book.write_vm("12", "other", b"").unwrap();
-        assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap(), []);
+        assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap().0, []);
         let names: Vec<_> = book.vms("1").unwrap().into_iter().map(|vm| vm.name).collect();
         assert_eq!(names, ["web1", "x.copy.json", "x.source.json", "y.vm"]);
         assert_eq!(book.vm("1", "y.vm").unwrap(), Some(b"description".to_vec()));

@@ -71,6 +71,26 @@ impl Extents {
         Ok(())
     }
 
+    /// Reads a file whose extents are not checked.
+    pub(super) fn new_of(file: File) -> Self {
+        Self { file, length: u64::MAX }
+    }
+
+    /// Calls `each` for the head of every extent, in order, up to the first one that is none.
+    pub(super) fn heads(&self, mut each: impl FnMut(Extent) -> io::Result<()>) -> io::Result<()> {
+        let length = self.file.metadata()?.len().min(self.length);
+        let mut position = 0;
+        while position + HEAD_BYTES as u64 <= length {
+            let mut bytes = [0; HEAD_BYTES];
+            self.file.read_exact_at(&mut bytes, position)?;
+            let Some((extent, _)) = parse(&bytes) else { break };
+            each(extent)?;
+            let count = if extent.is_zero { 0 } else { extent.blocks.len().saturating_mul(BLOCK_BYTES) };
+            position = position.saturating_add(HEAD_BYTES as u64).saturating_add(count);
+        }
+        Ok(())
+    }
+
     /// Makes everything durable that was appended.
     pub(super) fn sync(&self) -> io::Result<()> {
         self.file.sync_data()

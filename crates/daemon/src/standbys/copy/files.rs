@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
+use chronicle::{BlockCount, BlockRange};
 use lane::capture::BLOCK_BYTES;
 use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
@@ -24,10 +24,14 @@ use standby::{VolumeIndex, Watermark};
 
 use super::extents::{CONTENT_BYTES_MAX, Extent, Extents};
 use super::folder::{Folder, lock};
+use super::undo::{Undo, content_bytes};
+use crate::standbys::book::Look;
 
 const NEW_SPOOL: &str = "spool-new";
 /// More than the coarsest clock of a file system's times.
 const AGED: Duration = Duration::from_secs(10);
+/// Writes to images of so many bytes wait for the undo file: less than a source has under way.
+const WAITING_BYTES_MAX: u64 = 8 << 20;
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
 /// The open files.
@@ -36,15 +40,19 @@ pub(crate) struct Files {
     images: Vec<File>,
     spool: Option<Extents>,
     undo: Option<Undo>,
+    /// What was received for the images, and waits until the undo file has what it overwrites, durably.
+    waiting: Vec<Waiting>,
+    waiting_bytes: u64,
     /// Recovery points, the oldest first.
     points: Vec<(Watermark, KeptBy)>,
 }
 
-/// The undo file of the newest recovery point.
-struct Undo {
-    extents: Extents,
-    /// The blocks of each volume that it has.
-    has: Vec<LayeredBitmap>,
+/// A write to an image.
+struct Waiting {
+    volume: VolumeIndex,
+    blocks: BlockRange,
+    /// `None`: zeroes.
+    content: Option<Vec<u8>>,
 }
 
 /// Whether the images have the sizes that were asked for.
@@ -83,7 +91,8 @@ impl Files {
         }
         folder.sync()?;
         let points: Vec<_> = points.iter().map(|point| (point.watermark, point.kept_by)).collect();
-        let mut files = Self { folder, images, spool: None, undo: None, points };
+        let mut files =
+            Self { folder, images, spool: None, undo: None, waiting: Vec::new(), waiting_bytes: 0, points };
         files.sweep(sealed)?;
         files.open_undo()?;
         Ok(files)
@@ -154,6 +163,8 @@ impl Files {
     }
 
     pub(crate) fn drop_unsealed(&mut self) -> io::Result<()> {
+        // An epoch that was written in place is sent again: whether these were written is all the same.
+        self.write_waiting()?;
         self.spool = None;
         self.folder.remove(NEW_SPOOL)
     }
@@ -164,13 +175,14 @@ impl Files {
 
     /// Applies a sealed spool to the images, which get the sizes of its epoch.
     pub(crate) fn apply(&mut self, sealed: &Sealed) -> io::Result<Room> {
+        self.write_waiting()?;
         let spool = Extents::whole(self.folder.file(&spool_name(sealed.watermark))?)?;
         if self.grow(&sealed.sizes)? == Room::TooLittle {
             return Ok(Room::TooLittle);
         }
         if let Some(undo) = &mut self.undo {
             spool.each(|extent, _| undo.keep(&self.images, extent.volume, extent.blocks))?;
-            undo.extents.sync()?;
+            undo.sync()?;
         }
         spool.each(|extent, content| {
             write(&self.images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content))
@@ -178,18 +190,59 @@ impl Files {
         Ok(Room::Enough)
     }
 
-    /// Writes to an image at once.
+    /// Writes to an image, before [`Files::flush`] at the latest: the undo file is made durable once for many writes.
     pub(crate) fn write(
         &mut self,
         volume: VolumeIndex,
         blocks: BlockRange,
         content: Option<&[u8]>,
     ) -> io::Result<()> {
-        if let Some(undo) = &mut self.undo {
-            undo.keep(&self.images, volume, blocks)?;
-            undo.extents.sync()?;
+        let Some(undo) = &mut self.undo else { return write(&self.images, volume, blocks, content) };
+        undo.keep(&self.images, volume, blocks)?;
+        self.waiting_bytes += content.map_or(BLOCK_BYTES, |content| content.len() as u64);
+        self.waiting.push(Waiting { volume, blocks, content: content.map(<[u8]>::to_vec) });
+        if self.waiting_bytes >= WAITING_BYTES_MAX { self.write_waiting() } else { Ok(()) }
+    }
+
+    /// Carries out the writes that wait.
+    fn write_waiting(&mut self) -> io::Result<()> {
+        if self.waiting.is_empty() {
+            return Ok(());
         }
-        write(&self.images, volume, blocks, content)
+        if let Some(undo) = &mut self.undo {
+            undo.sync()?;
+        }
+        self.waiting_bytes = 0;
+        for Waiting { volume, blocks, content } in std::mem::take(&mut self.waiting) {
+            write(&self.images, volume, blocks, content.as_deref())?;
+        }
+        Ok(())
+    }
+
+    /// Returns how many bytes a write to an image adds to the undo file, at most.
+    pub(crate) fn undo_bytes(&self, volume: VolumeIndex, blocks: BlockRange) -> io::Result<u64> {
+        match (&self.undo, self.images.get(volume.index())) {
+            (Some(_), Some(image)) => content_bytes(image, blocks),
+            _ => Ok(0),
+        }
+    }
+
+    /// Returns how many bytes of content a sealed spool overwrites.
+    pub(crate) fn measure(&self, sealed: &Sealed) -> io::Result<u64> {
+        let spool = Extents::new_of(self.folder.file(&spool_name(sealed.watermark))?);
+        let mut bytes = 0;
+        spool.heads(|extent| {
+            if let Some(image) = self.images.get(extent.volume.index()) {
+                bytes += content_bytes(image, extent.blocks)?;
+            }
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    /// Returns the free bytes of the store, and all.
+    pub(crate) fn space(&self) -> io::Result<(u64, u64)> {
+        self.folder.space()
     }
 
     /// Gives the images these sizes if they are smaller.
@@ -215,12 +268,14 @@ impl Files {
     }
 
     /// Makes the images durable.
-    pub(crate) fn flush(&self) -> io::Result<()> {
+    pub(crate) fn flush(&mut self) -> io::Result<()> {
+        self.write_waiting()?;
         self.images.iter().try_for_each(File::sync_all)
     }
 
     /// Keeps the images, which are flushed, as a recovery point.
     pub(crate) fn keep_point(&mut self, at: Watermark, kept_by: KeptBy) -> io::Result<()> {
+        self.write_waiting()?;
         match kept_by {
             KeptBy::Undo => {
                 self.undo = Some(Undo::new(self.folder.new_file(&undo_name(at))?, &self.images)?);
@@ -241,6 +296,7 @@ impl Files {
     /// Gives what other recovery points have only through these that are not kept any more to the next older one, durably. Called
     /// before the record without them is durable: a start deletes what no record names.
     pub(crate) fn prepare_to_drop(&mut self, kept: &[Point]) -> io::Result<()> {
+        self.write_waiting()?;
         let is_kept = |at: Watermark| kept.iter().any(|point| point.watermark == at);
         let undo: Vec<Watermark> =
             self.points.iter().filter(|(_, by)| *by == KeptBy::Undo).map(|(at, _)| *at).collect();
@@ -249,7 +305,7 @@ impl Files {
             let mut into = Undo::open(self.folder.file(&undo_name(*older))?, &self.images)?;
             let from = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
             from.each(|extent, content| into.add(extent, content))?;
-            into.extents.sync()?;
+            into.sync()?;
             if newest == Some(*at) {
                 self.undo = Some(into);
                 newest = Some(*older);
@@ -275,6 +331,7 @@ impl Files {
 
     /// Copies a recovery point into the images, sizes included.
     pub(crate) fn restore_point(&mut self, at: Watermark) -> io::Result<()> {
+        self.write_waiting()?;
         let Some(index) = self.points.iter().position(|(other, _)| *other == at) else {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the recovery point is gone"));
         };
@@ -307,6 +364,20 @@ impl Files {
         self.folder.link_out(&image_name(index), to)
     }
 
+    /// Returns the attributes of the images.
+    pub(crate) fn looks(&self) -> io::Result<Vec<Look>> {
+        let looked = self.images.iter().map(|image| {
+            let metadata = image.metadata()?;
+            Ok(Look {
+                inode: metadata.ino(),
+                size_bytes: metadata.size(),
+                mtime: (metadata.mtime(), metadata.mtime_nsec()),
+                ctime: (metadata.ctime(), metadata.ctime_nsec()),
+            })
+        });
+        looked.collect()
+    }
+
     /// Returns when each image was written to last.
     pub(crate) fn written_at(&self) -> io::Result<Vec<(i64, i64)>> {
         let looked = self.images.iter().map(|image| {
@@ -333,6 +404,7 @@ impl Files {
     /// Closes the images: others have them.
     pub(crate) fn close(&mut self) {
         self.images.clear();
+        self.waiting.clear();
         self.spool = None;
         self.undo = None;
     }
@@ -344,71 +416,6 @@ impl Files {
             Some((at, _)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),
             None => None,
         };
-        Ok(())
-    }
-}
-
-impl Undo {
-    fn new(file: File, images: &[File]) -> io::Result<Self> {
-        let mut has = Vec::new();
-        for image in images {
-            has.push(LayeredBitmap::new(BlockCount(image.metadata()?.len() / BLOCK_BYTES)));
-        }
-        Ok(Self { extents: Extents::new(file), has })
-    }
-
-    fn open(file: File, images: &[File]) -> io::Result<Self> {
-        let mut undo = Self::new(file.try_clone()?, images)?;
-        let has = &mut undo.has;
-        undo.extents = Extents::open(file, |extent| {
-            if let Some(has) = has.get_mut(extent.volume.index()) {
-                has.insert(extent.blocks);
-            }
-        })?;
-        Ok(undo)
-    }
-
-    /// Keeps what the images hold in a range, unless it is kept. What was appended is durable after the next sync.
-    fn keep(&mut self, images: &[File], volume: VolumeIndex, blocks: BlockRange) -> io::Result<()> {
-        let (Some(image), Some(has)) = (images.get(volume.index()), self.has.get(volume.index())) else {
-            return Ok(());
-        };
-        let end = blocks.end.0.min(has.blocks().0);
-        let mut from = blocks.start.0;
-        let mut bytes = Vec::new();
-        while from < end {
-            let has = &self.has[volume.index()];
-            let is_kept = |block: u64| has.contains(BlockIndex(block));
-            let until = (from..end.min(from + CONTENT_BYTES_MAX / BLOCK_BYTES))
-                .find(|block| is_kept(*block) != is_kept(from))
-                .unwrap_or(end.min(from + CONTENT_BYTES_MAX / BLOCK_BYTES));
-            if !is_kept(from) {
-                bytes.resize(((until - from) * BLOCK_BYTES) as usize, 0);
-                image.read_exact_at(&mut bytes, from * BLOCK_BYTES)?;
-                let blocks = BlockRange::new(from, until);
-                self.add(Extent { volume, blocks, is_zero: block::buffer::is_zero(&bytes) }, &bytes)?;
-            }
-            from = until;
-        }
-        Ok(())
-    }
-
-    /// Adds what an extent has and this does not.
-    fn add(&mut self, extent: Extent, content: &[u8]) -> io::Result<()> {
-        let Extent { volume, blocks, is_zero } = extent;
-        let Some(has) = self.has.get_mut(volume.index()) else { return Ok(()) };
-        let fresh = |block: &BlockIndex| !has.contains(*block);
-        if blocks.iter().all(|block| fresh(&block)) {
-            has.insert(blocks);
-            return self.extents.append(extent, if is_zero { &[] } else { content });
-        }
-        for block in blocks.iter().filter(fresh).collect::<Vec<_>>() {
-            let blocks = BlockRange::new(block.0, block.0 + 1);
-            let start = ((block.0 - extent.blocks.start.0) * BLOCK_BYTES) as usize;
-            let bytes = if is_zero { &[] } else { &content[start..start + BLOCK_BYTES as usize] };
-            has.insert(blocks);
-            self.extents.append(Extent { volume, blocks, is_zero }, bytes)?;
-        }
         Ok(())
     }
 }

@@ -73,6 +73,13 @@ impl Folder {
         crate::files::folder_entries::sync_folder_of(to)
     }
 
+    /// Returns the free bytes of its file system, and all.
+    pub(super) fn space(&self) -> io::Result<(u64, u64)> {
+        let found = rustix::fs::fstatvfs(&self.0)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(found.f_frsize);
+        Ok((bytes(found.f_bavail), bytes(found.f_blocks)))
+    }
+
     /// Makes the names of its files durable.
     pub(super) fn sync(&self) -> io::Result<()> {
         Ok(rustix::fs::fsync(&self.0)?)

@@ -3,28 +3,29 @@
 use std::any::Any;
 use std::io;
 use std::path::PathBuf;
-use std::sync::mpsc;
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use chronicle::BlockCount;
 use lane::capture::BLOCK_BYTES;
-use standby::receiver::{Action, Event, Grown, Image, Journal, PromoteOrder, Refusal, Settings};
+use standby::receiver::{Action, Event, Image, Journal, PromoteOrder, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
 use standby::{Standby, StandbyId, Watermark};
 use tokio::sync::oneshot;
 
-use super::files::{Files, Room};
+use super::files::Files;
 use super::folder::Folder;
+use super::messages::{bytes_of, check, grown, words_of};
+use super::room::room;
 use crate::standbys::book::{Book, CopyConfig, Side, parse};
-use crate::standbys::frames::{Frame, Line};
+use crate::standbys::frames::{Frame, Line, Terms};
+use crate::standbys::lock;
 
 /// The number of blocks that spools may occupy: 4 GiB. Larger epochs are written in place, beside a recovery point.
 const SPOOL_BLOCKS: u64 = 1 << 20;
-/// The largest number of blocks of a volume: 4 PiB.
-const VOLUME_BLOCKS_MAX: u64 = 1 << 40;
 /// Time between two looks at a source that says nothing.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -44,8 +45,8 @@ pub(crate) enum Input {
     Release { to: Vec<PathBuf>, answer: oneshot::Sender<io::Result<()>> },
     /// Asks for the present state.
     Look { answer: oneshot::Sender<CopyView> },
-    /// Ends the keeper.
-    End,
+    /// Ends the keeper, and closes its files first.
+    End(Ending, oneshot::Sender<()>),
 }
 
 /// A standby that was promoted, and whose volumes this host owns.
@@ -53,6 +54,18 @@ pub(crate) enum Input {
 pub(crate) struct Promoted {
     pub(crate) at: Watermark,
 }
+
+/// Why a keeper ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The standby is removed.
+    Removed,
+    /// The daemon ends.
+    InOrder,
+}
+
+/// Returns the folder of the store, or why there is none.
+pub(crate) type Locate = Box<dyn Fn() -> Result<PathBuf, String> + Send>;
 
 /// How a migration has ended that began with the images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,6 +85,8 @@ pub(crate) struct CopyView {
     pub(crate) is_consumed: bool,
     /// The migration that may still give the images back.
     pub(crate) lent_to: Option<u64>,
+    /// What happened to the images.
+    pub(crate) note: Option<String>,
     /// Recovery points, the oldest first: name, time in milliseconds since 1970.
     pub(crate) points: Vec<(Watermark, u64)>,
     /// Why it cannot go on.
@@ -82,17 +97,45 @@ pub(crate) struct CopyView {
 #[derive(Clone)]
 pub(crate) struct Copy {
     inputs: mpsc::Sender<Input>,
+    seen: Arc<Mutex<Seen>>,
+}
+
+/// What of a keeper is known without asking it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Seen {
+    /// Why it cannot go on.
+    pub(crate) fault: Option<String>,
+    /// How old the source lets it become; `None`: not known since this daemon began.
+    pub(crate) terms: Option<Terms>,
 }
 
 impl Copy {
-    /// Starts the keeper of a standby in the store at `store`.
-    pub(crate) fn start(config: CopyConfig, store: PathBuf, book: Book) -> io::Result<Self> {
+    /// Starts the keeper of a standby.
+    pub(crate) fn start(config: CopyConfig, store: Locate, book: Book) -> io::Result<Self> {
         let (inputs, received) = mpsc::channel();
         let name = format!("standby {}", config.name);
-        std::thread::Builder::new()
-            .name(name)
-            .spawn(move || Keeper::new(config, store, book).run(&received))?;
-        Ok(Self { inputs })
+        let keeper = Keeper::new(config, store, book);
+        let seen = Arc::clone(&keeper.seen);
+        std::thread::Builder::new().name(name).spawn(move || keeper.run(&received))?;
+        Ok(Self { inputs, seen })
+    }
+
+    /// Returns what is known of the keeper without asking it.
+    pub(crate) fn seen(&self) -> Seen {
+        lock(&self.seen).clone()
+    }
+
+    /// Notes what the source orders.
+    pub(crate) fn note(&self, terms: Terms) {
+        lock(&self.seen).terms = Some(terms);
+    }
+
+    /// Ends the keeper. Returns once its files are closed.
+    pub(crate) async fn end(&self, why: Ending) {
+        let (ended, closed) = oneshot::channel();
+        self.give(Input::End(why, ended));
+        // One that has ended drops the sender.
+        let _ = closed.await;
     }
 
     /// Hands an input to the keeper. One that has ended drops it, and its answer.
@@ -108,7 +151,7 @@ pub(crate) fn delete_files(store: &std::path::Path, id: &str) -> io::Result<()> 
 
 pub(super) struct Keeper {
     pub(super) config: CopyConfig,
-    pub(super) store: PathBuf,
+    store: Locate,
     pub(super) book: Book,
     /// `None`: a fault.
     pub(super) open: Option<Open>,
@@ -119,6 +162,11 @@ pub(super) struct Keeper {
     promotion: Option<oneshot::Sender<Result<Promoted, String>>>,
     /// The migration that has begun with the images, and has not ended.
     pub(super) lent_to: Option<u64>,
+    /// What happened to the images, until they have everything again.
+    note: Option<String>,
+    seen: Arc<Mutex<Seen>>,
+    /// Returns the free bytes of a store, and all.
+    pub(super) space: fn(&Files) -> io::Result<(u64, u64)>,
 }
 
 /// The machine with its files.
@@ -132,7 +180,7 @@ pub(super) struct Open {
 }
 
 impl Keeper {
-    pub(super) fn new(config: CopyConfig, store: PathBuf, book: Book) -> Self {
+    pub(super) fn new(config: CopyConfig, store: Locate, book: Book) -> Self {
         Self {
             config,
             store,
@@ -143,6 +191,9 @@ impl Keeper {
             current_unix_ms: None,
             promotion: None,
             lent_to: None,
+            note: None,
+            seen: Arc::default(),
+            space: Files::space,
         }
     }
 
@@ -152,7 +203,13 @@ impl Keeper {
         self.lent_to = self.book.lent(&self.config.id).ok().flatten().map(|lent| lent.migration);
         loop {
             match inputs.recv_timeout(IDLE) {
-                Ok(Input::End) | Err(mpsc::RecvTimeoutError::Disconnected) => return,
+                Ok(Input::End(why, ended)) => {
+                    self.close(why);
+                    // The asker may have gone.
+                    let _ = ended.send(());
+                    return;
+                }
+                Err(mpsc::RecvTimeoutError::Disconnected) => return,
                 Ok(input) => self.take(input),
                 Err(mpsc::RecvTimeoutError::Timeout) => {
                     if let Some(open) = &mut self.open {
@@ -164,12 +221,30 @@ impl Keeper {
         }
     }
 
+    /// Closes the files. If the daemon ends, notes how they are left.
+    pub(super) fn close(&mut self, why: Ending) {
+        let Some(mut open) = self.open.take() else { return };
+        if why == Ending::Removed || open.machine.record().standing != Standing::Receiving {
+            return;
+        }
+        let looks = open.files.flush().and_then(|()| open.files.looks());
+        if let Err(error) = looks.and_then(|looks| self.book.write_looks(&self.config.id, &looks)) {
+            tracing::warn!(standby = %self.config.name, %error, "it is not noted how a standby is left");
+        }
+    }
+
+    /// Returns the folder of the store.
+    pub(super) fn folder(&self) -> io::Result<PathBuf> {
+        (self.store)().map_err(|reason| io::Error::new(io::ErrorKind::NotFound, reason))
+    }
+
     /// Opens the files and goes on from the durable record.
     pub(super) fn reopen(&mut self) {
         match self.try_to_open() {
             Ok(open) => {
                 self.open = Some(open);
                 self.fault = None;
+                lock(&self.seen).fault = None;
                 self.carry_out(&Bytes::new());
             }
             Err(error) => self.fail(&error),
@@ -181,7 +256,7 @@ impl Keeper {
         self.config.volumes.iter().map(|volume| BlockCount(volume.size_bytes / BLOCK_BYTES)).collect()
     }
 
-    fn try_to_open(&self) -> io::Result<Open> {
+    fn try_to_open(&mut self) -> io::Result<Open> {
         let id = parse(&self.config.id).unwrap_or(StandbyId(0));
         let record: Option<StandbyRecord> = self.book.record(Side::Copy, &self.config.id)?;
         let is_new = record.as_ref().is_none_or(|record| {
@@ -195,7 +270,8 @@ impl Keeper {
         // N.B. Images that belong to volumes, or to a migration, are not made anew.
         let is_receiving = record.as_ref().is_none_or(|record| record.standing == Standing::Receiving);
         let images: &[BlockCount] = if is_receiving { &sizes } else { &[] };
-        let files = Files::open(&self.store, &self.config.id, images, is_new, points, sealed)?;
+        let files = Files::open(&self.folder()?, &self.config.id, images, is_new, points, sealed)?;
+        let image = self.compare(&files)?;
         let settings = Settings {
             spool_blocks: SPOOL_BLOCKS,
             points_blocks: None,
@@ -207,15 +283,31 @@ impl Keeper {
             },
         };
         let machine = match record {
-            Some(record) => Standby::restart(settings, record, Journal::Own, Image::AsLeft),
+            Some(record) => Standby::restart(settings, record, Journal::Own, image),
             None => Standby::begin(settings, id),
         };
         Ok(Open { machine, files, sizes, owned: None, is_consumed: false })
     }
 
+    /// Returns whether the images are as the last daemon left them. One that did not end in order has left no word about that.
+    fn compare(&mut self, files: &Files) -> io::Result<Image> {
+        let Some(left) = self.book.looks(&self.config.id)? else { return Ok(Image::AsLeft) };
+        let is_same = left == files.looks()?;
+        // N.B. Before anything is written.
+        self.book.end_looks(&self.config.id)?;
+        if is_same {
+            return Ok(Image::AsLeft);
+        }
+        let note = "another program has changed its image while the daemon did not run: it is copied again, and recovery points \
+            that depend on that image are gone";
+        tracing::warn!(standby = %self.config.name, "{note}");
+        self.note = Some(note.to_owned());
+        Ok(Image::Touched)
+    }
+
     fn take(&mut self, input: Input) {
         match input {
-            Input::End => {}
+            Input::End(..) => {}
             Input::Frame { line, stream, message, payload, credit } => {
                 self.take_frame(&line, stream, message, &payload);
                 drop(credit);
@@ -286,7 +378,7 @@ impl Keeper {
             }
             return;
         };
-        if let Err(problem) = check(&message, payload, open) {
+        if let Err(problem) = check(&message, payload, &open.sizes) {
             tracing::warn!(standby = %self.config.name, problem, "a host sent an invalid message about a standby");
             // N.B. Nothing more of this stream counts: its epoch lacks this message.
             self.open = None;
@@ -307,10 +399,36 @@ impl Keeper {
             ToStandby::Extent { content: Content::Zeroes, .. } => Some(1),
             _ => None,
         };
+        if let Err(error) = self.look_for_room(&message) {
+            self.fail(&error);
+        }
         self.handle(Event::Received(stream, message), payload);
         if let Some(blocks) = blocks {
             line.send(&Frame::Taken(stream, blocks), Bytes::new());
         }
+    }
+
+    /// Lets the machine know how much room the store has, if a message may need some.
+    pub(super) fn look_for_room(&mut self, message: &ToStandby) -> io::Result<()> {
+        let Some(open) = &mut self.open else { return Ok(()) };
+        let bytes = match message {
+            ToStandby::Offer { .. } | ToStandby::Seal { .. } => return Ok(()),
+            ToStandby::Begin { .. } | ToStandby::StillCurrent => 0,
+            ToStandby::Extent { volume, blocks, content } => {
+                let sent = if *content == Content::Payload { blocks.len() * BLOCK_BYTES } else { 0 };
+                let is_in_place = open.machine.record().image == ImageState::Torn;
+                sent + if is_in_place { open.files.undo_bytes(*volume, *blocks)? } else { 0 }
+            }
+        };
+        let (free, total) = (self.space)(&open.files)?;
+        let (room, needs) = (room(free, total), bytes.div_ceil(BLOCK_BYTES));
+        if needs == 0 {
+            self.handle(Event::Room(room), &Bytes::new());
+        } else if room < needs as i64 {
+            self.handle(Event::Room(room), &Bytes::new());
+            self.handle(Event::StoreFull(needs), &Bytes::new());
+        }
+        Ok(())
     }
 
     pub(super) fn handle(&mut self, event: Event, payload: &Bytes) {
@@ -335,6 +453,7 @@ impl Keeper {
         tracing::warn!(standby = %self.config.name, %error, "a standby cannot go on; it is tried again");
         self.open = None;
         self.fault = Some(error.to_string());
+        lock(&self.seen).fault.clone_from(&self.fault);
         if let Some(line) = &self.line {
             line.send(&Frame::Fault(self.words()), Bytes::new());
         }
@@ -366,6 +485,12 @@ impl Keeper {
             Action::FlushSpool(volume) => machine.handle_event(now(), Event::SpoolFlushed(volume)),
             Action::NameSpools(watermark) => files.seal_spool(watermark)?,
             Action::DropUnsealed => files.drop_unsealed()?,
+            Action::Measure(sealed) => {
+                let blocks = files.measure(&sealed)?.div_ceil(BLOCK_BYTES);
+                let (free, total) = (self.space)(files)?;
+                machine.handle_event(now(), Event::Room(room(free, total)));
+                machine.handle_event(now(), Event::Measured(blocks));
+            }
             Action::KeepPoint(at, kept_by) => {
                 files.keep_point(at, kept_by)?;
                 machine.handle_event(now(), Event::PointKept);
@@ -411,7 +536,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn view(&self) -> CopyView {
+    pub(super) fn view(&self) -> CopyView {
         // N.B. What is recorded can be promoted once the fault is mended, so it is shown.
         let recorded = || self.book.record(Side::Copy, &self.config.id).ok().flatten();
         let Some(record) =
@@ -430,6 +555,7 @@ impl Keeper {
             is_promoted,
             is_consumed: record.standing == Standing::Consumed,
             lent_to: self.lent_to,
+            note: self.note.clone().filter(|_| record.watermark.is_none()),
             points: record
                 .points
                 .iter()
@@ -440,70 +566,6 @@ impl Keeper {
                 .collect(),
             fault: self.fault.clone(),
         }
-    }
-}
-
-/// Checks a message of another host before the machine gets it.
-fn check(message: &ToStandby, payload: &Bytes, open: &Open) -> Result<(), &'static str> {
-    match message {
-        ToStandby::Extent { volume, blocks, content } => {
-            let Some(size) = open.sizes.get(volume.index()) else {
-                return Err("it names a volume that is not there");
-            };
-            if blocks.start >= blocks.end || blocks.end.0 > size.0 {
-                return Err("its blocks are not in the volume");
-            }
-            let bytes = match content {
-                Content::Payload => blocks.len() * BLOCK_BYTES,
-                Content::Zeroes => 0,
-            };
-            if payload.len() as u64 == bytes { Ok(()) } else { Err("its payload has another length") }
-        }
-        ToStandby::Begin { sizes, .. } => {
-            let is_valid = sizes.len() == open.sizes.len()
-                && sizes.iter().zip(&open.sizes).all(|(new, old)| new >= old && new.0 <= VOLUME_BLOCKS_MAX);
-            if is_valid { Ok(()) } else { Err("its sizes are not those of the volumes") }
-        }
-        ToStandby::Offer { .. } | ToStandby::Seal { .. } | ToStandby::StillCurrent => {
-            if payload.is_empty() {
-                Ok(())
-            } else {
-                Err("it has a payload")
-            }
-        }
-    }
-}
-
-fn bytes_of(content: Content, payload: &Bytes) -> Option<&[u8]> {
-    match content {
-        Content::Payload => Some(payload),
-        Content::Zeroes => None,
-    }
-}
-
-fn grown(room: Room) -> Grown {
-    match room {
-        Room::Enough => Grown::Yes,
-        Room::TooLittle => Grown::No,
-    }
-}
-
-fn words_of(refusal: Refusal) -> String {
-    match refusal {
-        Refusal::OwnerReachable => {
-            "the host that has the volumes can be reached: move them here with sterna migrate there, or disconnect that host".to_owned()
-        }
-        Refusal::ForceNeeded => {
-            "the host that has the volumes is silent, but it may still serve them: make sure that it is off, then add --force".to_owned()
-        }
-        Refusal::TooOld(age) => {
-            let seconds = age.as_secs();
-            format!("the standby is {seconds} s old: what was written since would be lost; to accept that: --older-than-ok {seconds}s")
-        }
-        Refusal::NoRecoveryPoint => "the standby has no recovery point: it never had everything, or has lost it".to_owned(),
-        Refusal::NoSuchPoint => "the standby has no such recovery point; list them with: sterna standby show".to_owned(),
-        Refusal::Unsure => "this host's journal was restored, and the source has not confirmed the standby yet; if the source is lost: --force".to_owned(),
-        Refusal::Ended => "the standby was promoted already, or a migration uses it".to_owned(),
     }
 }
 

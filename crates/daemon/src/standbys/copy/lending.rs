@@ -76,7 +76,7 @@ impl Keeper {
     fn give_back(&mut self, to: &[PathBuf]) -> io::Result<()> {
         to.iter().try_for_each(|path| unlink(path))?;
         let lent = self.book.lent(&self.config.id)?;
-        let (sizes, folder) = (self.sizes(), self.store.clone());
+        let (sizes, folder) = (self.sizes(), self.folder()?);
         let Some(open) = &mut self.open else { return Err(io::ErrorKind::NotFound.into()) };
         let record = open.machine.record();
         if record.standing != Standing::Consumed {

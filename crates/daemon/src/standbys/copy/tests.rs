@@ -7,11 +7,12 @@ use bytes::Bytes;
 use chronicle::{BlockCount, BlockRange, Epoch, Generation};
 use lane::capture::BLOCK_BYTES;
 use standby::receiver::Event;
-use standby::record::{ImageState, Standing};
+use standby::record::{ImageState, KeptBy, Standing};
 use standby::wire::{Content, StreamId, ToStandby};
-use standby::{LifeId, StandbyId, VolumeIndex};
+use standby::{LifeId, StandbyId, VolumeIndex, Watermark};
 
-use super::keeper::{Keeper, LendingEnd};
+use super::files::Files;
+use super::keeper::{Ending, Keeper, LendingEnd};
 use crate::standbys::book::{Book, CopiedVolume, CopyConfig, Keep, hex};
 
 const ID: StandbyId = StandbyId(9);
@@ -46,6 +47,7 @@ impl Scene {
     }
 
     fn receive(&mut self, message: ToStandby, payload: &[u8]) {
+        self.keeper.look_for_room(&message).unwrap();
         self.keeper.handle(Event::Received(STREAM, message), &Bytes::copy_from_slice(payload));
     }
 
@@ -87,7 +89,10 @@ fn begun(store: &Path, data: &Path) -> Keeper {
         is_complete: false,
         is_removed: false,
     };
-    let mut keeper = Keeper::new(config, store.to_owned(), Book::open(data).unwrap());
+    let store = store.to_owned();
+    let locate =
+        Box::new(move || if store.exists() { Ok(store.clone()) } else { Err("it is away".to_owned()) });
+    let mut keeper = Keeper::new(config, locate, Book::open(data).unwrap());
     keeper.reopen();
     keeper
 }
@@ -155,4 +160,80 @@ fn a_store_without_second_names_lends_nothing_and_loses_nothing() {
     scene.offer();
     scene.epoch(3, 1, 9);
     assert_eq!(scene.standing().2, Some(3));
+}
+
+#[test]
+fn a_full_store_makes_a_standby_late_and_breaks_nothing() {
+    let mut scene = with_two_epochs();
+    let points = |scene: &Scene| scene.keeper.open.as_ref().unwrap().machine.record().points.len();
+    assert_eq!(points(&scene), 1);
+    scene.keeper.space = |_| Ok((1 << 30, 100 << 30));
+    scene.epoch(3, 2, 3);
+    assert_eq!(scene.standing(), (Standing::Receiving, ImageState::AsOfWatermark, Some(2)));
+    assert_eq!(points(&scene), 0, "points give way to others");
+    assert!(scene.keeper.fault.is_none());
+    scene.keeper.space = |_| Ok((10 << 30, 100 << 30));
+    scene.receive(ToStandby::StillCurrent, &[]);
+    scene.epoch(3, 2, 3);
+    assert_eq!(scene.standing(), (Standing::Receiving, ImageState::AsOfWatermark, Some(3)));
+    assert_eq!(points(&scene), 1);
+}
+
+#[test]
+fn what_is_written_in_place_waits_for_what_it_overwrites() {
+    let store = tempfile::tempdir().unwrap();
+    let mut files = Files::open(store.path(), "s", &[BlockCount(BLOCKS)], true, &[], &[]).unwrap();
+    let at = Watermark { standby: ID, life: LifeId(2), epoch: Epoch(1) };
+    files.keep_point(at, KeptBy::Undo).unwrap();
+    let path = store.path().join(".sterna-standbys/s/image-0");
+    let written =
+        || std::fs::read(&path).unwrap()[..4 * BLOCK_BYTES as usize].iter().filter(|byte| **byte > 0).count();
+    for block in 0..4 {
+        let range = BlockRange::new(block, block + 1);
+        files.write(VolumeIndex(0), range, Some(&[1; BLOCK_BYTES as usize])).unwrap();
+    }
+    // One flush of the undo file is enough for all.
+    assert_eq!(written(), 0);
+    files.flush().unwrap();
+    assert_eq!(written(), 4 * BLOCK_BYTES as usize);
+    files.restore_point(at).unwrap();
+    assert_eq!(written(), 0);
+}
+
+#[test]
+fn an_image_that_was_touched_while_no_daemon_ran_is_copied_again() {
+    for touches in [false, true] {
+        let mut scene = with_two_epochs();
+        scene.keeper.close(Ending::InOrder);
+        if touches {
+            let before = std::fs::metadata(scene.image()).unwrap().modified().unwrap();
+            let image = std::fs::File::options().write(true).open(scene.image()).unwrap();
+            // The clock of a file system may stand still for some milliseconds.
+            while std::fs::metadata(scene.image()).unwrap().modified().unwrap() == before {
+                image.write_all_at(&[9; 512], 0).unwrap();
+            }
+        }
+        scene.restart();
+        let (watermark, note) = if touches { (None, true) } else { (Some(2), false) };
+        assert_eq!((scene.standing().2, scene.keeper.view().note.is_some()), (watermark, note));
+        // What follows is the daemon's own.
+        scene.restart();
+        assert_eq!(scene.standing().2, watermark);
+        scene.offer();
+        scene.epoch(1, 0, 1);
+        assert_eq!(scene.keeper.view().note, None);
+    }
+}
+
+#[test]
+fn a_standby_without_its_store_says_so_and_goes_on_when_it_is_back() {
+    let mut scene = with_two_epochs();
+    scene.keeper.open = None;
+    let away = scene.store.with_extension("away");
+    std::fs::rename(&scene.store, &away).unwrap();
+    scene.restart();
+    assert_eq!(scene.keeper.view().fault.as_deref(), Some("it is away"));
+    std::fs::rename(&away, &scene.store).unwrap();
+    scene.keeper.reopen();
+    assert_eq!((scene.standing().2, scene.keeper.view().fault), (Some(2), None));
 }

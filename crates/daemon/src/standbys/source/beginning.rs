@@ -111,6 +111,7 @@ pub(super) async fn begin(
     }
     source.show(|shown| {
         shown.group = Some(Arc::clone(group));
+        shown.waiting_since = None;
         shown.reason = None;
         shown.older_than = None;
     });

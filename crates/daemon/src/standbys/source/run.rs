@@ -27,7 +27,7 @@ use super::{Order, Source, Surroundings};
 use crate::error::RequestError;
 use crate::host::blocking;
 use crate::standbys::book::{Side, SourceConfig};
-use crate::standbys::frames::{Frame, Purpose, TEXT_BYTES_MAX, subject};
+use crate::standbys::frames::{Frame, Purpose, Terms, cleaned, subject};
 use crate::vms::moving;
 use crate::volumes::orders::create::random_number;
 
@@ -68,6 +68,7 @@ pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mps
                     });
                     let as_of = age.and_then(|age| Instant::now().checked_sub(age));
                     shown.older_than = as_of.or(shown.older_than).or_else(|| Some(Instant::now()));
+                    shown.waiting_since.get_or_insert_with(Instant::now);
                     // Its volumes have left, or begin again to be served, which asks again.
                     shown.state = shown.state.filter(|state| *state == State::Used);
                     shown.reason = Some(reason);
@@ -339,7 +340,7 @@ impl<'a> Running<'a> {
             }
             Task::Tell(state) => {
                 tracing::info!(standby = %self.config.name, host = %self.with.hosts.name_of(self.source.host()), ?state, "a standby's state");
-                self.source.show(|shown| shown.state = Some(state));
+                self.source.show(|shown| shown.enter(state));
                 Ok(None)
             }
             Task::Left => Err(End::Again("a volume has left this host".to_owned())),
@@ -398,6 +399,10 @@ impl<'a> Running<'a> {
             shown.bytes_sent += payload.len() as u64;
             shown.epochs += sealed;
         });
+        if matches!(message, ToStandby::Offer { .. }) {
+            let terms = Terms { every_ms: self.config.every_ms, rpo_ms: self.config.rpo_ms };
+            line.send(Priority::Bulk, Frame::Terms(terms).encode(), Bytes::new());
+        }
         line.send(Priority::Bulk, Frame::ToStandby(stream, message).encode(), payload);
     }
 
@@ -451,7 +456,7 @@ impl<'a> Running<'a> {
                     self.under_way = self.under_way.saturating_sub(blocks);
                 }
                 Some(Frame::Fault(text)) => {
-                    let text = words::clean(text.get(..TEXT_BYTES_MAX).unwrap_or(&text));
+                    let text = cleaned(&text);
                     self.source.show(|shown| shown.reason = Some(text));
                     // N.B. What the standby's host has refused is not in its epoch: nothing more of this stream is sent.
                     self.stream = StreamId(0);
