@@ -28,8 +28,8 @@ const NOTICED_LATE: [(Bug, u64); 5] = [
 /// The first seed that shows [`PacerBug::StuckIsIdle`].
 const STUCK_IS_IDLE_SEED: u64 = 386;
 
-/// The first seed that shows [`StandbyBug::ReturnSinceNewest`].
-const RETURN_SINCE_NEWEST_SEED: u64 = 7127;
+/// A seed that shows [`StandbyBug::ReturnSinceNewest`].
+const RETURN_SINCE_NEWEST_SEED: u64 = 37_615;
 /// A seed that notices a block being read again before the cut while an older read of it has not ended.
 const EARLY_READ_TWICE_SEED: u64 = 7584;
 
