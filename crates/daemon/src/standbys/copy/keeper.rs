@@ -246,6 +246,13 @@ impl Keeper {
                 self.fault = None;
                 lock(&self.seen).fault = None;
                 self.carry_out(&Bytes::new());
+                // N.B. That an image was touched is forgotten once the record says so.
+                if self.note.is_some()
+                    && self.open.is_some()
+                    && let Err(error) = self.book.end_looks(&self.config.id)
+                {
+                    self.fail(&error);
+                }
             }
             Err(error) => self.fail(&error),
         }
@@ -292,10 +299,9 @@ impl Keeper {
     /// Returns whether the images are as the last daemon left them. One that did not end in order has left no word about that.
     fn compare(&mut self, files: &Files) -> io::Result<Image> {
         let Some(left) = self.book.looks(&self.config.id)? else { return Ok(Image::AsLeft) };
-        let is_same = left == files.looks()?;
-        // N.B. Before anything is written.
-        self.book.end_looks(&self.config.id)?;
-        if is_same {
+        if left == files.looks()? {
+            // N.B. Before anything is written.
+            self.book.end_looks(&self.config.id)?;
             return Ok(Image::AsLeft);
         }
         let note = "another program has changed its image while the daemon did not run: it is copied again, and recovery points \
