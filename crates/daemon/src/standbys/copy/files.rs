@@ -40,7 +40,7 @@ pub(crate) struct Files {
     images: Vec<File>,
     spool: Option<Extents>,
     undo: Option<Undo>,
-    /// What was received for the images, and waits until the undo file has what it overwrites, durably.
+    /// Writes to the images that wait until the undo file has, durably, what they overwrite.
     waiting: Vec<Waiting>,
     waiting_bytes: u64,
     /// Recovery points, the oldest first.
@@ -246,7 +246,7 @@ impl Files {
     }
 
     /// Gives the images these sizes if they are smaller.
-    pub(crate) fn grow(&self, sizes: &[BlockCount]) -> io::Result<Room> {
+    pub(crate) fn grow(&mut self, sizes: &[BlockCount]) -> io::Result<Room> {
         for (image, size) in self.images.iter().zip(sizes) {
             let bytes = size.0.saturating_mul(BLOCK_BYTES);
             if image.metadata()?.len() >= bytes {
@@ -264,6 +264,8 @@ impl Files {
                 grown => grown?,
             }
         }
+        // N.B. A point of before has zeroes there: what is written there is undone, too.
+        self.undo.iter_mut().try_for_each(|undo| undo.grow(&self.images))?;
         Ok(Room::Enough)
     }
 
@@ -512,6 +514,23 @@ mod tests {
         let mut bytes = vec![0; 3 * BLOCK_BYTES as usize];
         files.images[0].read_exact_at(&mut bytes, 0).unwrap();
         bytes.chunks(BLOCK_BYTES as usize).map(|block| block[0]).collect()
+    }
+
+    #[test]
+    fn a_point_of_before_a_volume_grew_has_zeroes_where_it_grew() {
+        let store = tempfile::tempdir().unwrap();
+        let mut files = files(store.path());
+        epoch(&mut files, 1, 0, 1);
+        files.keep_point(at(1), KeptBy::Undo).unwrap();
+        files.grow(&[BlockCount(32), BlockCount(8)]).unwrap();
+        files.spool(VolumeIndex(0), BlockRange::new(15, 18), Some(&[7; 3 * BLOCK_BYTES as usize])).unwrap();
+        files.seal_spool(at(2)).unwrap();
+        let sizes = vec![BlockCount(32), BlockCount(8)];
+        files.apply(&Sealed { watermark: at(2), blocks: 3, sizes, as_of_ms: 0 }).unwrap();
+        files.restore_point(at(1)).unwrap();
+        let mut bytes = vec![1; 4 * BLOCK_BYTES as usize];
+        files.images[0].read_exact_at(&mut bytes, 14 * BLOCK_BYTES).unwrap();
+        assert!(block::buffer::is_zero(&bytes), "something of the later epoch is left");
     }
 
     #[test]

@@ -39,6 +39,14 @@ impl Undo {
         Ok(undo)
     }
 
+    /// Takes the images' present sizes: they have grown, and hold zeroes there.
+    pub(super) fn grow(&mut self, images: &[File]) -> io::Result<()> {
+        for (has, image) in self.has.iter_mut().zip(images) {
+            has.grow(BlockCount(image.metadata()?.len() / BLOCK_BYTES));
+        }
+        Ok(())
+    }
+
     /// Keeps what the images hold in a range, unless it is kept. What was appended is durable after [`Undo::sync`].
     pub(super) fn keep(
         &mut self,
