@@ -3,7 +3,7 @@
 //! ```text
 //!   the offer's images are made ─► lent: *consumed*, its spools have ended, second names beside the targets, recorded as kept
 //!                          ─► `images::replicas` takes the images, as when a volume comes home
-//!   the migration has ended ─► used up, if the volumes are here; else given back: the standby goes on
+//!   the migration has ended ─► used up, if the volumes are here; else given back: the standby receives again
 //! ```
 //! Images are lent only for all volumes of the standby together.
 
@@ -138,8 +138,9 @@ impl Standbys {
             // Guests may have written here, also if the volumes are back at their host.
             Some(Stage::Owned(_) | Stage::Ended(_)) => Some(LendingEnd::UsedUp),
             Some(_) => None,
-            // N.B. Ended long ago. Images that others may have written to are not trusted.
-            None => Some(LendingEnd::UsedUp),
+            // N.B. An older journal was restored. Nothing is deleted, and nothing is written to what may be a volume's image: the
+            // standby stays used until an administrator removes it.
+            None => None,
         })
     }
 
