@@ -180,7 +180,7 @@ pub struct Standby {
 /// A VM of a standby.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct StandbyVm {
-    /// Its name.
+    /// The name of the VM.
     pub name: String,
     /// When the standby's host received what starting it takes, in milliseconds since 1970; `None`: never, or it is not known here.
     #[serde(default, skip_serializing_if = "Option::is_none")]

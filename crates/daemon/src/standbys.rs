@@ -21,15 +21,15 @@ mod vms;
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
 use migration::HostId;
 use standby::StandbyId;
-use standby::record::{StandbyRecord, Standing};
 use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
 use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
@@ -37,9 +37,9 @@ use self::copy::{Copy, Ending, Input};
 use self::frames::{Frame, Line, is_about};
 use self::source::{Source, Surroundings, host_of};
 use crate::custody::Custody;
-use crate::error::StandbyError;
+use crate::error::{RequestError, StandbyError};
 use crate::files::sockets::SocketFolder;
-use crate::host::{Parts, Serving, Stopping, VmOrders};
+use crate::host::{Parts, Serving, Stopping, VmOrders, blocking};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::peers::Peers;
@@ -82,8 +82,6 @@ pub(crate) struct Standbys {
 struct Kept {
     config: CopyConfig,
     copy: Copy,
-    /// Whether it was promoted.
-    is_promoted: AtomicBool,
     /// Whether it was promoted, and all of its volumes were made.
     is_complete: AtomicBool,
     /// What the checks of its described VMs have found since the daemon began, by name.
@@ -132,7 +130,7 @@ impl Standbys {
     }
 
     fn try_to_begin(self: &Arc<Self>) -> Result<(), StandbyError> {
-        let unreadable = |error: std::io::Error| StandbyError::Unreadable(error.to_string());
+        let unreadable = |error: io::Error| StandbyError::Unreadable(error.to_string());
         let book = self.book()?;
         let (copies, damaged) = book.configs::<CopyConfig>(Side::Copy).map_err(unreadable)?;
         self.report(damaged);
@@ -197,11 +195,7 @@ impl Standbys {
         let copy =
             Copy::start(config.clone(), locate, book).map_err(|error| unreadable(error.to_string()))?;
         let is_complete = AtomicBool::new(config.is_complete);
-        // What cannot be read takes no part in anything.
-        let record = self.book()?.record::<StandbyRecord>(Side::Copy, &config.id).ok().flatten();
-        let is_promoted = record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
-        let is_promoted = AtomicBool::new(is_promoted);
-        let kept = Kept { config, copy, is_promoted, is_complete, problems: Mutex::default() };
+        let kept = Kept { config, copy, is_complete, problems: Mutex::default() };
         lock(&self.copies).insert(standby, Arc::new(kept));
         Ok(())
     }
@@ -217,7 +211,6 @@ impl Standbys {
     ) {
         match Frame::decode(head) {
             Some(Frame::ToStandby(stream, message)) => match self.kept_for(peer, &line) {
-                Some(kept) if self.is_overtaken(&kept) => self.tell_promoted(&line, stream, &message),
                 Some(kept) => kept.copy.give(Input::Frame { line, stream, message, payload, credit }),
                 None if self.departed_for(peer, &line).is_some() => {
                     self.tell_promoted(&line, stream, &message);
@@ -255,19 +248,6 @@ impl Standbys {
         line.send(&frame, Bytes::new());
     }
 
-    /// Returns whether another copy of a standby's volumes was promoted here.
-    fn is_overtaken(&self, kept: &Kept) -> bool {
-        if kept.is_promoted.load(Ordering::Relaxed) {
-            return false;
-        }
-        let copies = lock(&self.copies);
-        copies.values().any(|other| {
-            other.is_promoted.load(Ordering::Relaxed)
-                && other.host() == kept.host()
-                && other.config.shares(&kept.config)
-        })
-    }
-
     /// Notes that a host is not connected.
     pub(crate) fn lost(&self, peer: HostId) {
         for kept in lock(&self.copies).values().filter(|kept| kept.host() == peer) {
@@ -296,6 +276,16 @@ impl Standbys {
             .iter()
             .find(|(standby, config)| is_meant(**standby, config))
             .map(|(_, config)| config.clone())
+    }
+
+    /// Does work on the files about standbys, which may block.
+    async fn on_book<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Book) -> io::Result<T> + Send + 'static,
+    ) -> Result<T, RequestError> {
+        let book = self.book()?.clone();
+        let unusable = |error: io::Error| StandbyError::Record(error.to_string()).into();
+        blocking(move || work(&book).map_err(unusable)).await
     }
 
     fn book(&self) -> Result<&Book, StandbyError> {

@@ -50,6 +50,10 @@ pub(crate) enum StandbyError {
     NotPromoted { name: String, reason: String },
     #[error("the records of standbys cannot be read: {0}; repair the data folder, then restart the daemon")]
     Unreadable(String),
+    #[error(
+        "the data folder has no usable record of the standby: {0}; make room there, or repair it, then try again"
+    )]
+    Record(String),
 }
 
 impl StandbyError {
@@ -68,7 +72,7 @@ impl StandbyError {
             | Self::NotPromoted { .. } => ErrorCode::StandbyRefused,
             Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,
             Self::Refused { .. } => ErrorCode::HostRefused,
-            Self::Unreadable(_) => ErrorCode::StorageFailed,
+            Self::Unreadable(_) | Self::Record(_) => ErrorCode::StorageFailed,
         }
     }
 }

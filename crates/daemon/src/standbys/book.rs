@@ -64,13 +64,6 @@ pub(crate) struct CopyConfig {
     pub(crate) is_removed: bool,
 }
 
-impl CopyConfig {
-    /// Returns whether a volume of the source is in both.
-    pub(crate) fn shares(&self, other: &Self) -> bool {
-        self.volumes.iter().any(|one| other.volumes.iter().any(|two| one.volume == two.volume))
-    }
-}
-
 /// A volume of a group, at its source.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NamedVolume {
@@ -195,7 +188,7 @@ impl Book {
         whole_file::replace(&self.lent_path(id), &serde_json::to_vec_pretty(lent)?)
     }
 
-    /// Notes durably that nothing is lent any more: it came back, or is used up.
+    /// Notes durably that no migration has the images.
     pub(crate) fn end_lending(&self, id: &str) -> io::Result<()> {
         remove(&self.lent_path(id))
     }

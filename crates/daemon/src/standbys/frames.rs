@@ -70,8 +70,8 @@ pub(crate) struct VmPiece {
     pub(crate) offset: u32,
     /// The length of the whole description in bytes.
     pub(crate) bytes: u32,
-    /// The BLAKE3 hash of the whole description.
-    pub(crate) hash: [u8; 32],
+    /// The SHA-256 hash of the whole description.
+    pub(crate) hash: Vec<u8>,
 }
 
 /// A standby that is asked for.
@@ -102,7 +102,7 @@ pub(crate) struct AskedVolume {
     pub(crate) size_bytes: u64,
 }
 
-/// What has been done.
+/// The result of an order.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Answered {
     /// The standby is in this store.

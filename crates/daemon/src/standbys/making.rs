@@ -104,12 +104,8 @@ impl Standbys {
             is_complete: false,
             is_removed: false,
         };
-        let (book, written) = (self.book()?.clone(), config.clone());
-        blocking(move || {
-            let written = book.write_config(Side::Copy, &written.id, &written);
-            written.map_err(|error| RequestError::Internal(error.to_string()))
-        })
-        .await?;
+        let written = config.clone();
+        self.on_book(move |book| book.write_config(Side::Copy, &written.id, &written)).await?;
         tracing::info!(standby = %config.name, host = %self.hosts.name_of(peer), %store, "keeps a standby");
         self.keep(config)?;
         Ok(Answered::Made { store })
@@ -165,11 +161,7 @@ impl Standbys {
 
     /// Forgets that a standby was promoted and removed here, because its source knows.
     async fn forget_departed(&self, standby: StandbyId, id: String) -> Result<(), RequestError> {
-        let book = self.book()?.clone();
-        blocking(move || {
-            book.forget(Side::Copy, &id).map_err(|error| RequestError::Internal(error.to_string()))
-        })
-        .await?;
+        self.on_book(move |book| book.forget(Side::Copy, &id)).await?;
         lock(&self.departed).remove(&standby);
         Ok(())
     }
@@ -241,7 +233,7 @@ impl Standbys {
     }
 }
 
-/// What is left of a standby that is deleted.
+/// The trace that a deleted standby leaves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Left {
     Nothing,

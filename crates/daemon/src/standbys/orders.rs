@@ -18,7 +18,6 @@ use super::source::Source;
 use super::source::run::copy_of;
 use super::{Kept, Standbys, lock};
 use crate::error::{RequestError, StandbyError};
-use crate::host::blocking;
 use crate::peers::channel::VOLUMES_MAX;
 use crate::volumes::orders::create::{random_bytes, random_number};
 
@@ -29,7 +28,7 @@ const EVERY_MIN_S: f64 = 1.0;
 const DAY_S: f64 = 86_400.0;
 /// How long the other host may take to answer.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
-/// How long a host that has not answered is told that the order is void.
+/// How long a host that has not answered is asked to remove the standby again.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// A standby of either role.
@@ -197,11 +196,8 @@ impl Standbys {
                 source.end();
                 lock(&self.sources).remove(&standby);
                 let config = source.config();
-                let (book, id) = (self.book()?.clone(), config.id.clone());
-                blocking(move || {
-                    book.forget(Side::Source, &id).map_err(|error| RequestError::Internal(error.to_string()))
-                })
-                .await?;
+                let id = config.id.clone();
+                self.on_book(move |book| book.forget(Side::Source, &id)).await?;
                 for volume in &config.volumes {
                     if let Ok(lane) = self.volumes.lane(&volume.name).await {
                         // A copy that stays known is only longer marked for.
@@ -249,12 +245,7 @@ impl Standbys {
     }
 
     async fn write_source(&self, config: SourceConfig) -> Result<(), RequestError> {
-        let book = self.book()?.clone();
-        blocking(move || {
-            let written = book.write_config(Side::Source, &config.id, &config);
-            written.map_err(|error| RequestError::Internal(error.to_string()))
-        })
-        .await
+        self.on_book(move |book| book.write_config(Side::Source, &config.id, &config)).await
     }
 
     /// Returns the name of a group, and its volumes: those named, or those of the one VM that is named.

@@ -64,7 +64,6 @@ impl Standbys {
             .await
             .map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
         let promoted = promoted.map_err(refused)?;
-        kept.is_promoted.store(true, Ordering::Relaxed);
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
         self.own(kept).await?;
         if !leave_stopped {
@@ -148,24 +147,16 @@ impl Standbys {
     /// Makes durable that all volumes are made: a later start leaves them to their administrators.
     async fn note_complete(&self, kept: &Kept) -> Result<(), RequestError> {
         let config = CopyConfig { is_complete: true, ..kept.config.clone() };
-        let book = self.book()?.clone();
-        blocking(move || {
-            let written = book.write_config(Side::Copy, &config.id, &config);
-            written.map_err(|error| RequestError::Internal(error.to_string()))
-        })
-        .await?;
+        self.on_book(move |book| book.write_config(Side::Copy, &config.id, &config)).await?;
         kept.is_complete.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Returns whether a standby was promoted, by its record, which is durable before the promotion takes effect.
     pub(super) async fn is_promoted(&self, kept: &Kept) -> Result<bool, RequestError> {
-        let (book, id) = (self.book()?.clone(), kept.config.id.clone());
-        let record = blocking(move || {
-            let record = book.record::<StandbyRecord>(Side::Copy, &id);
-            record.map_err(|error| RequestError::Internal(error.to_string()))
-        });
-        Ok(record.await?.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. })))
+        let id = kept.config.id.clone();
+        let record = self.on_book(move |book| book.record::<StandbyRecord>(Side::Copy, &id)).await?;
+        Ok(record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. })))
     }
 
     /// Returns whether a promotion has made all volumes of a standby.

@@ -16,7 +16,7 @@ use super::Replication;
 use crate::identity::VolumeIndex;
 use crate::planted::{Bug, broken};
 
-/// What is sent before the next cut.
+/// The blocks that are sent before the next cut.
 #[derive(Debug)]
 pub(super) struct CatchUp {
     /// The number of blocks that this pass has still to send.

@@ -92,7 +92,7 @@ impl Stream {
         !matches!(self.stage, Stage::Offered | Stage::Unsure)
     }
 
-    /// Notes that the standby's host is told that nothing was written. Returns whether it has heard what was said before.
+    /// Notes that `StillCurrent` is due. Returns whether it is sent: the one before was answered.
     pub(super) fn tell_current(&mut self, now: Duration) -> bool {
         let has_heard = self.unheard_since.is_none();
         self.unheard_since.get_or_insert(now);

@@ -37,11 +37,11 @@ impl Book {
     }
 
     /// Returns all pieces together, and deletes their file.
-    pub(crate) fn take_whole(&self, id: &str, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
+    pub(crate) fn take_whole(&self, id: &str, bytes_max: u64) -> io::Result<Vec<u8>> {
         let path = self.pieces_path(id);
         let whole = whole_file::content(File::open(&path)?, bytes_max)?;
         std::fs::remove_file(path)?;
-        Ok(Some(whole))
+        Ok(whole)
     }
 
     pub(crate) fn write_vm(&self, id: &str, name: &str, description: &[u8]) -> io::Result<()> {
@@ -117,7 +117,7 @@ mod tests {
         assert!(book.take_piece("1", 2, b"def").is_err());
         book.take_piece("1", 3, b"def").unwrap();
         assert!(book.take_whole("1", 5).is_err());
-        assert_eq!(book.take_whole("1", 6).unwrap(), Some(b"abcdef".to_vec()));
+        assert_eq!(book.take_whole("1", 6).unwrap(), b"abcdef");
         assert!(book.take_piece("1", 6, b"g").is_err(), "nothing is left");
     }
 

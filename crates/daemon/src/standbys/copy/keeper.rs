@@ -60,7 +60,7 @@ pub(crate) struct Promoted {
 pub(crate) enum Ending {
     /// The standby is removed.
     Removed,
-    /// The daemon ends.
+    /// The daemon ends in order.
     InOrder,
 }
 
@@ -134,7 +134,7 @@ impl Copy {
     pub(crate) async fn end(&self, why: Ending) {
         let (ended, closed) = oneshot::channel();
         self.give(Input::End(why, ended));
-        // One that has ended drops the sender.
+        // A keeper that has ended drops the sender.
         let _ = closed.await;
     }
 
@@ -199,7 +199,7 @@ impl Keeper {
 
     fn run(mut self, inputs: &mpsc::Receiver<Input>) {
         self.reopen();
-        // One that cannot be read is reported by those that resume lending.
+        // `resume_lending` reports a file that cannot be read.
         self.lent_to = self.book.lent(&self.config.id).ok().flatten().map(|lent| lent.migration);
         loop {
             match inputs.recv_timeout(IDLE) {

@@ -35,7 +35,7 @@ struct Told {
 
 /// A description that the other host has.
 struct Described {
-    hash: [u8; 32],
+    hash: Vec<u8>,
     at: Instant,
     shown: api::StandbyVm,
 }
@@ -110,19 +110,16 @@ impl Standbys {
                 return Ok(shown);
             }
         };
-        let hash: [u8; 32] = std::array::from_fn({
-            let hash = digest(&SHA256, &description);
-            move |index| hash.as_ref()[index]
-        });
+        let hash = digest(&SHA256, &description);
         if let Some(known) = told.vms.get(name)
-            && known.hash == hash
+            && known.hash == hash.as_ref()
             && known.at.elapsed() < CHECK_EVERY
         {
             return Ok(known.shown.clone());
         }
-        shown.problem = self.send(source, name, hash, description).await?.as_deref().map(cleaned);
+        shown.problem = self.send(source, name, hash.as_ref(), description).await?.as_deref().map(cleaned);
         shown.described_unix_ms = Some(now_unix_ms());
-        let described = Described { hash, at: Instant::now(), shown: shown.clone() };
+        let described = Described { hash: hash.as_ref().to_vec(), at: Instant::now(), shown: shown.clone() };
         told.vms.insert(name.to_owned(), described);
         Ok(shown)
     }
@@ -132,7 +129,7 @@ impl Standbys {
         &self,
         source: &Source,
         name: &str,
-        hash: [u8; 32],
+        hash: &[u8],
         mut description: Bytes,
     ) -> Result<Option<String>, RequestError> {
         let too_long = || RequestError::Internal("a description of a VM is too long".to_owned());
@@ -140,7 +137,7 @@ impl Standbys {
         loop {
             let offset = bytes - description.len() as u32;
             let payload = description.split_to(description.len().min(PIECE_BYTES));
-            let piece = VmPiece { vm: name.to_owned(), offset, bytes, hash };
+            let piece = VmPiece { vm: name.to_owned(), offset, bytes, hash: hash.to_vec() };
             match self.ask(source.host(), source.standby(), Ask::Vm(piece), payload).await? {
                 Answered::Vm { problem } => return Ok(problem),
                 _ if description.is_empty() => {

@@ -6,7 +6,6 @@ use migration::HostId;
 use ring::digest::{SHA256, digest};
 
 use crate::error::{RequestError, with_causes};
-use crate::host::blocking;
 use crate::names;
 use crate::standbys::book::{Book, DescribedVm};
 use crate::standbys::frames::{Answered, Line, VmPiece};
@@ -37,22 +36,17 @@ impl Standbys {
         if bytes > MANIFEST_BYTES_MAX as u64 || payload.is_empty() || end > bytes {
             return Err(invalid("that is no piece of a description"));
         }
-        let (book, id, payload) = (self.book()?.clone(), kept.config.id.clone(), payload.to_vec());
-        let whole = blocking(move || {
-            let failed = |error: std::io::Error| RequestError::Internal(error.to_string());
-            book.take_piece(&id, offset, &payload).map_err(failed)?;
-            if end < bytes { Ok(None) } else { book.take_whole(&id, bytes).map_err(failed) }
+        let (id, payload) = (kept.config.id.clone(), payload.to_vec());
+        let whole = self.on_book(move |book| {
+            book.take_piece(&id, offset, &payload)?;
+            (end == bytes).then(|| book.take_whole(&id, bytes)).transpose()
         });
         let Some(whole) = whole.await? else { return Ok(Answered::Done) };
         if digest(&SHA256, &whole).as_ref() != piece.hash {
             return Err(invalid("the pieces are not of one description"));
         }
         let problem = self.examine_and_keep(&kept, &piece.vm, whole).await?;
-        let mut problems = lock(&kept.problems);
-        match &problem {
-            Some(problem) => drop(problems.insert(piece.vm, problem.clone())),
-            None => drop(problems.remove(&piece.vm)),
-        }
+        note_problem(&kept, piece.vm, problem.clone());
         Ok(Answered::Vm { problem })
     }
 
@@ -86,17 +80,18 @@ impl Standbys {
             let its = copies.values().filter(|other| other.host() == kept.host());
             its.map(|other| other.config.id.clone()).collect()
         };
-        let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), name.to_owned());
+        let (id, name) = (kept.config.id.clone(), name.to_owned());
         let vms_max = kept.config.volumes.len();
-        blocking(move || {
-            let failed = |error: std::io::Error| RequestError::Internal(error.to_string());
-            let others = others(&book, &ids, &id, &name).map_err(failed)?;
+        let is_kept = self.on_book(move |book| {
+            let others = others(book, &ids, &id, &name)?;
             if others.of_standby >= vms_max || others.bytes + whole.len() as u64 > PEER_BYTES_MAX {
-                return Err(invalid("it keeps enough descriptions of VMs for this host"));
+                return Ok(false);
             }
-            book.write_vm(&id, &name, &whole).map_err(failed)
-        })
-        .await?;
+            book.write_vm(&id, &name, &whole).map(|()| true)
+        });
+        if !is_kept.await? {
+            return Err(invalid("it keeps enough descriptions of VMs for this host"));
+        }
         Ok(problem)
     }
 
@@ -109,13 +104,11 @@ impl Standbys {
     ) -> Result<Answered, RequestError> {
         let kept = self.receiving(peer, line).await?;
         lock(&kept.problems).retain(|name, _| names.contains(name));
-        let (book, id) = (self.book()?.clone(), kept.config.id.clone());
-        blocking(move || {
-            let forgotten = book.vms(&id).and_then(|vms| {
-                let mut others = vms.iter().filter(|vm| !names.contains(&vm.name));
-                others.try_for_each(|vm| book.forget_vm(&id, &vm.name))
-            });
-            forgotten.map_err(|error| RequestError::Internal(error.to_string()))
+        let id = kept.config.id.clone();
+        self.on_book(move |book| {
+            let vms = book.vms(&id)?;
+            let mut others = vms.iter().filter(|vm| !names.contains(&vm.name));
+            others.try_for_each(|vm| book.forget_vm(&id, &vm.name))
         })
         .await?;
         Ok(Answered::Done)
@@ -134,18 +127,16 @@ impl Standbys {
     /// Makes the described VMs of a promoted standby VMs of this host, stopped. What was done before is left as it is.
     pub(in crate::standbys) async fn make_vms(&self, kept: &Kept) -> Result<(), RequestError> {
         for DescribedVm { name, .. } in self.described(kept).await? {
-            let (book, id, read) = (self.book()?.clone(), kept.config.id.clone(), name.clone());
-            let description = blocking(move || {
-                book.vm(&id, &read).map_err(|error| RequestError::Internal(error.to_string()))
-            });
-            let Some(description) = description.await? else { continue };
+            let (id, read) = (kept.config.id.clone(), name.clone());
+            let description = self.on_book(move |book| book.vm(&id, &read)).await?;
+            let Some(description) = description else { continue };
             let (_, volumes) = Vms::announced(&description)?;
             let problem = match self.vms.keep_promoted(&description).await {
                 Ok(()) => None,
                 Err(VmError::Exists(_)) if self.is_prepared(&name, &volumes) => None,
                 Err(error) => Some(format!("it was not added: {error}; add it: sterna vm add")),
             };
-            self.note_problem(kept, name, problem);
+            note_promoted(kept, name, problem);
         }
         Ok(())
     }
@@ -164,20 +155,9 @@ impl Standbys {
                     Some(format!("it was not started: {why}; start it: sterna vm start {name}"))
                 }
             };
-            self.note_problem(kept, name, problem);
+            note_promoted(kept, name, problem);
         }
         Ok(())
-    }
-
-    fn note_problem(&self, kept: &Kept, name: String, problem: Option<String>) {
-        let mut problems = lock(&kept.problems);
-        match problem {
-            Some(problem) => {
-                tracing::error!(standby = %kept.config.name, vm = %name, problem, "a VM of a promoted standby does not run");
-                problems.insert(name, problem);
-            }
-            None => drop(problems.remove(&name)),
-        }
     }
 
     /// Returns whether this host has a VM of this name with these volumes already.
@@ -187,8 +167,8 @@ impl Standbys {
     }
 
     async fn described(&self, kept: &Kept) -> Result<Vec<DescribedVm>, RequestError> {
-        let (book, id) = (self.book()?.clone(), kept.config.id.clone());
-        blocking(move || book.vms(&id).map_err(|error| RequestError::Internal(error.to_string()))).await
+        let id = kept.config.id.clone();
+        self.on_book(move |book| book.vms(&id)).await
     }
 
     /// Describes the VMs of a standby that is kept here.
@@ -205,7 +185,24 @@ impl Standbys {
     }
 }
 
-/// What is kept besides one description.
+/// Notes what keeps a VM from running here.
+fn note_problem(kept: &Kept, name: String, problem: Option<String>) {
+    let mut problems = lock(&kept.problems);
+    match problem {
+        Some(problem) => problems.insert(name, problem),
+        None => problems.remove(&name),
+    };
+}
+
+/// Does the same after a promotion.
+fn note_promoted(kept: &Kept, name: String, problem: Option<String>) {
+    if let Some(problem) = &problem {
+        tracing::error!(standby = %kept.config.name, vm = %name, problem, "a VM of a promoted standby does not run");
+    }
+    note_problem(kept, name, problem);
+}
+
+/// The other descriptions that this host keeps.
 struct Others {
     /// The number of other VMs of the same standby.
     of_standby: usize,
