@@ -1390,7 +1390,7 @@ class StandbyVm(TypedDict):
     # When the standby's host received what starting it takes, in milliseconds since 1970; null: never, or it is not
     # known here.
     described_unix_ms: NotRequired[int | None]
-    # Its name.
+    # The name of the VM.
     name: str
     # Why it could not be started at the standby's host, or why it does not run after a promotion.
     problem: NotRequired[str | None]
