@@ -103,9 +103,9 @@ pub enum Event {
     Returned(Image),
     /// An administrator says that this is a standby, after a journal was restored.
     Agreed,
-    /// A test of a point begins, and ends at a time at the latest.
-    TestBegins(Watermark, Duration),
-    /// The test has ended.
+    /// A clone of a point is made for a test; `None`: of the newest state. It is complete at a time at the latest.
+    TestBegins(Option<Watermark>, Duration),
+    /// The clone is complete, or given up.
     TestEnded,
 }
 
@@ -157,9 +157,11 @@ pub enum Action {
     Consumed(Option<Watermark>),
     /// An order is refused.
     Refuse(Refusal),
-    /// Make a clone of a point for a test.
+    /// Make a clone of a point for a test. The point stays until [`Event::TestEnded`].
     Clone(Watermark),
-    /// End the test and delete its clone.
+    /// A clone for a test is refused.
+    RefuseTest(Refusal),
+    /// Give the clone up unless it is complete: its point may change from now on.
     EndTest,
 }
 
@@ -220,7 +222,7 @@ enum Work {
     Idle,
     /// It is being counted what a point before the oldest sealed epoch has to keep.
     Measuring,
-    /// A point is being kept before the oldest sealed epoch is applied, or before one is written in place.
+    /// A point is being kept before the oldest sealed epoch is applied, before one is written in place, or for a test.
     KeepingPoint(Next),
     /// The record with that point, or with the torn image, becomes durable.
     RecordingPoint(Next, u64),
@@ -251,6 +253,8 @@ enum Work {
 enum Next {
     Apply,
     WriteInPlace,
+    /// The point is for a test.
+    Test,
 }
 
 /// An order that waits until the image is at rest.
@@ -286,6 +290,8 @@ pub struct Standby {
     order: Option<Order>,
     /// The stream whose owner is told that the standby is consumed.
     told: Option<StreamId>,
+    /// A test that waits for its point: which one, or the newest; and when the test ends.
+    waiting_test: Option<(Option<Watermark>, Duration)>,
     /// The point that a test uses, and when the test ends.
     test: Option<(Watermark, Duration)>,
     /// The number of blocks that the store can give, beyond the host's reserve; below zero: the reserve lacks so many.
@@ -339,6 +345,7 @@ impl Standby {
             grows_at: None,
             order: None,
             told: None,
+            waiting_test: None,
             test: None,
             room: i64::MAX,
             needs: 0,
@@ -369,14 +376,18 @@ impl Standby {
 
     /// Returns when [`Standby::handle_timeout`] is due, and the reason; `None`: it waits for no time.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
-        let test = self.test.map(|(_, until)| (until, "the end of a test"));
+        let waiting = self.waiting_test.map(|(_, until)| until);
+        let test = self.test.map(|(_, until)| until).or(waiting).map(|until| (until, "the end of a test"));
         let growth = self.grows_at.map(|at| (at, "room for a volume that has grown"));
         test.into_iter().chain(growth).min()
     }
 
     /// Handles a deadline of [`Standby::poll_timeout`].
     pub fn handle_timeout(&mut self, now: Duration) {
-        if self.test.is_some_and(|(_, until)| now >= until) {
+        let is_over = |until: Duration| now >= until;
+        if self.test.is_some_and(|(_, until)| is_over(until))
+            || self.waiting_test.is_some_and(|(_, until)| is_over(until))
+        {
             self.end_test();
         }
         self.grows_at.take_if(|at| now >= *at);
@@ -414,10 +425,11 @@ impl Standby {
 
     /// Begins what the image waits for.
     fn go_on(&mut self, now: Duration) {
-        if self.work != Work::Idle || self.rights != Rights::Full {
+        if self.rights != Rights::Full {
             return;
         }
-        if !self.apply_next() && !self.open_in_place() {
+        self.pin_tested();
+        if self.work == Work::Idle && !self.keep_for_test() && !self.apply_next() && !self.open_in_place() {
             self.carry_out_order(now);
         }
     }
@@ -485,8 +497,7 @@ impl Standby {
         let keeps = |point: &mut Point| point.kept_by == KeptBy::Undo;
         let useless: Vec<_> = self.record.points.extract_if(.., keeps).map(|point| point.watermark).collect();
         if self.test.is_some_and(|(tested, _)| useless.contains(&tested)) {
-            self.test = None;
-            self.outbox.push(Action::EndTest);
+            self.give_test_up();
         }
         useless
     }

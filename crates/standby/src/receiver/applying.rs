@@ -15,8 +15,9 @@ impl Standby {
             return false;
         };
         let is_kept = self.record.watermark.is_some_and(|at| self.is_kept(at));
-        let can_keep = self.image_is_point() && !self.is_partly_applied && self.is_wanted() && !is_kept;
-        if can_keep {
+        let is_uncounted = self.record.watermark.is_some_and(|at| self.is_kept_uncounted(at));
+        let is_wanted = is_uncounted || self.is_wanted() && !is_kept;
+        if self.image_is_point() && !self.is_partly_applied && is_wanted {
             self.work = Work::Measuring;
             self.outbox.push(Action::Measure(sealed.clone()));
         } else {
@@ -32,12 +33,18 @@ impl Standby {
         }
         self.point_blocks = blocks;
         let sizes = self.record.sealed.first().map_or_else(Vec::new, |sealed| sealed.sizes.clone());
-        match self.record.watermark.filter(|_| self.make_room(blocks, &sizes)) {
-            Some(watermark) => {
+        let has_room = self.make_room(blocks, &sizes);
+        match self.record.watermark {
+            // It was kept for a test.
+            Some(watermark) if self.is_kept(watermark) => {
+                self.count_point(watermark, blocks);
+                self.apply();
+            }
+            Some(watermark) if has_room => {
                 self.work = Work::KeepingPoint(Next::Apply);
                 self.outbox.push(Action::KeepPoint(watermark, self.settings.kept_by));
             }
-            None => self.apply(),
+            _ => self.apply(),
         }
     }
 
@@ -115,6 +122,8 @@ impl Standby {
         let Work::KeepingPoint(next) = self.work else { return };
         let blocks = match next {
             Next::Apply => Some(self.point_blocks),
+            // It is counted before an epoch is applied.
+            Next::Test => Some(0),
             Next::WriteInPlace => self.unsealed.as_ref().map(|u| u.sizes.iter().map(|size| size.0).sum()),
         };
         let kept_by = self.settings.kept_by;
@@ -136,6 +145,7 @@ impl Standby {
         self.outbox.durable(sequence);
         match &self.work {
             Work::RecordingPoint(Next::Apply, number) if *number <= sequence => self.apply(),
+            Work::RecordingPoint(Next::Test, number) if *number <= sequence => self.work = Work::Idle,
             Work::RecordingPoint(Next::WriteInPlace, number) if *number <= sequence => {
                 self.work = Work::Idle;
                 if self.record.image == ImageState::Torn && self.is_announced() {

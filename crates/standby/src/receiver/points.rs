@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chronicle::BlockCount;
 
-use super::{Action, Order, Refusal, Rights, Stage, Standby, Unsealed};
+use super::{Action, Next, Order, Refusal, Rights, Stage, Standby, Unsealed, Work};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
 use crate::record::{Point, Standing};
@@ -127,19 +127,79 @@ impl Standby {
         gone.iter().for_each(|at| self.outbox.push_after_record(Action::DropPoint(*at)));
     }
 
-    pub(super) fn begin_test(&mut self, point: Watermark, until: Duration) {
-        if self.is_kept(point) && self.test.is_none() {
-            self.test = Some((point, until));
-            self.outbox.push(Action::Clone(point));
+    /// Begins a test of a point, or of the newest state, which becomes a point first.
+    pub(super) fn begin_test(&mut self, point: Option<Watermark>, until: Duration) {
+        let refusal = if self.is_ending() {
+            Some(Refusal::Ended)
+        } else if self.rights != Rights::Full {
+            Some(Refusal::Unsure)
+        } else if !self.has_point() {
+            Some(Refusal::NoRecoveryPoint)
+        } else if self.test.is_some() || self.waiting_test.is_some() {
+            Some(Refusal::NoSuchPoint)
         } else {
-            self.outbox.push(Action::Refuse(Refusal::NoSuchPoint));
+            None
+        };
+        match refusal {
+            Some(refusal) => self.outbox.push(Action::RefuseTest(refusal)),
+            None => self.waiting_test = Some((point, until)),
+        }
+    }
+
+    /// Has a clone made of the point that a test waits for, whatever is being done to the image: the point stays as it is.
+    pub(super) fn pin_tested(&mut self) {
+        let Some((point, until)) = self.waiting_test else { return };
+        let image = self.record.watermark.filter(|_| self.image_is_point());
+        let newest = image.or(self.record.points.last().map(|point| point.watermark));
+        match point.or(newest) {
+            Some(at) if self.is_kept(at) => {
+                self.waiting_test = None;
+                self.test = Some((at, until));
+                self.outbox.push(Action::Clone(at));
+            }
+            // The image is that state, and becomes a point once it is at rest.
+            Some(at) if image == Some(at) => {}
+            _ => {
+                self.waiting_test = None;
+                self.outbox.push(Action::RefuseTest(Refusal::NoSuchPoint));
+            }
+        }
+    }
+
+    /// Keeps the image, which is at rest, as a point for the test that waits for it. Returns whether one does.
+    pub(super) fn keep_for_test(&mut self) -> bool {
+        let image = self.record.watermark.filter(|_| self.waiting_test.is_some() && !self.is_partly_applied);
+        let Some(at) = image else { return false };
+        self.work = Work::KeepingPoint(Next::Test);
+        self.outbox.push(Action::KeepPoint(at, self.settings.kept_by));
+        true
+    }
+
+    /// Returns whether the image was kept as a point for a test, and nothing was counted yet of what that point has to keep.
+    pub(super) fn is_kept_uncounted(&self, at: Watermark) -> bool {
+        self.record.points.last().is_some_and(|point| point.watermark == at && point.blocks == 0)
+    }
+
+    /// Notes what the point of this cut has to keep, in blocks.
+    pub(super) fn count_point(&mut self, at: Watermark, blocks: u64) {
+        if let Some(point) = self.record.points.iter_mut().find(|point| point.watermark == at) {
+            point.blocks = blocks;
         }
     }
 
     pub(super) fn end_test(&mut self) {
-        if self.test.take().is_some() {
+        if self.test.is_some() || self.waiting_test.is_some() {
+            self.give_test_up();
+            if self.record.standing == Standing::Receiving && !self.is_ending() {
+                self.prune();
+            }
+        }
+    }
+
+    /// Ends a test whose point may change from now on.
+    pub(super) fn give_test_up(&mut self) {
+        if self.test.take().is_some() | self.waiting_test.take().is_some() {
             self.outbox.push(Action::EndTest);
-            self.prune();
         }
     }
 }

@@ -147,6 +147,7 @@ impl Standby {
 
     fn end_receiving(&mut self, order: Order) {
         self.drop_unsealed();
+        self.give_test_up();
         self.owner = None;
         self.grows_at = None;
         self.order = Some(order);

@@ -246,3 +246,55 @@ fn an_epoch_without_room_is_refused_until_there_is_as_much() {
     receive(&mut standby, 7, ToStandby::Seal { epoch: Epoch(5), age_ms: 0 });
     assert_eq!(standby.record().watermark.unwrap().epoch, Epoch(5));
 }
+
+fn dropped(actions: &[Action], epoch: u64) -> bool {
+    actions.iter().any(|action| matches!(action, Action::DropPoint(at) if at.epoch == Epoch(epoch)))
+}
+
+#[test]
+fn the_newest_state_stays_for_a_test_as_long_as_that_needs_it_although_no_points_are_kept() {
+    for kept_by in [KeptBy::Undo, KeptBy::Reflink] {
+        let mut standby = Standby::begin(Settings { keep: Keep::NONE, ..settings(kept_by) }, ID);
+        offer(&mut standby, 7);
+        epoch(&mut standby, 7, 1);
+        let until = Duration::from_secs(100);
+        standby.handle_event(Duration::ZERO, Event::TestBegins(None, until));
+        let done = carry_out(&mut standby);
+        let cloned = |at: &Action| matches!(at, Action::Clone(at) if at.epoch == Epoch(1));
+        let (kept, cloned) = (
+            done.iter().position(|action| matches!(action, Action::KeepPoint(..))),
+            done.iter().position(cloned),
+        );
+        assert!(kept.is_some() && kept < cloned, "{done:?}");
+        // A second one has to wait for its order until the first is complete.
+        standby.handle_event(Duration::ZERO, Event::TestBegins(None, until));
+        assert!(carry_out(&mut standby).contains(&Action::RefuseTest(Refusal::NoSuchPoint)));
+        epoch(&mut standby, 7, 2);
+        epoch(&mut standby, 7, 3);
+        // What it has to keep is counted as for every other point.
+        assert_eq!(standby.record().points.iter().map(|point| point.blocks).collect::<Vec<_>>(), [1]);
+        standby.handle_event(Duration::ZERO, Event::TestEnded);
+        assert!(dropped(&carry_out(&mut standby), 1));
+        assert_eq!(standby.record().points, []);
+    }
+}
+
+#[test]
+fn a_promotion_ends_the_making_of_a_clone_before_its_point_can_change() {
+    let mut standby = Standby::begin(settings(KeptBy::Undo), ID);
+    offer(&mut standby, 7);
+    epoch(&mut standby, 7, 1);
+    epoch(&mut standby, 7, 2);
+    let first = standby.record().points[0].watermark;
+    standby.handle_event(Duration::ZERO, Event::TestBegins(Some(first), Duration::from_secs(100)));
+    assert!(carry_out(&mut standby).contains(&Action::Clone(first)));
+    standby.handle_event(Duration::ZERO, Event::OwnerLost);
+    let order = PromoteOrder { owner_is_lost: true, age_max: Duration::MAX, point: Some(first) };
+    standby.handle_event(Duration::ZERO, Event::Promote(order));
+    let done = carry_out(&mut standby);
+    let place = |wanted: &Action| done.iter().position(|action| action == wanted);
+    let ended = place(&Action::EndTest);
+    assert!(ended.is_some() && ended < place(&Action::RestorePoint(first)), "{done:?}");
+    standby.handle_event(Duration::ZERO, Event::TestBegins(None, Duration::from_secs(100)));
+    assert!(carry_out(&mut standby).contains(&Action::RefuseTest(Refusal::Ended)));
+}

@@ -557,6 +557,7 @@ impl World {
                     }
                 }
             }
+            Action::RefuseTest(_) => {}
             Action::EndTest => self.standby.tested = None,
         }
     }

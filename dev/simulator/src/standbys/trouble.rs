@@ -117,14 +117,16 @@ impl World {
 
     fn test(&mut self) {
         let points: Vec<_> = self.standby.record().map_or_else(Vec::new, |record| record.points.clone());
-        if points.is_empty() || self.standby.tested.is_some() || self.standby.is_restored {
+        if self.standby.tested.is_some() || self.standby.is_restored {
             return;
         }
         self.meet(Fault::Tested);
-        let point = self.random.index(points.len());
+        // Without points, or now and then, the newest state.
+        let is_newest = points.is_empty() || self.random.percent(40);
+        let tested = (!is_newest).then(|| points[self.random.index(points.len())].watermark);
         let until = self.now + Duration::from_millis(self.random.between(10, 20_000));
         self.notice_touch();
-        self.standby_event(Event::TestBegins(points[point].watermark, until));
+        self.standby_event(Event::TestBegins(tested, until));
         if self.random.percent(30) {
             self.standby_event(Event::TestEnded);
         }
