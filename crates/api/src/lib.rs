@@ -26,6 +26,8 @@
 //!   PATCH  /v1/standbys/{name}          SetStandby     -> Standby
 //!   DELETE /v1/standbys/{name}          RemoveStandby  -> Standby
 //!   POST   /v1/standbys/{name}/promote  PromoteStandby -> Standby
+//!   POST   /v1/standbys/{name}/test     TestStandby    -> Standby
+//!   DELETE /v1/standbys/{name}/test     Standby
 //!   GET    /v1/vms                      [Vm]
 //!   POST   /v1/vms                      NewVm          -> Vm
 //!   GET    /v1/vms/{name}               Vm
@@ -109,7 +111,7 @@ pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOr
 pub use replica::{DropReplica, Replica};
 pub use standby::{
     KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby, SetStandby, Standby, StandbyRole,
-    StandbyState, StandbyVm,
+    StandbyState, StandbyTest, StandbyTestState, StandbyTestVolume, StandbyVm, TestStandby,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

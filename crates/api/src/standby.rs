@@ -97,6 +97,22 @@ pub struct PromoteStandby {
     pub leave_stopped: bool,
 }
 
+/// An order to test a standby that is kept here.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct TestStandby {
+    /// The recovery point; by default the newest state.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<String>,
+    /// The name of the test; by default that of the standby with `-test` at its end. One volume alone has this name; several have it
+    /// before their own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Seconds after which it ends; an hour by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub for_seconds: Option<f64>,
+}
+
 /// The part of this host in a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -175,6 +191,61 @@ pub struct Standby {
     /// The recovery points, the oldest first. At the standby's host only.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub points: Vec<RecoveryPoint>,
+    /// Its test: the present one, or the last. At the standby's host only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub test: Option<StandbyTest>,
+}
+
+/// A test of a standby: volumes of the standby's host that are a clone of a recovery point.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyTest {
+    /// Its name.
+    pub name: String,
+    /// How far it is.
+    pub state: StandbyTestState,
+    /// Why it ends, or cannot be deleted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
+    /// The recovery point, once the clone is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub point: Option<String>,
+    /// Its volumes.
+    pub volumes: Vec<StandbyTestVolume>,
+    /// When it was ordered, in milliseconds since 1970.
+    pub begun_unix_ms: u64,
+    /// When it ends at the latest, in milliseconds since 1970.
+    pub ends_unix_ms: u64,
+    /// Bytes that were copied for it, while it is made.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_done: Option<u64>,
+    /// Bytes that have to be copied, while it is made; `None`: it shares blocks with the standby.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_total: Option<u64>,
+}
+
+/// How far a test of a standby is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum StandbyTestState {
+    /// Its clone is made.
+    Making,
+    /// Its volumes are served.
+    Running,
+    /// It is being deleted.
+    Ending,
+    /// Nothing of it is left.
+    Ended,
+}
+
+/// A volume of a test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyTestVolume {
+    /// Its name.
+    pub name: String,
+    /// The volume of which it is a clone.
+    pub of: String,
+    /// The URI at which it is served while the test is running.
+    pub uri: String,
 }
 
 /// A VM of a standby.

@@ -6,7 +6,7 @@
 //!                  ├─ resumption ──────────┴──────────────┘         ├──► runner ──► VM orders ──┬──► volume orders ──► views
 //!                  │                                                                            ├──► migration hooks
 //!                  ├─ access, reloading, shutdown                                               └──► serving ──► claims, exports
-//!                  ├─ standbys ──► serving; arrivals and the description use them
+//!                  ├─ standbys ──► serving, volume orders; arrivals and the description use them
 //!                  └─ operations: each runs in a task of its own, so a client that disconnects does not leave it half done
 //! ```
 //! An arrow is a field: a room has no way to the rooms above it. [`Parts`] is what rooms are made of: the journal, the stores, the
@@ -86,7 +86,7 @@ impl Host {
         let migration_hooks = MigrationHooks::new(parts);
         let vm_orders = VmOrders::new(parts, &exports, &claims, &volume_orders, &migration_hooks);
         let runner = SessionRunner::new(parts, &vm_orders);
-        let standbys = Standbys::new(parts, &serving, &vm_orders);
+        let standbys = Standbys::new(parts, &serving, &volume_orders, &vm_orders);
         let arrivals =
             Arrivals::new(parts, &exports, &serving, &migration_hooks, &vm_orders, &runner, &standbys);
         let departures =

@@ -15,6 +15,7 @@ mod making;
 mod orders;
 mod promotion;
 pub(crate) mod source;
+mod testing;
 mod use_by_migration;
 mod views;
 mod vms;
@@ -36,10 +37,11 @@ use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input};
 use self::frames::{Frame, Line, is_about};
 use self::source::{Source, Surroundings, host_of};
+use self::testing::Testing;
 use crate::custody::Custody;
 use crate::error::{RequestError, StandbyError};
 use crate::files::sockets::SocketFolder;
-use crate::host::{Parts, Serving, Stopping, VmOrders, blocking};
+use crate::host::{Parts, Serving, Stopping, VmOrders, VolumeOrders, blocking};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::peers::Peers;
@@ -63,6 +65,7 @@ pub(crate) struct Standbys {
     hosts: Arc<Hosts>,
     peers: Arc<Peers>,
     vms: Arc<Vms>,
+    volume_orders: Arc<VolumeOrders>,
     vm_orders: Arc<VmOrders>,
     stopping: Stopping,
     serving: Arc<Serving>,
@@ -84,6 +87,8 @@ struct Kept {
     copy: Copy,
     /// Whether it was promoted, and all of its volumes were made.
     is_complete: AtomicBool,
+    /// Its test: the present one, or the last.
+    test: Mutex<Option<Arc<Testing>>>,
     /// What the checks of its described VMs have found since the daemon began, by name.
     problems: Mutex<BTreeMap<String, String>>,
 }
@@ -95,7 +100,12 @@ impl Kept {
 }
 
 impl Standbys {
-    pub(crate) fn new(parts: &Parts, serving: &Arc<Serving>, vm_orders: &Arc<VmOrders>) -> Arc<Self> {
+    pub(crate) fn new(
+        parts: &Parts,
+        serving: &Arc<Serving>,
+        volume_orders: &Arc<VolumeOrders>,
+        vm_orders: &Arc<VmOrders>,
+    ) -> Arc<Self> {
         let Parts { config, journal, custody, stores, volumes, sockets, hosts, peers, vms, stopping, .. } =
             parts.clone();
         let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
@@ -110,6 +120,7 @@ impl Standbys {
             hosts,
             peers,
             vms,
+            volume_orders: Arc::clone(volume_orders),
             vm_orders: Arc::clone(vm_orders),
             stopping,
             serving: Arc::clone(serving),
@@ -146,6 +157,7 @@ impl Standbys {
         }
         self.finish_promotions();
         self.resume_lending();
+        self.resume_tests();
         Ok(())
     }
 
@@ -195,7 +207,7 @@ impl Standbys {
         let copy =
             Copy::start(config.clone(), locate, book).map_err(|error| unreadable(error.to_string()))?;
         let is_complete = AtomicBool::new(config.is_complete);
-        let kept = Kept { config, copy, is_complete, problems: Mutex::default() };
+        let kept = Kept { config, copy, is_complete, test: Mutex::default(), problems: Mutex::default() };
         lock(&self.copies).insert(standby, Arc::new(kept));
         Ok(())
     }

@@ -73,6 +73,7 @@ const ARGUMENTS: &[(&str, &str, Names)] = &[
     ("standby set", "name", Names::Standbys),
     ("standby check", "name", Names::Standbys),
     ("standby promote", "name", Names::Standbys),
+    ("standby test", "name", Names::Standbys),
     ("standby remove", "name", Names::Standbys),
     ("store scan", "name", Names::Stores),
     ("store release", "name", Names::Stores),

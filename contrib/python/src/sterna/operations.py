@@ -47,6 +47,7 @@ from .types import (
     Store,
     StoreContent,
     StoreFile,
+    TestStandby,
     Vm,
     Volume,
 )
@@ -203,6 +204,17 @@ class Operations(Connection):
         lost.
         """
         return self.ask("POST", f"/v1/standbys/{segment(name)}/promote", order=order)
+
+    def end_standby_test(self, name: str) -> Standby:
+        """Ends the test of a standby: all that belongs to it is deleted."""
+        return self.ask("DELETE", f"/v1/standbys/{segment(name)}/test")
+
+    def test_standby(self, name: str, order: TestStandby) -> Standby:
+        """Begins a test of a standby: a clone of a recovery point becomes volumes of this host under other names,
+        for a time. Answers once the test is recorded; the clone is made afterwards. The standby shows how far it
+        is.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/test", order=order)
 
     def list_stores(self) -> list[Store]:
         """Lists the stores by name."""

@@ -1357,6 +1357,7 @@ class Standby(TypedDict):
     state: StandbyState
     # The store at the standby's host.
     store: str
+    test: NotRequired[StandbyTest | None]
     # The VMs whose volumes are all in it: a promotion starts them.
     vms: NotRequired[list[StandbyVm]]
     # Its volumes, by name.
@@ -1382,6 +1383,49 @@ StandbyState = Literal[
     "used",
     "waiting",
 ]
+
+
+class StandbyTest(TypedDict):
+    """A test of a standby: volumes of the standby's host that are a clone of a recovery point."""
+
+    # When it was ordered, in milliseconds since 1970.
+    begun_unix_ms: int
+    # Bytes that were copied for it, while it is made.
+    bytes_done: NotRequired[int | None]
+    # Bytes that have to be copied, while it is made; null: it shares blocks with the standby.
+    bytes_total: NotRequired[int | None]
+    # When it ends at the latest, in milliseconds since 1970.
+    ends_unix_ms: int
+    # Its name.
+    name: str
+    # The recovery point, once the clone is made.
+    point: NotRequired[str | None]
+    # Why it ends, or cannot be deleted.
+    reason: NotRequired[str | None]
+    # How far it is.
+    state: StandbyTestState
+    # Its volumes.
+    volumes: list[StandbyTestVolume]
+
+
+# How far a test of a standby is.
+StandbyTestState = Literal[
+    "making",
+    "running",
+    "ending",
+    "ended",
+]
+
+
+class StandbyTestVolume(TypedDict):
+    """A volume of a test."""
+
+    # Its name.
+    name: str
+    # The volume of which it is a clone.
+    of: str
+    # The URI at which it is served while the test is running.
+    uri: str
 
 
 class StandbyVm(TypedDict):
@@ -1521,6 +1565,18 @@ class SwitchOver(TypedDict):
     release_ms: float
     # Time to change the store below the gate, try a read, and open the gate.
     start_ms: float
+
+
+class TestStandby(TypedDict):
+    """An order to test a standby that is kept here."""
+
+    # Seconds after which it ends; an hour by default.
+    for_seconds: NotRequired[float | None]
+    # The name of the test; by default that of the standby with `-test` at its end. One volume alone has this name;
+    # several have it before their own.
+    name: NotRequired[str | None]
+    # The recovery point; by default the newest state.
+    point: NotRequired[str | None]
 
 
 class Vm(TypedDict):

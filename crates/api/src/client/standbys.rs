@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::exchange::Segment;
 use super::{Client, ClientError};
-use crate::{NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby};
+use crate::{NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, TestStandby};
 
 impl Client {
     /// Lists the standbys of both roles, by name.
@@ -54,5 +54,21 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
     pub async fn promote_standby(&self, name: &str, order: &PromoteStandby) -> Result<Standby, ClientError> {
         self.send(Method::POST, &format!("/v1/standbys/{}/promote", Segment(name)), Some(order)).await
+    }
+
+    /// Begins a test of a standby that the daemon's host keeps.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
+    pub async fn test_standby(&self, name: &str, order: &TestStandby) -> Result<Standby, ClientError> {
+        self.send(Method::POST, &format!("/v1/standbys/{}/test", Segment(name)), Some(order)).await
+    }
+
+    /// Ends the test of a standby.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
+    pub async fn end_standby_test(&self, name: &str) -> Result<Standby, ClientError> {
+        self.send(Method::DELETE, &format!("/v1/standbys/{}/test", Segment(name)), None::<&()>).await
     }
 }

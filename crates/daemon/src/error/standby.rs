@@ -48,6 +48,14 @@ pub(crate) enum StandbyError {
     NoAnswer { host: String, seconds: u64 },
     #[error("standby \"{name}\" is not promoted: {reason}")]
     NotPromoted { name: String, reason: String },
+    #[error("standby \"{name}\" has a test already: {test}; end it first: sterna standby test {name} --end")]
+    TestRuns { name: String, test: String },
+    #[error("standby \"{name}\" is not tested: {reason}")]
+    NotTested { name: String, reason: String },
+    #[error("standby \"{0}\" has no test")]
+    NoTest(String),
+    #[error("the test of standby \"{name}\" is not deleted yet: {reason}; it is tried again")]
+    TestNotEnded { name: String, reason: String },
     #[error("the records of standbys cannot be read: {0}; repair the data folder, then restart the daemon")]
     Unreadable(String),
     #[error(
@@ -59,7 +67,7 @@ pub(crate) enum StandbyError {
 impl StandbyError {
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::NotFound(_) => ErrorCode::StandbyNotFound,
+            Self::NotFound(_) | Self::NoTest(_) => ErrorCode::StandbyNotFound,
             Self::Ambiguous { .. } => ErrorCode::InvalidRequest,
             Self::Exists { .. } => ErrorCode::StandbyExists,
             Self::Unsuitable { .. }
@@ -69,6 +77,9 @@ impl StandbyError {
             | Self::HasStandby { .. }
             | Self::PromotedThere(_)
             | Self::NotThere { .. }
+            | Self::TestRuns { .. }
+            | Self::NotTested { .. }
+            | Self::TestNotEnded { .. }
             | Self::NotPromoted { .. } => ErrorCode::StandbyRefused,
             Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,
             Self::Refused { .. } => ErrorCode::HostRefused,

@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 57] = [
+const TABLE: [(&str, &str, Takes); 59] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -70,6 +70,8 @@ const TABLE: [(&str, &str, Takes); 57] = [
     ("GET", "/v1/standbys/{name}", READ),
     ("PATCH", "/v1/standbys/{name}", OPERATE),
     ("POST", "/v1/standbys/{name}/promote", ADMIN),
+    ("DELETE", "/v1/standbys/{name}/test", ADMIN),
+    ("POST", "/v1/standbys/{name}/test", ADMIN),
     ("GET", "/v1/stores", READ),
     ("GET", "/v1/stores/{name}/files", READ),
     ("DELETE", "/v1/stores/{name}/files/{file}", ADMIN),

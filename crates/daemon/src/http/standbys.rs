@@ -17,6 +17,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(list_standbys, add_standby))
         .routes(routes!(show_standby, change_standby, remove_standby))
         .routes(routes!(promote_standby))
+        .routes(routes!(test_standby, end_standby_test))
 }
 
 /// Lists the standbys of this host's volumes, and those that it keeps for other hosts.
@@ -81,4 +82,25 @@ async fn promote_standby(
 ) -> Answer<api::Standby> {
     let order = body(request).await?;
     host.operate(Arc::clone(&host.standbys).promote(name, order)).await.map(Json)
+}
+
+/// Begins a test of a standby: a clone of a recovery point becomes volumes of this host under other names, for a time. Answers once
+/// the test is recorded; the clone is made afterwards. The standby shows how far it is.
+#[utoipa::path(post, path = "/v1/standbys/{name}/test", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    request_body = api::TestStandby,
+    responses((status = 200, description = "The standby, with its test", body = api::Standby)))]
+async fn test_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Standby> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).test(name, order)).await.map(Json)
+}
+
+/// Ends the test of a standby: all that belongs to it is deleted.
+#[utoipa::path(delete, path = "/v1/standbys/{name}/test", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    responses((status = 200, description = "The standby, once nothing of the test is left", body = api::Standby)))]
+async fn end_standby_test(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Standby> {
+    host.operate(Arc::clone(&host.standbys).end_test(name)).await.map(Json)
 }

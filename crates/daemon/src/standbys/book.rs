@@ -5,10 +5,12 @@
 //!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
 //!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
 //!   standbys/ID.lent.json     which migration the images are lent to
+//!   standbys/ID.test.json     its test, or the last one
 //!   standbys/ID.looks.json    how the images were left, while no daemon runs
 //! ```
 //! Everything here may block.
 
+mod testing;
 mod vms;
 
 use std::io;
@@ -23,6 +25,7 @@ use standby::record::Record;
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 
+pub(crate) use self::testing::{Stage, TestRecord, TestVolume, Why};
 pub(crate) use self::vms::DescribedVm;
 
 const FOLDER: &str = "standbys";
@@ -216,6 +219,7 @@ impl Book {
         if side == Side::Copy {
             self.end_lending(id)?;
             self.forget_vms(id)?;
+            self.forget_test(id)?;
             self.end_looks(id)?;
         }
         Ok(())

@@ -7,6 +7,7 @@
 //! One thread does everything about one standby, in order: what an epoch does to the files is done before the next message is read.
 //! The transport holds the source back meanwhile.
 
+mod cloning;
 mod extents;
 mod files;
 mod folder;
@@ -17,6 +18,9 @@ mod room;
 #[cfg(test)]
 mod tests;
 mod undo;
+mod view;
 
+pub(crate) use cloning::{Progress, delete_clone, has_room_in, name_clone};
 pub(crate) use files::text;
-pub(crate) use keeper::{Copy, CopyView, Ending, Input, LendingEnd, delete_files};
+pub(crate) use keeper::{Copy, Ending, Input, LendingEnd, delete_files};
+pub(crate) use view::CopyView;

@@ -7,7 +7,7 @@ use migration::HostId;
 use standby::StandbyId;
 use standby::record::{StandbyRecord, Standing};
 
-use super::book::{CopiedVolume, CopyConfig, Keep, Side, hex, parse};
+use super::book::{CopiedVolume, CopyConfig, Keep, Side, Why, hex, parse};
 use super::copy::{Ending, delete_files};
 use super::frames::{Answered, Ask, AskedStandby, Line, is_about};
 use super::orders::Found;
@@ -205,7 +205,10 @@ impl Standbys {
         standby: StandbyId,
         left: Left,
     ) -> Result<(), RequestError> {
-        let Some(kept) = lock(&self.copies).remove(&standby) else { return Ok(()) };
+        let kept = lock(&self.copies).get(&standby).cloned();
+        let Some(kept) = kept else { return Ok(()) };
+        self.end_test_of(&kept, Why::Removed).await?;
+        lock(&self.copies).remove(&standby);
         // N.B. Before its files are deleted: it would make some of them anew.
         kept.copy.end(Ending::Removed).await;
         let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
@@ -218,7 +221,8 @@ impl Standbys {
             let forgotten = match left {
                 Left::Nothing => book.forget(Side::Copy, &id),
                 Left::Word => {
-                    book.write_config(Side::Copy, &id, &departed).and_then(|()| book.forget_vms(&id))
+                    let written = book.write_config(Side::Copy, &id, &departed);
+                    written.and_then(|()| book.forget_vms(&id)).and_then(|()| book.forget_test(&id))
                 }
             };
             forgotten.map_err(|error| RequestError::Internal(error.to_string()))?;

@@ -18,7 +18,7 @@ use standby::record::{StandbyRecord, Standing};
 use standby::{StandbyId, Watermark};
 use tokio::sync::oneshot;
 
-use super::book::{CopiedVolume, CopyConfig, Side, parse};
+use super::book::{CopiedVolume, CopyConfig, Side, Why, parse};
 use super::copy::{Input, text};
 use super::orders::Found;
 use super::{Kept, Standbys, lock};
@@ -65,6 +65,9 @@ impl Standbys {
             .map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
         let promoted = promoted.map_err(refused)?;
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
+        if let Err(error) = self.end_test_of(kept, Why::Promoted).await {
+            tracing::warn!(standby = %name, error = %error.message(), "its test goes on being deleted");
+        }
         self.own(kept).await?;
         if !leave_stopped {
             self.start_vms(kept).await?;
@@ -107,25 +110,31 @@ impl Standbys {
     fn check_names(&self, kept: &Kept) -> Result<(), RequestError> {
         for volume in &kept.config.volumes {
             let is_ours = self.is_made(volume);
-            if self.volumes.service(&volume.name).is_some() && !is_ours {
-                return Err(RequestError::VolumeExists(volume.name.clone()));
+            if !is_ours {
+                self.require_free(&kept.config.store, &volume.name)?;
             }
-            let path = self.path_of(kept, volume)?;
-            if path.exists() && !is_ours {
-                return Err(RequestError::TargetExists { path });
-            }
-            self.sockets
-                .check(&volume.name)
-                .map_err(|error| RequestError::Invalid(crate::error::with_causes(&error)))?;
         }
         Ok(())
+    }
+
+    /// Checks that a volume can have this name here, and its image in this store.
+    pub(super) fn require_free(&self, store: &str, name: &str) -> Result<(), RequestError> {
+        if self.volumes.service(name).is_some() {
+            return Err(RequestError::VolumeExists(name.to_owned()));
+        }
+        let path = self.path_of(store, name)?;
+        if path.exists() {
+            return Err(RequestError::TargetExists { path });
+        }
+        let checked = self.sockets.check(name);
+        checked.map_err(|error| RequestError::Invalid(crate::error::with_causes(&error)))
     }
 
     /// Makes the images volumes of this host, and serves them. What was done before is left as it is.
     async fn own(self: &Arc<Self>, kept: &Arc<Kept>) -> Result<(), RequestError> {
         let mut paths = Vec::new();
         for volume in &kept.config.volumes {
-            paths.push(self.path_of(kept, volume)?);
+            paths.push(self.path_of(&kept.config.store, &volume.name)?);
         }
         let (answer, answered) = oneshot::channel();
         kept.copy.give(Input::Release { to: paths.clone(), answer });
@@ -133,7 +142,8 @@ impl Standbys {
         moved.map_err(|error| RequestError::storage("move the images into", &paths[0], &error))?;
         for (volume, path) in kept.config.volumes.iter().zip(&paths) {
             if !self.is_made(volume) {
-                self.add_volume(kept, volume, path).await?;
+                let (store, name, identity) = (&kept.config.store, &volume.name, &volume.promoted);
+                self.add_volume(NewVolume { store, name, identity }, path).await?;
             }
         }
         self.make_vms(kept).await?;
@@ -165,19 +175,16 @@ impl Standbys {
             || kept.config.volumes.iter().all(|volume| self.is_made(volume))
     }
 
-    async fn add_volume(
+    /// Makes an image that is in its place a volume of this host.
+    pub(super) async fn add_volume(
         self: &Arc<Self>,
-        kept: &Kept,
-        volume: &CopiedVolume,
+        new: NewVolume<'_>,
         path: &Path,
     ) -> Result<(), RequestError> {
-        let (claim, _) = self.volumes.claim_new(&volume.name)?;
+        let (claim, _) = self.volumes.claim_new(new.name)?;
         let place = Place::File(path_text(path)?);
-        let image = ImageLocation {
-            store: kept.config.store.clone(),
-            place: place.clone(),
-            format: ImageFormat::Raw,
-        };
+        let image =
+            ImageLocation { store: new.store.to_owned(), place: place.clone(), format: ImageFormat::Raw };
         let (custody, opened, found) = (self.custody.clone(), path.to_owned(), place.clone());
         let (known, size_bytes) = blocking(move || {
             let file = std::fs::File::open(&opened)
@@ -188,8 +195,8 @@ impl Standbys {
         })
         .await?;
         let record = VolumeRecord {
-            volume: identity(volume),
-            name: volume.name.clone(),
+            volume: identity(new.identity),
+            name: new.name.to_owned(),
             size_bytes,
             block_size_bytes: BlockSize::DEFAULT.into(),
             image,
@@ -200,30 +207,43 @@ impl Standbys {
         self.journal.commit(added).await?;
         claim.created(record.volume);
         drop(claim);
-        self.serving.serve_in_background(&volume.name);
+        self.serving.serve_in_background(new.name);
         Ok(())
     }
 
     /// Returns whether a promotion has made this volume already.
     pub(super) fn is_made(&self, volume: &CopiedVolume) -> bool {
+        self.has_volume(&volume.promoted)
+    }
+
+    /// Returns whether this host has the volume of this identity, 32 hexadecimal digits.
+    pub(super) fn has_volume(&self, volume: &str) -> bool {
         self.journal.read(|state| state.volumes.contains_key(&identity(volume)))
     }
 
-    fn path_of(&self, kept: &Kept, volume: &CopiedVolume) -> Result<PathBuf, RequestError> {
-        match self.stores.get(&kept.config.store)?.kind() {
-            StoreKind::Folder { folder, .. } => Ok(folder.image_path(&volume.name, ImageFormat::Raw)),
+    pub(super) fn path_of(&self, store: &str, name: &str) -> Result<PathBuf, RequestError> {
+        match self.stores.get(store)?.kind() {
+            StoreKind::Folder { folder, .. } => Ok(folder.image_path(name, ImageFormat::Raw)),
             StoreKind::Single(_) => Err(RequestError::Internal("a standby is in no folder".to_owned())),
         }
     }
 }
 
-fn identity(volume: &CopiedVolume) -> migration::VolumeId {
-    let number = u128::from_str_radix(&volume.promoted, 16).unwrap_or_default();
+/// A volume that an image becomes.
+pub(super) struct NewVolume<'a> {
+    pub(super) store: &'a str,
+    pub(super) name: &'a str,
+    /// Its identity, 32 hexadecimal digits.
+    pub(super) identity: &'a str,
+}
+
+fn identity(volume: &str) -> migration::VolumeId {
+    let number = u128::from_str_radix(volume, 16).unwrap_or_default();
     migration::VolumeId(number.to_be_bytes())
 }
 
 /// Returns the watermark that [`text`] names.
-fn parse_point(kept: &Kept, point: &str) -> Option<Watermark> {
+pub(super) fn parse_point(kept: &Kept, point: &str) -> Option<Watermark> {
     let (life, epoch) = point.split_once('-')?;
     let standby: StandbyId = parse(&kept.config.id)?;
     let life = standby::LifeId(u128::from_str_radix(life, 16).ok()?);

@@ -135,7 +135,7 @@ impl Standbys {
             Found::Kept(kept) => {
                 let look = Self::look(kept).await;
                 let vms = self.view_vms(kept).await;
-                api::Standby { vms, ..self.view_kept(name, kept, look) }
+                api::Standby { vms, test: self.view_test(kept), ..self.view_kept(name, kept, look) }
             }
         }
     }
@@ -202,6 +202,7 @@ impl Standbys {
             bytes_sent: Some(shown.bytes_sent),
             vms: shown.vms,
             points: Vec::new(),
+            test: None,
         }
     }
 
@@ -244,6 +245,7 @@ impl Standbys {
                 .iter()
                 .map(|(at, arrived)| api::RecoveryPoint { name: text(*at), as_of_unix_ms: *arrived })
                 .collect(),
+            test: None,
         }
     }
 }

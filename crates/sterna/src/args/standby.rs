@@ -33,6 +33,9 @@ pub(crate) enum StandbyCommand {
         /// Name of the standby, its volume or its VM; by default all of this host's volumes.
         name: Option<String>,
     },
+    /// Try a standby without disturbing it: a clone of its state becomes volumes of this host under other names, for a time.
+    #[command(after_help = TEST_HELP)]
+    Test(TestStandbyArguments),
     /// Make a standby's images volumes of this host, and start its VMs, because the host that had them is lost.
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteStandbyArguments),
@@ -108,6 +111,24 @@ pub(crate) struct PromoteStandbyArguments {
     pub(crate) leave_stopped: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct TestStandbyArguments {
+    /// Name of the standby, its volume or its VM.
+    pub(crate) name: String,
+    /// End the test that is under way, and delete all of it.
+    #[arg(long, conflicts_with_all = ["point", "new_name", "time"])]
+    pub(crate) end: bool,
+    /// The recovery point; by default the newest state (sterna standby show).
+    #[arg(long, value_name = "POINT")]
+    pub(crate) point: Option<String>,
+    /// The name of the test: that of its volume, or the beginning of the names of several; by default names get `-test` at their end.
+    #[arg(long = "name", value_name = "NEW")]
+    pub(crate) new_name: Option<String>,
+    /// The time after which all of the test is deleted; by default an hour.
+    #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
+    pub(crate) time: Option<Duration>,
+}
+
 /// Reads `last=6,hourly=24,daily=7` or `none`.
 fn parse_keep(text: &str) -> Result<KeepPoints, String> {
     if text == "none" {
@@ -163,6 +184,16 @@ Examples:
 Give this order at the host that keeps the standby. Be sure that the other host is off, or does not serve the volumes any more:
 otherwise two hosts have them, and their states part. While the other host can be reached, move the volumes there with
 `sterna migrate` instead; that loses nothing.";
+
+const TEST_HELP: &str = "\
+Examples:
+  sterna standby test web1
+  sterna standby test web1 --name try --for 20m
+  sterna standby test web1 --end
+
+Give this order at the host that keeps the standby. The standby goes on being kept meanwhile, and is as it was afterwards. When the
+time is over, the volumes of the test are deleted with all that was written to them. A test also ends if its store becomes too
+full, and when its standby is promoted or removed.";
 
 const REMOVE_HELP: &str = "\
 Examples:

@@ -1,13 +1,19 @@
 //! `sterna standby …`
 
+use std::time::Duration;
+
 use api::{
     Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState,
+    StandbyTest, StandbyTestState, TestStandby,
 };
 
-use crate::args::{AddStandbyArguments, StandbyCommand};
+use crate::args::{AddStandbyArguments, StandbyCommand, TestStandbyArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format, standbys};
+
+/// Time between two looks at a test that is being made.
+const LOOK_EVERY: Duration = Duration::from_millis(300);
 
 pub(super) async fn run(
     client: &Client,
@@ -35,6 +41,7 @@ pub(super) async fn run(
             set(client, &arguments.name, change, format).await?;
         }
         StandbyCommand::Check { name } => return check(client, name, format).await,
+        StandbyCommand::Test(arguments) => return test(client, arguments, format).await,
         StandbyCommand::Promote(arguments) => {
             let order = PromoteStandby {
                 force: arguments.force,
@@ -76,6 +83,38 @@ fn paused(paused: bool) -> SetStandby {
 async fn set(client: &Client, name: &str, change: SetStandby, format: Format) -> Result<(), CommandError> {
     let set = client.set_standby(name, &change).await?;
     Ok(output::print(format, &set, standbys::show)?)
+}
+
+/// Begins a test, and waits until it is made; or ends one.
+async fn test(
+    client: &Client,
+    arguments: TestStandbyArguments,
+    format: Format,
+) -> Result<Exit, CommandError> {
+    let TestStandbyArguments { name, end, point, new_name, time } = arguments;
+    if end {
+        let ended = client.end_standby_test(&name).await?;
+        output::print(format, &ended, |_| "the test has ended; nothing of it is left\n".to_owned())?;
+        return Ok(Exit::Success);
+    }
+    let order = TestStandby { point, name: new_name, for_seconds: time.map(|time| time.as_secs_f64()) };
+    let mut standby = client.test_standby(&name, &order).await?;
+    let begun = standby.test.as_ref().map(|test| test.begun_unix_ms);
+    while standby.test.as_ref().is_some_and(|test| !is_settled(test)) {
+        tokio::time::sleep(LOOK_EVERY).await;
+        standby = client.standby(&name).await?;
+        if standby.test.as_ref().map(|test| test.begun_unix_ms) != begun {
+            break;
+        }
+    }
+    output::print(format, &standby, standbys::tested)?;
+    let is_running = |test: &StandbyTest| test.state == StandbyTestState::Running;
+    Ok(if standby.test.as_ref().is_some_and(is_running) { Exit::Success } else { Exit::Refused })
+}
+
+/// Returns whether a test is made, or has ended.
+fn is_settled(test: &StandbyTest) -> bool {
+    matches!(test.state, StandbyTestState::Running | StandbyTestState::Ended)
 }
 
 /// Prints the standbys that are not as young as they have to be, or whose VMs would not start.

@@ -1,6 +1,8 @@
 //! Text output of `sterna standby`.
 
-use api::{Standby, StandbyRole, StandbyState, StandbyVm};
+use std::time::{Duration, SystemTime};
+
+use api::{Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState, StandbyTestVolume, StandbyVm};
 
 use super::{dash, lines, properties, table};
 use crate::output::replicas::age;
@@ -53,11 +55,54 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
     standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
+    if let Some(test) = &standby.test {
+        add("test", Some(format!("{}: {}", test.name, test_state(test))));
+        let is_there = |test: &StandbyTest| test.state == StandbyTestState::Running;
+        test.volumes
+            .iter()
+            .filter(|_| is_there(test))
+            .for_each(|volume| add("test volume", Some(served(volume))));
+    }
     let points = standby.points.iter().rev();
     let points: String =
         points.map(|point| format!("  {}  {} old\n", point.name, age(point.as_of_unix_ms))).collect();
     let head = if points.is_empty() { "" } else { "recovery points, the newest first:\n" };
     properties(&shown) + head + &points
+}
+
+/// Returns the text about a test that was just made, or was not.
+pub(crate) fn tested(standby: &Standby) -> String {
+    let Some(test) = &standby.test else { return "there is no test\n".to_owned() };
+    if test.state != StandbyTestState::Running {
+        return format!("test {}: {}\n", test.name, test_state(test));
+    }
+    let mut shown = vec![("test", test.name.clone()), ("state", test_state(test))];
+    shown.extend(test.point.clone().map(|point| ("point", point)));
+    shown.extend(test.volumes.iter().map(|volume| ("volume", served(volume))));
+    properties(&shown) + &format!("to end it: sterna standby test {} --end\n", standby.name)
+}
+
+fn served(volume: &StandbyTestVolume) -> String {
+    format!("{}, a clone of {}, at {}", volume.name, volume.of, volume.uri)
+}
+
+fn test_state(test: &StandbyTest) -> String {
+    let because = test.reason.as_ref().map_or_else(String::new, |reason| format!(", because {reason}"));
+    match test.state {
+        StandbyTestState::Making => {
+            let progress = test.bytes_done.zip(test.bytes_total);
+            let progress =
+                progress.map(|(done, total)| format!(", {} of {} copied", bytes(done), bytes(total)));
+            format!("being made{}", progress.unwrap_or_default())
+        }
+        StandbyTestState::Running => {
+            let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+            let left = Duration::from_millis(test.ends_unix_ms).saturating_sub(now);
+            format!("running, ends in {}", duration(left.as_secs_f64()))
+        }
+        StandbyTestState::Ending => format!("being deleted{because}"),
+        StandbyTestState::Ended => format!("ended{because}"),
+    }
 }
 
 pub(crate) fn added(standby: &Standby) -> String {

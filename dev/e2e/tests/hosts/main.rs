@@ -14,5 +14,6 @@ mod pacing;
 mod queue;
 mod resume;
 mod standby_ends;
+mod standby_tests;
 mod standbys;
 mod together;

@@ -48,7 +48,7 @@ pub(crate) fn write(client: &mut Client, offset: u64, number: u64) -> anyhow::Re
     Ok(())
 }
 
-fn read(client: &mut Client, offset: u64) -> anyhow::Result<u64> {
+pub(crate) fn read(client: &mut Client, offset: u64) -> anyhow::Result<u64> {
     match client.perform(Operation::Read { offset, buffer: vec![0; BLOCK_BYTES] })? {
         Operation::Read { buffer, .. } => Ok(u64::from_le_bytes(buffer[..8].try_into()?)),
         other => bail!("{other:?}"),
@@ -56,7 +56,7 @@ fn read(client: &mut Client, offset: u64) -> anyhow::Result<u64> {
 }
 
 /// Compares the images of `v` at both hosts, while nothing is written.
-fn compare(pair: &Pair, standby: &Standby) -> anyhow::Result<()> {
+pub(crate) fn compare(pair: &Pair, standby: &Standby) -> anyhow::Result<()> {
     until_current(&pair.alpha)?;
     let (here, there) = (std::fs::read(pair.alpha.path("a/v.img"))?, std::fs::read(image(pair, standby, 0))?);
     let differs =

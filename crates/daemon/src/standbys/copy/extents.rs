@@ -28,7 +28,7 @@ pub(super) struct Extent {
 }
 
 /// A file of extents that is appended to.
-pub(super) struct Extents {
+pub(crate) struct Extents {
     file: File,
     length: u64,
 }

@@ -55,6 +55,15 @@ struct Waiting {
     content: Option<Vec<u8>>,
 }
 
+/// A file of a clone, and the one that it is a clone of.
+pub(super) struct Cloned {
+    pub(super) from: File,
+    pub(super) to: File,
+    pub(super) bytes: u64,
+    /// Whether it shares blocks, so that nothing has to be copied.
+    pub(super) is_shared: bool,
+}
+
 /// Whether the images have the sizes that were asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
@@ -107,9 +116,7 @@ impl Files {
                 KeptBy::Reflink => known.extend((0..self.images.len()).map(|index| point_name(*at, index))),
             }
         }
-        for name in
-            self.folder.names()?.iter().filter(|name| !name.starts_with("image-") && !known.contains(name))
-        {
+        for name in self.folder.names()?.iter().filter(|name| !is_of_others(name) && !known.contains(name)) {
             self.folder.remove(name)?;
         }
         Ok(())
@@ -334,10 +341,10 @@ impl Files {
     /// Copies a recovery point into the images, sizes included.
     pub(crate) fn restore_point(&mut self, at: Watermark) -> io::Result<()> {
         self.write_waiting()?;
-        let Some(index) = self.points.iter().position(|(other, _)| *other == at) else {
+        let Some((_, kept_by)) = self.points.iter().find(|(other, _)| *other == at) else {
             return Err(io::Error::new(io::ErrorKind::NotFound, "the recovery point is gone"));
         };
-        if self.points[index].1 == KeptBy::Reflink {
+        if *kept_by == KeptBy::Reflink {
             for (number, image) in self.images.iter().enumerate() {
                 let point = self.folder.file(&point_name(at, number))?;
                 // N.B. The image is never shorter than before meanwhile: a start after a kill would take it for another one.
@@ -346,14 +353,40 @@ impl Files {
             }
             return Ok(());
         }
-        // What was written last is undone first.
-        for (at, _) in self.points[index..].iter().rev().filter(|(_, kept_by)| *kept_by == KeptBy::Undo) {
-            let undo = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
-            undo.each(|extent, content| {
-                write(&self.images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content))
-            })?;
+        self.undo_since(at)?.iter().try_for_each(|undo| put_back(&self.images, undo))
+    }
+
+    /// Makes files for a clone of a recovery point, one a volume. Those that do not share their blocks with it are to be filled.
+    pub(super) fn begin_clone(&mut self, at: Watermark) -> io::Result<Vec<Cloned>> {
+        self.write_waiting()?;
+        let Some((_, kept_by)) = self.points.iter().find(|(other, _)| *other == at) else {
+            return Err(io::Error::new(io::ErrorKind::NotFound, "the recovery point is gone"));
+        };
+        let cloned = (0..self.images.len()).map(|number| {
+            let name = match kept_by {
+                KeptBy::Reflink => point_name(at, number),
+                KeptBy::Undo => image_name(number),
+            };
+            // N.B. Opened anew: a clone that is being made does not hold the lock of the image.
+            let (from, to) = (self.folder.file(&name)?, self.folder.new_file(&clone_name(number))?);
+            let bytes = from.metadata()?.len();
+            to.set_len(bytes)?;
+            let is_shared = rustix::fs::ioctl_ficlone(&to, &from).is_ok();
+            Ok(Cloned { from, to, bytes, is_shared })
+        });
+        cloned.collect()
+    }
+
+    /// Returns what later epochs have overwritten since a recovery point: what was written last comes first. Nothing if that point
+    /// shares blocks with the images.
+    pub(super) fn undo_since(&self, at: Watermark) -> io::Result<Vec<Extents>> {
+        let index = self.points.iter().position(|(other, _)| *other == at).unwrap_or(self.points.len());
+        let since = self.points.get(index..).unwrap_or_default();
+        if since.first().is_none_or(|(_, kept_by)| *kept_by == KeptBy::Reflink) {
+            return Ok(Vec::new());
         }
-        Ok(())
+        let undo = since.iter().rev().filter(|(_, kept_by)| *kept_by == KeptBy::Undo);
+        undo.map(|(at, _)| Extents::open(self.folder.file(&undo_name(*at))?, |_| {})).collect()
     }
 
     /// Moves the image of a volume out of the folder, to a path that no file has.
@@ -422,6 +455,14 @@ impl Files {
     }
 }
 
+/// Writes what an undo file has.
+pub(super) fn put_back(images: &[File], undo: &Extents) -> io::Result<()> {
+    undo.each(|extent, content| {
+        write(images, extent.volume, extent.blocks, (!extent.is_zero).then_some(content))
+    })?;
+    Ok(())
+}
+
 /// Writes to an image; without content zeroes, which need no space if the file system can.
 fn write(images: &[File], volume: VolumeIndex, blocks: BlockRange, content: Option<&[u8]>) -> io::Result<()> {
     let Some(image) = images.get(volume.index()) else { return Ok(()) };
@@ -463,6 +504,16 @@ fn image_name(index: usize) -> String {
     format!("image-{index}")
 }
 
+/// Returns the name of a file of a clone. It is a second name of a volume that a test has.
+pub(super) fn clone_name(index: usize) -> String {
+    format!("clone-{index}")
+}
+
+/// Returns whether no record has to name a file.
+fn is_of_others(name: &str) -> bool {
+    name.starts_with("image-") || name.starts_with("clone-")
+}
+
 fn spool_name(at: Watermark) -> String {
     format!("spool-{}", text(at))
 }
@@ -481,112 +532,4 @@ pub(crate) fn text(at: Watermark) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use chronicle::Epoch;
-    use standby::{LifeId, StandbyId};
-
-    use super::*;
-
-    fn at(epoch: u64) -> Watermark {
-        Watermark { standby: StandbyId(1), life: LifeId(2), epoch: Epoch(epoch) }
-    }
-
-    fn files(store: &Path) -> Files {
-        Files::open(store, "s", &[BlockCount(16), BlockCount(8)], true, &[], &[]).unwrap()
-    }
-
-    fn block(value: u8) -> Vec<u8> {
-        vec![value; BLOCK_BYTES as usize]
-    }
-
-    /// Writes an epoch that sets one block of the first volume, by way of the spool.
-    fn epoch(files: &mut Files, number: u64, index: u64, value: u8) {
-        files.spool(VolumeIndex(0), BlockRange::new(index, index + 1), Some(&block(value))).unwrap();
-        files.seal_spool(at(number)).unwrap();
-        let sizes = vec![BlockCount(16), BlockCount(8)];
-        let sealed = Sealed { watermark: at(number), blocks: 1, sizes, as_of_ms: 0 };
-        assert_eq!(files.apply(&sealed).unwrap(), Room::Enough);
-        files.flush().unwrap();
-        files.unlink_spool(at(number)).unwrap();
-    }
-
-    fn first_blocks(files: &Files) -> Vec<u8> {
-        let mut bytes = vec![0; 3 * BLOCK_BYTES as usize];
-        files.images[0].read_exact_at(&mut bytes, 0).unwrap();
-        bytes.chunks(BLOCK_BYTES as usize).map(|block| block[0]).collect()
-    }
-
-    #[test]
-    fn a_point_of_before_a_volume_grew_has_zeroes_where_it_grew() {
-        let store = tempfile::tempdir().unwrap();
-        let mut files = files(store.path());
-        epoch(&mut files, 1, 0, 1);
-        files.keep_point(at(1), KeptBy::Undo).unwrap();
-        files.grow(&[BlockCount(32), BlockCount(8)]).unwrap();
-        files.spool(VolumeIndex(0), BlockRange::new(15, 18), Some(&[7; 3 * BLOCK_BYTES as usize])).unwrap();
-        files.seal_spool(at(2)).unwrap();
-        let sizes = vec![BlockCount(32), BlockCount(8)];
-        files.apply(&Sealed { watermark: at(2), blocks: 3, sizes, as_of_ms: 0 }).unwrap();
-        files.restore_point(at(1)).unwrap();
-        let mut bytes = vec![1; 4 * BLOCK_BYTES as usize];
-        files.images[0].read_exact_at(&mut bytes, 14 * BLOCK_BYTES).unwrap();
-        assert!(block::buffer::is_zero(&bytes), "something of the later epoch is left");
-    }
-
-    #[test]
-    fn any_point_comes_back_by_undo_also_when_one_between_was_dropped() {
-        let store = tempfile::tempdir().unwrap();
-        let mut files = files(store.path());
-        epoch(&mut files, 1, 0, 1);
-        for number in 2..6 {
-            files.keep_point(at(number - 1), KeptBy::Undo).unwrap();
-            epoch(&mut files, number, number % 3, number as u8);
-        }
-        assert_eq!(first_blocks(&files), [3, 4, 5]);
-        let kept = |numbers: &[u64]| -> Vec<Point> {
-            let point = |number: &u64| Point {
-                watermark: at(*number),
-                kept_by: KeptBy::Undo,
-                blocks: 1,
-                as_of_ms: 0,
-            };
-            numbers.iter().map(point).collect()
-        };
-        files.prepare_to_drop(&kept(&[1, 2, 4])).unwrap();
-        let points = kept(&[1, 2, 4]);
-        // A start deletes what is dropped: the daemon was killed before it could.
-        drop(files);
-        let sizes = [BlockCount(16), BlockCount(8)];
-        let mut again = Files::open(store.path(), "s", &sizes, false, &points, &[]).unwrap();
-        again.restore_point(at(4)).unwrap();
-        assert_eq!(first_blocks(&again), [3, 4, 2]);
-        again.restore_point(at(2)).unwrap();
-        assert_eq!(first_blocks(&again), [1, 0, 2]);
-        again.restore_point(at(1)).unwrap();
-        assert_eq!(first_blocks(&again), [1, 0, 0]);
-    }
-
-    #[test]
-    fn an_image_that_is_gone_is_not_made_anew() {
-        let store = tempfile::tempdir().unwrap();
-        let first = files(store.path());
-        first.folder.remove("image-1").unwrap();
-        drop(first);
-        let sizes = [BlockCount(16), BlockCount(8)];
-        let error = Files::open(store.path(), "s", &sizes, false, &[], &[]).err().unwrap();
-        assert!(error.to_string().contains("is the disk of the store mounted?"), "{error}");
-    }
-
-    #[test]
-    fn a_start_deletes_what_no_record_names() {
-        let store = tempfile::tempdir().unwrap();
-        let mut first = files(store.path());
-        epoch(&mut first, 1, 0, 1);
-        first.keep_point(at(1), KeptBy::Undo).unwrap();
-        first.spool(VolumeIndex(0), BlockRange::new(1, 2), Some(&block(9))).unwrap();
-        drop(first);
-        let again = files(store.path());
-        assert_eq!(again.folder.names().unwrap().len(), 2);
-        assert_eq!(first_blocks(&again), [1, 0, 0]);
-    }
-}
+mod tests;

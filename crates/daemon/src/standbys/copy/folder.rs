@@ -6,7 +6,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, renameat, unlinkat,
+    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, renameat, statat,
+    unlinkat,
 };
 use rustix::io::Errno;
 
@@ -71,6 +72,23 @@ impl Folder {
     pub(super) fn link_out(&self, from: &str, to: &Path) -> io::Result<()> {
         rustix::fs::linkat(&self.0, from, CWD, to, AtFlags::empty())?;
         crate::files::folder_entries::sync_folder_of(to)
+    }
+
+    /// Deletes a file, and its second name at a path. Another file at that path stays.
+    pub(super) fn remove_both(&self, name: &str, path: &Path) -> io::Result<()> {
+        let here = match statat(&self.0, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(()),
+            found => found?,
+        };
+        match statat(CWD, path, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) => {
+                unlinkat(CWD, path, AtFlags::empty())?;
+                crate::files::folder_entries::sync_folder_of(path)?;
+            }
+            Ok(_) | Err(Errno::NOENT) => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.remove(name)
     }
 
     /// Returns the free bytes of its file system, and all.

@@ -16,10 +16,13 @@ use standby::wire::{Content, StreamId, ToStandby};
 use standby::{Standby, StandbyId, Watermark};
 use tokio::sync::oneshot;
 
+use super::cloning::{CloneAnswer, CloneOrder, Cloning, Progress};
+use super::extents::Extents;
 use super::files::Files;
 use super::folder::Folder;
 use super::messages::{bytes_of, check, grown, words_of};
 use super::room::room;
+use super::view::CopyView;
 use crate::standbys::book::{Book, CopyConfig, Side, parse};
 use crate::standbys::frames::{Frame, Line, Terms};
 use crate::standbys::lock;
@@ -43,6 +46,14 @@ pub(crate) enum Input {
     EndLending { to: Vec<PathBuf>, end: LendingEnd, answer: oneshot::Sender<io::Result<()>> },
     /// Moves the images to these paths and closes them: they belong to volumes.
     Release { to: Vec<PathBuf>, answer: oneshot::Sender<io::Result<()>> },
+    /// Makes a clone of a recovery point, for a test.
+    Clone(CloneOrder),
+    /// The thread of the clone of this number has copied the images, and asks for what was overwritten meanwhile.
+    Copied { number: u64, answer: mpsc::Sender<io::Result<Vec<Extents>>> },
+    /// That clone is complete, or has failed.
+    Cloned { number: u64, result: Result<(), String> },
+    /// The clone that is being made is not wanted any more.
+    EndClone,
     /// Asks for the present state.
     Look { answer: oneshot::Sender<CopyView> },
     /// Ends the keeper, and closes its files first.
@@ -74,23 +85,6 @@ pub(crate) enum LendingEnd {
     UsedUp,
     /// It has failed. The images have lost their other names.
     GivenBack,
-}
-
-/// What an administrator sees of a standby.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct CopyView {
-    /// When the source's state was as the images are, in milliseconds since 1970; `None`: there is no recovery point.
-    pub(crate) as_of_unix_ms: Option<u64>,
-    pub(crate) is_promoted: bool,
-    pub(crate) is_consumed: bool,
-    /// The migration that may still give the images back.
-    pub(crate) lent_to: Option<u64>,
-    /// What happened to the images.
-    pub(crate) note: Option<String>,
-    /// Recovery points, the oldest first: name, time in milliseconds since 1970.
-    pub(crate) points: Vec<(Watermark, u64)>,
-    /// Why it cannot go on.
-    pub(crate) fault: Option<String>,
 }
 
 /// A keeper's thread, from outside.
@@ -138,6 +132,14 @@ impl Copy {
         let _ = closed.await;
     }
 
+    /// Has a clone of a recovery point made.
+    pub(crate) fn clone_point(&self, point: Option<Watermark>, progress: Arc<Progress>) -> CloneAnswer {
+        let (answer, answered) = oneshot::channel();
+        let back = self.inputs.clone();
+        self.give(Input::Clone(CloneOrder { point, progress, answer, back }));
+        answered
+    }
+
     /// Hands an input to the keeper. One that has ended drops it, and its answer.
     pub(crate) fn give(&self, input: Input) {
         let _ = self.inputs.send(input);
@@ -158,12 +160,16 @@ pub(super) struct Keeper {
     pub(super) fault: Option<String>,
     pub(super) line: Option<Line>,
     /// When the source last said that the images are current.
-    current_unix_ms: Option<u64>,
+    pub(super) current_unix_ms: Option<u64>,
     promotion: Option<oneshot::Sender<Result<Promoted, String>>>,
     /// The migration that has begun with the images, and has not ended.
     pub(super) lent_to: Option<u64>,
     /// What happened to the images, until they have everything again.
-    note: Option<String>,
+    pub(super) note: Option<String>,
+    /// The clone that is being made.
+    pub(super) cloning: Option<Cloning>,
+    /// The number of clones that were begun.
+    pub(super) clones: u64,
     seen: Arc<Mutex<Seen>>,
     /// Returns the free bytes of a store, and all.
     pub(super) space: fn(&Files) -> io::Result<(u64, u64)>,
@@ -192,6 +198,8 @@ impl Keeper {
             promotion: None,
             lent_to: None,
             note: None,
+            cloning: None,
+            clones: 0,
             seen: Arc::default(),
             space: Files::space,
         }
@@ -223,6 +231,7 @@ impl Keeper {
 
     /// Closes the files. If the daemon ends, notes how they are left.
     pub(super) fn close(&mut self, why: Ending) {
+        self.end_clone("the daemon ends, or the standby is removed");
         let Some(mut open) = self.open.take() else { return };
         if why == Ending::Removed || open.machine.record().standing != Standing::Receiving {
             return;
@@ -352,6 +361,13 @@ impl Keeper {
             Input::Release { to, answer } => {
                 let _ = answer.send(self.release(&to));
             }
+            Input::Clone(order) => self.begin_clone(order),
+            Input::Copied { number, answer } => self.answer_copied(number, &answer),
+            Input::Cloned { number, result } => self.take_clone(number, result),
+            Input::EndClone => {
+                self.end_clone("it was ended");
+                self.handle(Event::TestEnded, &Bytes::new());
+            }
             Input::Look { answer } => {
                 let _ = answer.send(self.view());
             }
@@ -458,6 +474,7 @@ impl Keeper {
     pub(super) fn fail(&mut self, error: &io::Error) {
         tracing::warn!(standby = %self.config.name, %error, "a standby cannot go on; it is tried again");
         self.open = None;
+        self.end_clone(&error.to_string());
         self.fault = Some(error.to_string());
         lock(&self.seen).fault.clone_from(&self.fault);
         if let Some(line) = &self.line {
@@ -536,42 +553,11 @@ impl Keeper {
                     let _ = answer.send(Err(words_of(refusal)));
                 }
             }
-            // No order for a test reaches the machine yet.
-            Action::Clone(_) | Action::EndTest => {}
+            Action::Clone(at) => self.clone_point(at),
+            Action::RefuseTest(refusal) => self.end_clone(&words_of(refusal)),
+            Action::EndTest => self.end_clone("the standby was promoted, or used, or its image has changed"),
         }
         Ok(())
-    }
-
-    pub(super) fn view(&self) -> CopyView {
-        // N.B. What is recorded can be promoted once the fault is mended, so it is shown.
-        let recorded = || self.book.record(Side::Copy, &self.config.id).ok().flatten();
-        let Some(record) =
-            self.open.as_ref().map_or_else(recorded, |open| Some(open.machine.record().clone()))
-        else {
-            return CopyView { fault: self.fault.clone(), ..CopyView::default() };
-        };
-        let is_promoted = matches!(record.standing, Standing::Promoted { .. });
-        let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
-        let newest = record.points.last().map(|point| point.as_of_ms);
-        let arrived = if is_point { Some(record.as_of_ms) } else { newest };
-        let image = record.watermark.filter(|_| is_point).map(|at| (at, record.as_of_ms));
-        CopyView {
-            as_of_unix_ms: arrived
-                .map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
-            is_promoted,
-            is_consumed: record.standing == Standing::Consumed,
-            lent_to: self.lent_to,
-            note: self.note.clone().filter(|_| record.watermark.is_none()),
-            points: record
-                .points
-                .iter()
-                .map(|point| (point.watermark, point.as_of_ms))
-                .chain(image)
-                // The images are volumes now, which do not go back to a point.
-                .filter(|_| !is_promoted)
-                .collect(),
-            fault: self.fault.clone(),
-        }
     }
 }
 
@@ -580,6 +566,6 @@ fn unix_ms() -> u64 {
 }
 
 /// Returns the time since 1970: the origin of the records, which outlive the daemon.
-fn now() -> Duration {
+pub(super) fn now() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }

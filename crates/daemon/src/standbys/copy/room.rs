@@ -16,6 +16,13 @@ pub(super) fn room(free: u64, total: u64) -> i64 {
     blocks(free) - blocks(reserve)
 }
 
+/// Returns whether so many bytes more leave the reserve of a store alone, and a quarter of that besides: points do not give way to
+/// tests.
+pub(super) fn has_room(free: u64, total: u64, bytes: u64) -> bool {
+    let margin = (room(0, total).unsigned_abs() / 4) as i64;
+    room(free, total) - margin >= i64::try_from(bytes.div_ceil(BLOCK_BYTES)).unwrap_or(i64::MAX)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -29,5 +36,13 @@ mod tests {
         assert_eq!(room(gib, 5 * gib), blocks(1) / 2);
         assert_eq!(room(0, 20 * gib), -blocks(1));
         assert_eq!(room(0, 0), 0);
+    }
+
+    #[test]
+    fn a_test_leaves_more_than_the_reserve() {
+        let gib = 1_u64 << 30;
+        assert!(has_room(4 * gib, 20 * gib, 2 * gib));
+        assert!(!has_room(4 * gib, 20 * gib, 3 * gib));
+        assert!(!has_room(gib, 20 * gib, 0), "only the reserve is left");
     }
 }

@@ -11,8 +11,9 @@ use standby::record::{ImageState, KeptBy, Standing};
 use standby::wire::{Content, StreamId, ToStandby};
 use standby::{LifeId, StandbyId, VolumeIndex, Watermark};
 
+use super::cloning::{CloneOrder, delete_clone, name_clone};
 use super::files::Files;
-use super::keeper::{Ending, Keeper, LendingEnd};
+use super::keeper::{Ending, Input, Keeper, LendingEnd};
 use crate::standbys::book::{Book, CopiedVolume, CopyConfig, Keep, hex};
 
 const ID: StandbyId = StandbyId(9);
@@ -236,4 +237,103 @@ fn a_standby_without_its_store_says_so_and_goes_on_when_it_is_back() {
     std::fs::rename(&away, &scene.store).unwrap();
     scene.keeper.reopen();
     assert_eq!((scene.standing().2, scene.keeper.view().fault), (Some(2), None));
+}
+
+/// A clone that is being made: its order, and its answer.
+struct Making {
+    answer: tokio::sync::oneshot::Receiver<Result<Watermark, String>>,
+    inputs: std::sync::mpsc::Receiver<Input>,
+}
+
+fn begin_clone(scene: &mut Scene, point: Option<Watermark>) -> Making {
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let (back, inputs) = std::sync::mpsc::channel();
+    scene.keeper.begin_clone(CloneOrder { point, progress: std::sync::Arc::default(), answer, back });
+    Making { answer: answered, inputs }
+}
+
+impl Making {
+    /// Lets the keeper answer the thread of the clone until that has ended.
+    fn end(mut self, scene: &mut Scene) -> Result<Watermark, String> {
+        loop {
+            match self.inputs.recv().unwrap() {
+                Input::Copied { number, answer } => scene.keeper.answer_copied(number, &answer),
+                Input::Cloned { number, result } => {
+                    scene.keeper.take_clone(number, result);
+                    return self.answer.try_recv().unwrap();
+                }
+                _ => panic!("another input"),
+            }
+        }
+    }
+}
+
+/// Returns the first bytes of blocks of the clone.
+fn cloned(scene: &Scene) -> Vec<u8> {
+    let bytes = std::fs::read(scene.image().with_file_name("clone-0")).unwrap();
+    assert_eq!(bytes.len() as u64, BLOCKS * BLOCK_BYTES);
+    bytes.chunks(BLOCK_BYTES as usize).map(|block| block[0]).take(4).collect()
+}
+
+#[test]
+fn a_clone_is_exactly_its_point_while_epochs_go_on_being_applied() {
+    let scene = with_two_epochs();
+    let first = scene.keeper.open.as_ref().unwrap().machine.record().points[0].watermark;
+    for (point, expected) in [(None, [1, 2, 0, 0]), (Some(first), [1, 0, 0, 0])] {
+        let mut scene = with_two_epochs();
+        let making = begin_clone(&mut scene, point);
+        // These are applied before, while or after the images are copied, and points of before give way.
+        for number in 3..9 {
+            scene.epoch(number, number % 4, number as u8);
+        }
+        let at = making.end(&mut scene).unwrap();
+        assert_eq!(at.epoch, if point.is_some() { Epoch(1) } else { Epoch(2) });
+        assert_eq!(cloned(&scene), expected);
+        // What a test writes is nothing of the standby's, and its point may give way.
+        std::fs::write(scene.image().with_file_name("clone-0"), b"test").unwrap();
+        scene.epoch(9, 0, 9);
+        let record = scene.keeper.open.as_ref().unwrap().machine.record().clone();
+        assert_eq!(record.points.len(), 2);
+        let bytes = std::fs::read(scene.image()).unwrap();
+        let held: Vec<u8> = bytes.chunks(BLOCK_BYTES as usize).map(|block| block[0]).take(4).collect();
+        assert_eq!(held, [9, 5, 6, 7]);
+        // The file of a test outlives the keeper.
+        scene.restart();
+        assert!(scene.image().with_file_name("clone-0").exists());
+    }
+}
+
+#[test]
+fn a_clone_without_room_or_without_its_point_ends_and_nothing_else() {
+    let mut scene = with_two_epochs();
+    scene.keeper.space = |_| Ok((1 << 30, 100 << 30));
+    let mut making = begin_clone(&mut scene, None);
+    let refused = making.answer.try_recv().unwrap().unwrap_err();
+    assert!(refused.contains("no room"), "{refused}");
+    scene.keeper.space = |_| Ok((11 << 30, 100 << 30));
+    let unknown = Watermark { standby: ID, life: LifeId(2), epoch: Epoch(77) };
+    let mut making = begin_clone(&mut scene, Some(unknown));
+    let refused = making.answer.try_recv().unwrap().unwrap_err();
+    assert!(refused.contains("no such recovery point"), "{refused}");
+    scene.epoch(3, 1, 9);
+    assert_eq!(scene.standing(), (Standing::Receiving, ImageState::AsOfWatermark, Some(3)));
+}
+
+#[test]
+fn only_the_clone_s_own_file_is_deleted_at_its_place_in_the_store() {
+    let mut scene = with_two_epochs();
+    begin_clone(&mut scene, None).end(&mut scene).unwrap();
+    let (id, place) = (hex(ID), scene.store.join("v-test.img"));
+    std::fs::write(&place, b"another's").unwrap();
+    assert!(name_clone(&scene.store, &id, 0, &place).is_err(), "a file is there");
+    delete_clone(&scene.store, &id, &[&place]).unwrap();
+    assert_eq!(std::fs::read(&place).unwrap(), b"another's");
+    assert!(!scene.image().with_file_name("clone-0").exists());
+    std::fs::remove_file(&place).unwrap();
+    begin_clone(&mut scene, None).end(&mut scene).unwrap();
+    name_clone(&scene.store, &id, 0, &place).unwrap();
+    for _ in 0..2 {
+        delete_clone(&scene.store, &id, &[&place]).unwrap();
+        assert!(!place.exists() && !scene.image().with_file_name("clone-0").exists());
+    }
 }

@@ -123,7 +123,7 @@ pub(super) fn content_bytes(image: &File, blocks: BlockRange) -> io::Result<u64>
 }
 
 /// Returns the first blocks at or after `from` that are no hole; an empty run at `end`: there are none before it.
-fn next_data(image: &File, from: u64, end: u64) -> io::Result<(u64, u64)> {
+pub(super) fn next_data(image: &File, from: u64, end: u64) -> io::Result<(u64, u64)> {
     if from >= end {
         return Ok((end, end));
     }
