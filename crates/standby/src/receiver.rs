@@ -222,7 +222,8 @@ enum Work {
     Idle,
     /// It is being counted what a point before the oldest sealed epoch has to keep.
     Measuring,
-    /// A point is being kept before the oldest sealed epoch is applied, before one is written in place, or for a test.
+    /// A point is being kept: before the oldest sealed epoch is applied, one is written in place, or a migration gets the image; or
+    /// for a test.
     KeepingPoint(Next),
     /// The record with that point, or with the torn image, becomes durable.
     RecordingPoint(Next, u64),
@@ -255,6 +256,8 @@ enum Next {
     WriteInPlace,
     /// The point is for a test.
     Test,
+    /// A migration gets the image.
+    Consume,
 }
 
 /// An order that waits until the image is at rest.

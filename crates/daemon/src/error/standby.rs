@@ -31,6 +31,11 @@ pub(crate) enum StandbyError {
     )]
     NotMade(String),
     #[error(
+        "the migration {migration} has begun with it, and the standby goes on if that fails; remove it when the volumes are here; to delete it \
+         now: sterna standby remove {name} --force"
+    )]
+    Lent { name: String, migration: String },
+    #[error(
         "it was promoted: host \"{0}\" has its volumes, too; stop the guests of one of both, and remove the volumes there; see: sterna \
          standby show"
     )]
@@ -74,6 +79,7 @@ impl StandbyError {
             | Self::NotHere(_)
             | Self::LastCopy(_)
             | Self::NotMade(_)
+            | Self::Lent { .. }
             | Self::HasStandby { .. }
             | Self::PromotedThere(_)
             | Self::NotThere { .. }

@@ -166,6 +166,10 @@ impl Standbys {
             Found::Kept(kept) => {
                 let is_connected = self.hosts.silence_of(kept.host()).is_none();
                 let is_over = matches!(was.state, api::StandbyState::Promoted | api::StandbyState::Used);
+                if let Some(migration) = Self::look(&kept).await.lent_to.filter(|_| !how.force) {
+                    let migration = migration::MigrationId(migration).to_string();
+                    return Err(StandbyError::Lent { name, migration }.into());
+                }
                 if is_connected && !how.force && !is_over {
                     return Err(StandbyError::NotThere { name, host: self.hosts.name_of(kept.host()) }.into());
                 }

@@ -21,6 +21,7 @@ use tokio::sync::oneshot;
 use super::book::{CopiedVolume, CopyConfig, Side, Why, parse};
 use super::copy::{Input, text};
 use super::orders::Found;
+use super::views::used_by;
 use super::{Kept, Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::host::blocking;
@@ -43,6 +44,11 @@ impl Standbys {
             return Err(StandbyError::NotThere { name, host: self.hosts.name_of(source.host()) }.into());
         };
         let refused = |reason: String| StandbyError::NotPromoted { name: name.clone(), reason };
+        // N.B. Before the names: the volumes that have them are the migration's.
+        if let Some(migration) = Self::look(kept).await.lent_to.map(migration::MigrationId) {
+            let reason = format!("{}; to end that: sterna migration cancel {migration}", used_by(migration));
+            return Err(refused(reason).into());
+        }
         self.check_names(kept)?;
         let seconds = order.older_than_ok_seconds;
         let age_max = seconds.map_or(Ok(AGE_MAX), Duration::try_from_secs_f64);

@@ -232,7 +232,13 @@ impl Standbys {
             store: config.store,
             volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
             state,
-            reason: look.lent_to.map(used_by).or(look.fault).or(look.note).or(silence).or(late),
+            reason: look
+                .lent_to
+                .map(|lent| used_by(migration::MigrationId(lent)))
+                .or(look.fault)
+                .or(look.note)
+                .or(silence)
+                .or(late),
             age_seconds: age_ms.map(|age| age as f64 / 1000.0),
             every_seconds: terms.map(|terms| terms.every_ms as f64 / 1000.0),
             rpo_seconds: terms.map(|terms| terms.rpo_ms as f64 / 1000.0),
@@ -263,8 +269,8 @@ fn too_long(state: api::StandbyState, shown: &Shown, now: Instant) -> Option<Str
     (hours >= hours_max).then(|| format!("{what} {hours} h"))
 }
 
-fn used_by(migration: u64) -> String {
-    let migration = migration::MigrationId(migration);
+/// Says that a migration has begun with the images.
+pub(super) fn used_by(migration: migration::MigrationId) -> String {
     format!("the migration {migration} has begun with it; if that fails, the standby goes on")
 }
 

@@ -122,8 +122,8 @@ impl Standby {
         let Work::KeepingPoint(next) = self.work else { return };
         let blocks = match next {
             Next::Apply => Some(self.point_blocks),
-            // It is counted before an epoch is applied.
-            Next::Test => Some(0),
+            // It is counted before an epoch is applied. What a migration overwrites is the migration's, unless that fails.
+            Next::Test | Next::Consume => Some(0),
             Next::WriteInPlace => self.unsealed.as_ref().map(|u| u.sizes.iter().map(|size| size.0).sum()),
         };
         let kept_by = self.settings.kept_by;
@@ -145,7 +145,9 @@ impl Standby {
         self.outbox.durable(sequence);
         match &self.work {
             Work::RecordingPoint(Next::Apply, number) if *number <= sequence => self.apply(),
-            Work::RecordingPoint(Next::Test, number) if *number <= sequence => self.work = Work::Idle,
+            Work::RecordingPoint(Next::Test | Next::Consume, number) if *number <= sequence => {
+                self.work = Work::Idle;
+            }
             Work::RecordingPoint(Next::WriteInPlace, number) if *number <= sequence => {
                 self.work = Work::Idle;
                 if self.record.image == ImageState::Torn && self.is_announced() {

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use super::{Action, Image, Order, Rights, Stage, Standby, Work};
+use super::{Action, Image, Next, Order, Rights, Stage, Standby, Work};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
-use crate::record::{ImageState, Standing};
+use crate::record::{ImageState, KeptBy, Standing};
 use crate::wire::{Answer, ToOwner};
 
 /// An order to promote a standby.
@@ -162,6 +162,9 @@ impl Standby {
             Some(Order::Promote(point, _)) => self.end_promotion_of(point),
             // N.B. One record ends the spools. What follows writes to the image (case 17).
             Some(Order::Consume) => {
+                if self.keep_before_lending() {
+                    return;
+                }
                 let spools = self.record.sealed.clone();
                 if self.is_partly_applied {
                     self.record.image = ImageState::Torn;
@@ -187,6 +190,18 @@ impl Standby {
             }
             None => {}
         }
+    }
+
+    /// Keeps the image as a point before a migration writes to it, if that costs nothing; returns whether it does (case 13).
+    fn keep_before_lending(&mut self) -> bool {
+        let is_free = self.settings.kept_by == KeptBy::Reflink;
+        let can_keep = is_free && self.image_is_point() && !self.is_partly_applied;
+        let Some(watermark) = self.record.watermark.filter(|at| can_keep && !self.is_kept(*at)) else {
+            return false;
+        };
+        self.work = Work::KeepingPoint(Next::Consume);
+        self.outbox.push(Action::KeepPoint(watermark, self.settings.kept_by));
+        true
     }
 
     fn end_promotion_of(&mut self, point: Option<Watermark>) {

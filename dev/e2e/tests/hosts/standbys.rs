@@ -185,6 +185,14 @@ fn a_planned_move_that_is_cancelled_leaves_the_standby_what_it_has() {
             let shown: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
             Ok((shown.state == StandbyState::Used).then_some(()))
         })?;
+        // It may come back: it is neither promoted nor deleted by the way.
+        let orders =
+            [(&["promote", "v", "--force"][..], "sterna migration cancel"), (&["remove", "v"], "--force")];
+        for (order, words) in orders {
+            let refused = pair.beta.sterna([&["standby"], order].concat())?;
+            ensure!(refused.code == 4 && refused.stderr.contains(words), "{refused:?}");
+            ensure!(refused.stderr.contains("has begun with it"), "{refused:?}");
+        }
         pair.alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         let ended = pair.alpha.wait_for_migration(&begun.id)?;
         ensure!(ended.state == MigrationState::Cancelled, "{ended:?}");

@@ -9,6 +9,7 @@
 //! ```
 //! Everything here may block. Records are in [`super::super::book`].
 
+use std::fmt::Display;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _};
@@ -110,13 +111,15 @@ impl Files {
     /// Deletes what no record names: it was being made, or being deleted.
     fn sweep(&self, sealed: &[Sealed]) -> io::Result<()> {
         let mut known: Vec<String> = sealed.iter().map(|sealed| spool_name(sealed.watermark)).collect();
-        for (at, kept_by) in &self.points {
-            match kept_by {
-                KeptBy::Undo => known.push(undo_name(*at)),
-                KeptBy::Reflink => known.extend((0..self.images.len()).map(|index| point_name(*at, index))),
-            }
-        }
-        for name in self.folder.names()?.iter().filter(|name| !is_of_others(name) && !known.contains(name)) {
+        let undo = |(at, kept_by): &(Watermark, KeptBy)| (*kept_by == KeptBy::Undo).then(|| undo_name(*at));
+        known.extend(self.points.iter().filter_map(undo));
+        // N.B. A point has a file for each volume, also while the images are lent, and none of them is open here.
+        let points: Vec<String> = self.points.iter().map(|(at, _)| point_name(*at, "")).collect();
+        let is_known = |name: &String| {
+            let point = name.trim_end_matches(|digit: char| digit.is_ascii_digit());
+            is_of_others(name) || known.contains(name) || points.iter().any(|known| known == point)
+        };
+        for name in self.folder.names()?.iter().filter(|name| !is_known(name)) {
             self.folder.remove(name)?;
         }
         Ok(())
@@ -124,11 +127,12 @@ impl Files {
 
     /// Returns how recovery points are kept here: by reflink if the file system has it.
     pub(crate) fn keeps_points_by(&self) -> KeptBy {
+        // N.B. Not with an image: there is none while they are lent.
+        let (from, to) = ("probe", "probe-to");
         let probe = || -> io::Result<()> {
-            let probe = self.folder.new_file("probe")?;
-            let Some(image) = self.images.first() else { return Ok(()) };
-            let cloned = rustix::fs::ioctl_ficlone(&probe, image);
-            self.folder.remove("probe")?;
+            let cloned = rustix::fs::ioctl_ficlone(&self.folder.new_file(to)?, &self.folder.new_file(from)?);
+            self.folder.remove(from)?;
+            self.folder.remove(to)?;
             Ok(cloned?)
         };
         if probe().is_ok() { KeptBy::Reflink } else { KeptBy::Undo }
@@ -310,7 +314,10 @@ impl Files {
         let undo: Vec<Watermark> =
             self.points.iter().filter(|(_, by)| *by == KeptBy::Undo).map(|(at, _)| *at).collect();
         let mut newest = undo.last().copied();
-        for (older, at) in undo.iter().zip(undo.iter().skip(1)).rev().filter(|(_, at)| !is_kept(**at)) {
+        // N.B. What only dropped points have is copied nowhere: a full store has no room for it.
+        let first = undo.iter().position(|at| is_kept(*at)).unwrap_or(undo.len());
+        let pairs = undo.iter().zip(undo.iter().skip(1)).skip(first);
+        for (older, at) in pairs.rev().filter(|(_, at)| !is_kept(**at)) {
             let mut into = Undo::open(self.folder.file(&undo_name(*older))?, &self.images)?;
             let from = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
             from.each(|extent, content| into.add(extent, content))?;
@@ -522,7 +529,7 @@ fn undo_name(at: Watermark) -> String {
     format!("undo-{}", text(at))
 }
 
-fn point_name(at: Watermark, index: usize) -> String {
+fn point_name(at: Watermark, index: impl Display) -> String {
     format!("point-{}-{index}", text(at))
 }
 

@@ -22,9 +22,14 @@ use crate::standbys::frames::Frame;
 impl Keeper {
     /// Gives the images second names for a migration. After an error they are the standby's as before.
     pub(super) fn lend(&mut self, migration: u64, to: &[PathBuf]) -> Result<(), String> {
-        let has_all = self.open.as_ref().is_some_and(|open| open.machine.record().watermark.is_some());
+        let open = self.open.as_ref();
+        let has_all = open.is_some_and(|open| open.machine.record().watermark.is_some());
         if !has_all {
             return Err("it has never had everything".to_owned());
+        }
+        // N.B. Before anything is noted: what the other one has written is compared with its note.
+        if open.is_some_and(|open| open.machine.record().standing == Standing::Consumed) {
+            return Err("another migration has begun with it, and has not given it back yet".to_owned());
         }
         let text = |error: io::Error| error.to_string();
         // N.B. Before *consumed*: a start with that alone would take the images for used up.

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use chronicle::{BlockCount, BlockRange, Epoch, Generation};
 use lane::capture::BLOCK_BYTES;
 use standby::receiver::Event;
-use standby::record::{ImageState, KeptBy, Standing};
+use standby::record::{ImageState, KeptBy, Point, Standing};
 use standby::wire::{Content, StreamId, ToStandby};
 use standby::{LifeId, StandbyId, VolumeIndex, Watermark};
 
@@ -140,6 +140,31 @@ fn what_a_cancelled_migration_began_with_is_the_standby_s_again() {
 }
 
 #[test]
+fn images_are_lent_to_one_migration_at_a_time() {
+    let mut scene = with_two_epochs();
+    let lent = vec![scene.store.join("v.img.standby")];
+    scene.keeper.lend(5, &lent).unwrap();
+    let file = std::fs::File::options().write(true).open(&lent[0]).unwrap();
+    file.write_all_at(&[7; BLOCK_BYTES as usize], BLOCK_BYTES).unwrap();
+    let before = scene.keeper.book.lent(&hex(ID)).unwrap();
+    // Only what does not depend on the image is left, if the store can keep that.
+    let kept_by = scene.keeper.open.as_ref().unwrap().files.keeps_points_by();
+    let left = if kept_by == KeptBy::Reflink { 2 } else { 0 };
+    assert_eq!(scene.keeper.view().points.len(), left);
+    for restarts in [false, true] {
+        if restarts {
+            scene.restart();
+        }
+        let refused = scene.keeper.lend(6, &lent).unwrap_err();
+        assert!(refused.contains("another migration"), "{refused}");
+        assert_eq!(scene.keeper.book.lent(&hex(ID)).unwrap(), before);
+    }
+    scene.keeper.end_lending(&lent, LendingEnd::GivenBack).unwrap();
+    assert_eq!(scene.standing(), (Standing::Receiving, ImageState::Torn, Some(2)));
+    scene.keeper.lend(6, &lent).unwrap();
+}
+
+#[test]
 fn images_that_are_volumes_have_no_name_in_the_folder_of_standbys() {
     let mut scene = with_two_epochs();
     let lent = vec![scene.store.join("v.img.standby")];
@@ -199,6 +224,61 @@ fn what_is_written_in_place_waits_for_what_it_overwrites() {
     assert_eq!(written(), 4 * BLOCK_BYTES as usize);
     files.restore_point(at).unwrap();
     assert_eq!(written(), 0);
+}
+
+#[test]
+fn points_that_share_blocks_outlast_a_start_without_images() {
+    let store = tempfile::tempdir().unwrap();
+    let open = |images: &[BlockCount], points: &[Point]| {
+        Files::open(store.path(), "s", images, !images.is_empty(), points, &[]).unwrap()
+    };
+    let two = [BlockCount(BLOCKS); 2];
+    let kept_by = open(&two, &[]).keeps_points_by();
+    let at = |epoch| Watermark { standby: ID, life: LifeId(2), epoch: Epoch(epoch) };
+    let folder = store.path().join(".sterna-standbys/s");
+    let names = || {
+        let names = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().file_name());
+        let names = names.map(|name| name.into_string().unwrap());
+        let mut names: Vec<_> = names.filter(|name| !name.starts_with("image-")).collect();
+        names.sort();
+        names
+    };
+    let of = |epoch, index: usize| format!("point-{}-{index}", super::files::text(at(epoch)));
+    for (epoch, index) in [(1, 0), (1, 1), (11, 0), (2, 0)] {
+        std::fs::write(folder.join(of(epoch, index)), "content").unwrap();
+    }
+    let point = |epoch| Point { watermark: at(epoch), kept_by: KeptBy::Reflink, blocks: 1, as_of_ms: 0 };
+    // The images are lent to a migration.
+    let lent = open(&[], &[point(1), point(11)]);
+    assert_eq!(names(), [of(1, 0), of(1, 1), of(11, 0)]);
+    assert_eq!(lent.keeps_points_by(), kept_by);
+}
+
+#[test]
+fn the_oldest_points_go_without_being_copied_into_each_other() {
+    let store = tempfile::tempdir().unwrap();
+    let mut files = Files::open(store.path(), "s", &[BlockCount(BLOCKS)], true, &[], &[]).unwrap();
+    let at = |epoch| Watermark { standby: ID, life: LifeId(2), epoch: Epoch(epoch) };
+    for epoch in 1..5 {
+        files.keep_point(at(epoch), KeptBy::Undo).unwrap();
+        let range = BlockRange::new(epoch, epoch + 1);
+        files.write(VolumeIndex(0), range, Some(&[epoch as u8; BLOCK_BYTES as usize])).unwrap();
+        files.flush().unwrap();
+    }
+    let bytes = || {
+        let folder = std::fs::read_dir(store.path().join(".sterna-standbys/s")).unwrap();
+        folder.map(|entry| entry.unwrap().metadata().unwrap().len()).sum::<u64>()
+    };
+    let before = bytes();
+    let point = |epoch| Point { watermark: at(epoch), kept_by: KeptBy::Undo, blocks: 1, as_of_ms: 0 };
+    files.prepare_to_drop(&[point(4)]).unwrap();
+    assert_eq!(bytes(), before, "a full store has no room for more");
+    files.prepare_to_drop(&[]).unwrap();
+    assert_eq!(bytes(), before);
+    (1..4).for_each(|epoch| files.drop_point(at(epoch)).unwrap());
+    files.restore_point(at(4)).unwrap();
+    let image = std::fs::read(store.path().join(".sterna-standbys/s/image-0")).unwrap();
+    assert_eq!([3, 4].map(|block| image[block * BLOCK_BYTES as usize]), [3, 0]);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! What of a keeper is shown.
 
 use standby::Watermark;
-use standby::record::{ImageState, Standing};
+use standby::record::{ImageState, KeptBy, Standing};
 
 use super::keeper::Keeper;
 use crate::standbys::book::Side;
@@ -33,20 +33,23 @@ impl Keeper {
             return CopyView { fault: self.fault.clone(), ..CopyView::default() };
         };
         let is_promoted = matches!(record.standing, Standing::Promoted { .. });
-        let is_point = record.image == ImageState::AsOfWatermark && record.watermark.is_some();
-        let newest = record.points.last().map(|point| point.as_of_ms);
+        let is_consumed = record.standing == Standing::Consumed;
+        // N.B. What a migration has begun with is overwritten, and with it what depends on it.
+        let is_point =
+            record.image == ImageState::AsOfWatermark && record.watermark.is_some() && !is_consumed;
+        let points = record.points.iter().filter(|point| !is_consumed || point.kept_by == KeptBy::Reflink);
+        let newest = points.clone().next_back().map(|point| point.as_of_ms);
         let arrived = if is_point { Some(record.as_of_ms) } else { newest };
-        let image = record.watermark.filter(|_| is_point).map(|at| (at, record.as_of_ms));
+        let is_kept = record.points.last().map(|point| point.watermark) == record.watermark;
+        let image = record.watermark.filter(|_| is_point && !is_kept).map(|at| (at, record.as_of_ms));
         CopyView {
             as_of_unix_ms: arrived
                 .map(|arrived| self.current_unix_ms.filter(|_| is_point).unwrap_or(0).max(arrived)),
             is_promoted,
-            is_consumed: record.standing == Standing::Consumed,
+            is_consumed,
             lent_to: self.lent_to,
             note: self.note.clone().filter(|_| record.watermark.is_none()),
-            points: record
-                .points
-                .iter()
+            points: points
                 .map(|point| (point.watermark, point.as_of_ms))
                 .chain(image)
                 // The images are volumes now, which do not go back to a point.
