@@ -159,6 +159,14 @@ impl Book {
         Ok((found, unreadable))
     }
 
+    /// Writes the configuration of a standby that is new; returns whether it is. **N.B.** One that is known may be another host's.
+    pub(crate) fn add_config(&self, side: Side, id: &str, config: &impl Serialize) -> io::Result<bool> {
+        if self.config_path(side, id).try_exists()? {
+            return Ok(false);
+        }
+        self.write_config(side, id, config).map(|()| true)
+    }
+
     pub(crate) fn write_config(&self, side: Side, id: &str, config: &impl Serialize) -> io::Result<()> {
         whole_file::replace(&self.config_path(side, id), &serde_json::to_vec_pretty(config)?)
     }
@@ -299,7 +307,8 @@ mod tests {
             acknowledged: Some(Epoch(4)),
             numbered_through: Epoch(64),
         };
-        book.write_config(Side::Source, &id, &config).unwrap();
+        assert!(book.add_config(Side::Source, &id, &config).unwrap());
+        assert!(!book.add_config(Side::Source, &id, &"of another host").unwrap());
         book.write_record(Side::Source, &id, &record).unwrap();
         assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap().0, [config]);
         assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap().0, []);

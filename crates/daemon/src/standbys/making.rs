@@ -105,7 +105,9 @@ impl Standbys {
             is_removed: false,
         };
         let written = config.clone();
-        self.on_book(move |book| book.write_config(Side::Copy, &written.id, &written)).await?;
+        if !self.on_book(move |book| book.add_config(Side::Copy, &written.id, &written)).await? {
+            return Err(invalid("the standby's identity is not new"));
+        }
         tracing::info!(standby = %config.name, host = %self.hosts.name_of(peer), %store, "keeps a standby");
         self.keep(config)?;
         Ok(Answered::Made { store })
