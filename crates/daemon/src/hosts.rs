@@ -186,6 +186,11 @@ impl Hosts {
         self.config.machines && trust.is_ok_and(|trust| trust.machines)
     }
 
+    /// Returns whether what a host has described may not become VMs here. A host that was removed had its permission when it did.
+    pub(crate) fn refuses_vms_of(&self, host: migration::HostId) -> bool {
+        !self.config.machines || self.is_paired(host) && !self.may_bring_vms(host)
+    }
+
     /// Forgets another host and closes the session with it. May block.
     pub(crate) fn remove(&self, name: &str) -> Result<Peer, HostsError> {
         let known = self.known()?;

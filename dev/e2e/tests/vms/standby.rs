@@ -93,3 +93,39 @@ fn what_would_not_start_at_the_other_host_is_said_before_it_is_needed() {
         until("the VM is forgotten", || Ok(shown(&pair.beta)?.vms.is_empty().then_some(())))
     });
 }
+
+#[test]
+fn a_host_that_may_bring_no_vms_brings_none_by_a_standby_either() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let _console = vm::add(&pair.alpha, &["v"], &[], "")?;
+        let permit = |pair: &Pair, how| pair.beta.sterna(["host", "set", "alpha", how])?.success().map(drop);
+        let is_refused = |standby: &Standby| {
+            let mut problems = standby.vms.iter().filter_map(|vm| vm.problem.as_ref());
+            problems.any(|problem| problem.contains("accepts no VMs of this host"))
+        };
+        permit(pair, "--deny-machines")?;
+        let standby = keep(pair)?;
+        ensure!(is_refused(&standby), "{:?}", standby.vms);
+        ensure!(shown(&pair.beta)?.vms.is_empty(), "it keeps what it does not accept");
+        permit(pair, "--allow-machines")?;
+        // It describes everything again.
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        until("the VM is described", || Ok((!shown(&pair.beta)?.vms.is_empty()).then_some(())))?;
+        // What was permitted then is not any more.
+        permit(pair, "--deny-machines")?;
+        pair.alpha.kill()?;
+        until("the loss is noticed", || {
+            let refused = pair.beta.sterna(["standby", "promote", vm::NAME])?;
+            Ok(refused.stderr.contains("add --force").then_some(()))
+        })?;
+        let promoted: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        ensure!(is_refused(&promoted), "{:?}", promoted.vms);
+        ensure!(pair.beta.sterna(["vm", "show", vm::NAME])?.code == 3, "it is a VM there");
+        permit(pair, "--allow-machines")?;
+        let promoted: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        ensure!(promoted.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", promoted.vms);
+        pair.beta.sterna(["vm", "stop", vm::NAME, "--now"])?.success().map(drop)
+    });
+}

@@ -36,6 +36,15 @@ impl Book {
         file.write_all(piece)
     }
 
+    /// Returns how many bytes of descriptions that are not whole yet these standbys have.
+    pub(crate) fn bytes_of_pieces(&self, ids: &[String]) -> io::Result<u64> {
+        ids.iter().try_fold(0, |sum, id| match std::fs::metadata(self.pieces_path(id)) {
+            Ok(found) => Ok(sum + found.len()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(sum),
+            Err(error) => Err(error),
+        })
+    }
+
     /// Returns all pieces together, and deletes their file.
     pub(crate) fn take_whole(&self, id: &str, bytes_max: u64) -> io::Result<Vec<u8>> {
         let path = self.pieces_path(id);
@@ -87,6 +96,11 @@ impl Book {
         for vm in self.vms(id)? {
             self.forget_vm(id, &vm.name)?;
         }
+        self.forget_pieces(id)
+    }
+
+    /// Forgets a description that is not whole yet.
+    pub(crate) fn forget_pieces(&self, id: &str) -> io::Result<()> {
         match std::fs::remove_file(self.pieces_path(id)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -116,6 +130,10 @@ mod tests {
         book.take_piece("1", 0, b"abc").unwrap();
         assert!(book.take_piece("1", 2, b"def").is_err());
         book.take_piece("1", 3, b"def").unwrap();
+        book.take_piece("2", 0, b"g").unwrap();
+        assert_eq!(book.bytes_of_pieces(&["1", "2", "3"].map(str::to_owned)).unwrap(), 7);
+        book.forget_pieces("2").unwrap();
+        assert_eq!(book.bytes_of_pieces(&["1", "2", "3"].map(str::to_owned)).unwrap(), 6);
         assert!(book.take_whole("1", 5).is_err());
         assert_eq!(book.take_whole("1", 6).unwrap(), b"abcdef");
         assert!(book.take_piece("1", 6, b"g").is_err(), "nothing is left");

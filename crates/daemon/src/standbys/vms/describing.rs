@@ -22,6 +22,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(5);
 /// The other host checks again after this time whether it could start a VM.
 const CHECK_EVERY: Duration = Duration::from_secs(3600);
+/// The same for a VM that it could not start: somebody may have mended that.
+const CHECK_PROBLEM_EVERY: Duration = Duration::from_secs(300);
 /// The length of a piece in bytes.
 const PIECE_BYTES: usize = 512 << 10;
 
@@ -113,7 +115,8 @@ impl Standbys {
         let hash = digest(&SHA256, &description);
         if let Some(known) = told.vms.get(name)
             && known.hash == hash.as_ref()
-            && known.at.elapsed() < CHECK_EVERY
+            && known.at.elapsed()
+                < if known.shown.problem.is_some() { CHECK_PROBLEM_EVERY } else { CHECK_EVERY }
         {
             return Ok(known.shown.clone());
         }

@@ -15,6 +15,8 @@ use crate::vms::{MANIFEST_BYTES_MAX, Standing, VmError, Vms};
 
 /// The most bytes of descriptions that are kept for one host.
 const PEER_BYTES_MAX: u64 = 512 << 20;
+/// The most bytes of those that are not whole yet.
+const PIECES_BYTES_MAX: u64 = 64 << 20;
 
 fn invalid(text: &str) -> RequestError {
     RequestError::Invalid(text.to_owned())
@@ -31,13 +33,24 @@ impl Standbys {
     ) -> Result<Answered, RequestError> {
         let kept = self.receiving(peer, line).await?;
         names::check(&piece.vm).map_err(|_| invalid("that is no name of a VM"))?;
+        if let Err(error) = self.vm_orders.check_may_bring_vms(peer) {
+            // N.B. Nothing of it is kept, and nothing else is said: that would reveal what this host has.
+            let id = kept.config.id.clone();
+            self.on_book(move |book| book.forget_vms(&id)).await?;
+            return Ok(Answered::Vm { problem: Some(error.message()) });
+        }
         let (offset, bytes) = (u64::from(piece.offset), u64::from(piece.bytes));
         let end = offset + payload.len() as u64;
         if bytes > MANIFEST_BYTES_MAX as u64 || payload.is_empty() || end > bytes {
             return Err(invalid("that is no piece of a description"));
         }
-        let (id, payload) = (kept.config.id.clone(), payload.to_vec());
+        let (id, payload, ids) = (kept.config.id.clone(), payload.to_vec(), self.ids_of(peer));
         let whole = self.on_book(move |book| {
+            if book.bytes_of_pieces(&ids)? + payload.len() as u64 > PIECES_BYTES_MAX {
+                // N.B. It makes room: others may end.
+                book.forget_pieces(&id)?;
+                return Err(std::io::Error::other("its host has begun too many descriptions of VMs"));
+            }
             book.take_piece(&id, offset, &payload)?;
             (end == bytes).then(|| book.take_whole(&id, bytes)).transpose()
         });
@@ -75,12 +88,7 @@ impl Standbys {
                 checked.err().map(|fault| with_causes(&fault))
             }
         };
-        let ids: Vec<String> = {
-            let copies = lock(&self.copies);
-            let its = copies.values().filter(|other| other.host() == kept.host());
-            its.map(|other| other.config.id.clone()).collect()
-        };
-        let (id, name) = (kept.config.id.clone(), name.to_owned());
+        let (id, name, ids) = (kept.config.id.clone(), name.to_owned(), self.ids_of(kept.host()));
         let vms_max = kept.config.volumes.len();
         let is_kept = self.on_book(move |book| {
             let others = others(book, &ids, &id, &name)?;
@@ -93,6 +101,12 @@ impl Standbys {
             return Err(invalid("it keeps enough descriptions of VMs for this host"));
         }
         Ok(problem)
+    }
+
+    /// Returns the identities of the standbys that are kept for a host.
+    fn ids_of(&self, peer: HostId) -> Vec<String> {
+        let copies = lock(&self.copies);
+        copies.values().filter(|kept| kept.host() == peer).map(|kept| kept.config.id.clone()).collect()
     }
 
     /// Forgets the described VMs that have other names.
@@ -126,7 +140,21 @@ impl Standbys {
 
     /// Makes the described VMs of a promoted standby VMs of this host, stopped. What was done before is left as it is.
     pub(in crate::standbys) async fn make_vms(&self, kept: &Kept) -> Result<(), RequestError> {
+        // N.B. It may have been permitted when the VMs were described.
+        let refused = match self.hosts.refuses_vms_of(kept.host()) {
+            true => self.vm_orders.check_may_bring_vms(kept.host()).err(),
+            false => None,
+        };
         for DescribedVm { name, .. } in self.described(kept).await? {
+            if let Some(refused) = &refused {
+                let why = refused.message();
+                note_promoted(
+                    kept,
+                    name,
+                    Some(format!("it was not added: {why}; then promote the standby again")),
+                );
+                continue;
+            }
             let (id, read) = (kept.config.id.clone(), name.clone());
             let description = self.on_book(move |book| book.vm(&id, &read)).await?;
             let Some(description) = description else { continue };
