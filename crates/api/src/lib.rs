@@ -110,8 +110,9 @@ pub use peer::{
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
 pub use standby::{
-    KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby, SetStandby, Standby, StandbyRole,
-    StandbyState, StandbyTest, StandbyTestState, StandbyTestVolume, StandbyVm, TestStandby,
+    BootCheck, BootCheckState, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby,
+    SetStandby, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState, StandbyTestVm,
+    StandbyTestVolume, StandbyVm, TestNetworks, TestStandby,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

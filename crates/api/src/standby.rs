@@ -108,9 +108,29 @@ pub struct TestStandby {
     /// before their own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Seconds after which it ends; an hour by default.
+    /// Seconds after which it ends; an hour by default. With a `boot_check`, it ends with that unless this is given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub for_seconds: Option<f64>,
+    /// The networks of its VMs.
+    #[serde(default)]
+    pub networks: TestNetworks,
+    /// Wait for this text on a serial console of its VMs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_check: Option<String>,
+    /// Seconds that this may take from the start of the VMs; 120 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_check_timeout_seconds: Option<f64>,
+}
+
+/// The networks of the VMs of a test.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum TestNetworks {
+    /// They lead nowhere.
+    #[default]
+    None,
+    /// They are those of the VM. The guest has the addresses of the original.
+    Keep,
 }
 
 /// The part of this host in a standby.
@@ -211,6 +231,12 @@ pub struct StandbyTest {
     pub point: Option<String>,
     /// Its volumes.
     pub volumes: Vec<StandbyTestVolume>,
+    /// Its VMs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub vms: Vec<StandbyTestVm>,
+    /// What it waits for on their consoles.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub boot_check: Option<BootCheck>,
     /// When it was ordered, in milliseconds since 1970.
     pub begun_unix_ms: u64,
     /// When it ends at the latest, in milliseconds since 1970.
@@ -268,4 +294,37 @@ pub struct RecoveryPoint {
     pub name: String,
     /// The moment of the source whose state it has, by the clock of the standby's host, in milliseconds since 1970.
     pub as_of_unix_ms: u64,
+}
+
+/// A VM of a test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyTestVm {
+    /// Its name.
+    pub name: String,
+    /// The VM of which it is a second instance.
+    pub of: String,
+}
+
+/// A text that a test waits for on the serial consoles of its VMs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct BootCheck {
+    /// The text.
+    pub text: String,
+    /// Whether it has appeared.
+    pub state: BootCheckState,
+    /// Seconds from the start of the VMs until then, or until it was given up.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<f64>,
+}
+
+/// Whether a text has appeared on a console.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum BootCheckState {
+    /// Not yet.
+    Waiting,
+    /// It has.
+    Passed,
+    /// It has not in time.
+    Failed,
 }

@@ -39,6 +39,7 @@ pub(crate) mod proof;
 pub(crate) mod proved;
 pub(crate) mod qemu_sockets;
 mod same_files;
+mod second;
 #[cfg(test)]
 mod tests;
 mod tpm;
@@ -70,6 +71,7 @@ use self::manifest::{Manifest, Reader};
 pub(crate) use self::monitors::Paths;
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
+pub(crate) use self::second::ConsoleSearch;
 use crate::config::MachinesConfig;
 use crate::files::sockets::{Grants, SocketFolder};
 use crate::journal::now_unix_ms;

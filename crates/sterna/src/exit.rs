@@ -30,7 +30,7 @@ pub(crate) enum Exit {
     ServeFailed = 8,
     /// This user may not use the daemon, or the daemon may not read a named file.
     NotPermitted = 9,
-    /// `health`: the daemon has problems.
+    /// `health`: the daemon has problems. `standby check`: a standby is too old. `standby test`: its VM has not booted.
     NotReady = 10,
     /// Interrupted a second time before the end.
     Interrupted = 130,
@@ -48,7 +48,8 @@ Exit codes:
     7  no daemon answers
     8  the daemon could not start, or had to stop
     9  not permitted: this user may not ask the daemon, or the daemon may not read an image
-   10  of `health`: the daemon answers, but does not do all that it is to do
+   10  of `health`: the daemon answers, but does not do all that it is to do; of `standby check`: a standby is too old; of
+       `standby test --boot-check`: the text has not appeared in time
   130  interrupted a second time: nobody waited for the end";
 
 impl Exit {

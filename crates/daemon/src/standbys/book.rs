@@ -25,7 +25,7 @@ use standby::record::Record;
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 
-pub(crate) use self::testing::{Stage, TestRecord, TestVolume, Why};
+pub(crate) use self::testing::{BootCheck, Booted, Stage, TestNetworks, TestRecord, TestVm, TestVolume, Why};
 pub(crate) use self::vms::DescribedVm;
 
 const FOLDER: &str = "standbys";

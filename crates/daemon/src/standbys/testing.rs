@@ -1,7 +1,7 @@
-//! Tests of standbys: a clone of a recovery point becomes volumes of this host under other names, for a time.
+//! Tests of standbys: a clone of a recovery point becomes volumes and VMs of this host under other names, for a time.
 //!
 //! ```text
-//!   ordered ─► recorded: making ─► clone, volumes ─► recorded: running ─► time over, told to end, no room
+//!   ordered ─► recorded: making ─► clone, volumes, VMs ─► recorded: running ─► time over, told to end, no room
 //!                  │                                                           │
 //!                  └── a restart, an error ─► recorded: ending ◄───────────────┘
 //!                                                └─► everything deleted ─► recorded: ended
@@ -11,6 +11,7 @@
 mod making;
 mod plan;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -18,7 +19,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use self::plan::{Look, Step};
-use super::book::{Stage, TestRecord, TestVolume, Why};
+use super::book::{BootCheck, DescribedVm, Stage, TestNetworks, TestRecord, TestVm, TestVolume, Why};
 use super::copy::{Progress, has_room_in};
 use super::orders::Found;
 use super::promotion::parse_point;
@@ -29,10 +30,15 @@ use crate::files::sockets::volume_uri;
 use crate::host::blocking;
 use crate::journal::now_unix_ms;
 use crate::names;
+use crate::vms::ConsoleSearch;
 use crate::volumes::orders::create::random_bytes;
 
 /// How long a test goes on if the order says nothing.
 const FOR: Duration = Duration::from_secs(3600);
+/// How long it waits for a text on the console if the order says nothing.
+const BOOT: Duration = Duration::from_secs(120);
+/// The longest such text.
+const TEXT_BYTES_MAX: usize = 4096;
 const FOR_MAX: Duration = Duration::from_secs(30 * 24 * 3600);
 /// Time until something is tried again that has failed.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -41,6 +47,8 @@ const AGAIN: Duration = Duration::from_secs(10);
 pub(super) struct Testing {
     record: Mutex<TestRecord>,
     progress: Arc<Progress>,
+    /// The search on each console.
+    searches: tokio::sync::Mutex<BTreeMap<String, ConsoleSearch>>,
     /// Why it is to end.
     told: watch::Sender<Option<Why>>,
     /// What the task has come to.
@@ -62,6 +70,7 @@ impl Testing {
         Arc::new(Self {
             record: Mutex::new(record),
             progress: Arc::default(),
+            searches: tokio::sync::Mutex::default(),
             told: watch::Sender::new(None),
             attempt: watch::Sender::new(attempt),
         })
@@ -97,7 +106,8 @@ impl Standbys {
             return Err(StandbyError::TestRuns { name, test: testing.record().name }.into());
         }
         self.require_point(&kept, &name, order.point.as_deref()).await?;
-        let record = self.new_test(&kept, order)?;
+        let described = self.described(&kept).await?;
+        let record = self.new_test(&kept, &described, order)?;
         blocking(descriptors::require_for_volume).await?;
         let (id, written) = (kept.config.id.clone(), record.clone());
         // N.B. Before anything is made: a start deletes what this names.
@@ -169,6 +179,13 @@ impl Standbys {
             let (wait, result) = match plan::next(&test, &look) {
                 Step::Nothing => break,
                 Step::Wait(time) => (time, Ok(())),
+                Step::Note(booted) => {
+                    let check =
+                        test.boot_check.clone().map(|check| BootCheck { found: Some(booted), ..check });
+                    tracing::info!(standby = %kept.config.name, test = %test.name, booted.is_seen, "the consoles of a test were checked");
+                    let noted = TestRecord { boot_check: check, ..test };
+                    (Duration::ZERO, self.note_test(&kept, &testing, noted).await)
+                }
                 Step::Make => (Duration::ZERO, self.make_and_note(&kept, &testing).await),
                 Step::End(why) => {
                     tracing::info!(standby = %kept.config.name, test = %test.name, ?why, "a test of a standby ends");
@@ -208,7 +225,7 @@ impl Standbys {
             return Ok(());
         }
         let test = match made {
-            Ok(made) => TestRecord { stage: Stage::Running, ..made },
+            Ok(made) => TestRecord { stage: Stage::Running, made_unix_ms: Some(now_unix_ms()), ..made },
             Err(reason) => {
                 tracing::warn!(standby = %kept.config.name, reason, "a test of a standby was not made");
                 let why = testing.told.borrow().clone().unwrap_or(Why::NotMade { reason });
@@ -234,8 +251,26 @@ impl Standbys {
         Look {
             now_unix_ms: now_unix_ms(),
             has_room: has_room.await.unwrap_or(true),
+            is_seen: self.search_consoles(testing).await,
             told: testing.told.borrow().clone(),
         }
+    }
+
+    /// Returns whether the text that a running test waits for is on a console.
+    async fn search_consoles(&self, testing: &Testing) -> bool {
+        let test = testing.record();
+        let waits = |check: &BootCheck| check.found.is_none() && test.stage == Stage::Running;
+        let Some(check) = test.boot_check.clone().filter(waits) else { return false };
+        let mut searches = testing.searches.lock().await;
+        for vm in &test.vms {
+            let search = searches.remove(&vm.name).unwrap_or_else(|| ConsoleSearch::new(&check.text));
+            let (search, is_seen) = self.vms.search_consoles(&vm.name, &vm.consoles, search).await;
+            searches.insert(vm.name.clone(), search);
+            if is_seen {
+                return true;
+            }
+        }
+        false
     }
 
     fn kept_here(&self, found: &Found, name: &str) -> Result<Arc<Kept>, RequestError> {
@@ -273,18 +308,23 @@ impl Standbys {
     }
 
     /// Returns the record of a test whose names are free here.
-    fn new_test(&self, kept: &Kept, order: api::TestStandby) -> Result<TestRecord, RequestError> {
-        let invalid = |text: String| RequestError::Invalid(text);
-        let time = order.for_seconds.map_or(Ok(FOR), Duration::try_from_secs_f64);
-        let time = time.map_err(|error| invalid(error.to_string()))?;
-        if time.is_zero() || time > FOR_MAX {
-            return Err(invalid("a test goes on for 30 days at most".to_owned()));
+    fn new_test(
+        &self,
+        kept: &Kept,
+        described: &[DescribedVm],
+        order: api::TestStandby,
+    ) -> Result<TestRecord, RequestError> {
+        let time = time_of(order.for_seconds, FOR)?;
+        let boot_check = boot_check(&order)?;
+        if boot_check.is_some() && described.is_empty() {
+            let text = "it has no VM that was described, so nothing can appear on a console";
+            return Err(RequestError::Invalid(text.to_owned()));
         }
         let copied = &kept.config.volumes;
         let ordered = order.name.as_deref();
         let volumes = copied.iter().map(|volume| TestVolume {
             volume: format!("{:032x}", u128::from_le_bytes(random_bytes())),
-            name: plan::volume_name(ordered, &volume.name, copied.len()),
+            name: plan::name_of(ordered, &volume.name, copied.len()),
             of: volume.name.clone(),
         });
         let volumes: Vec<TestVolume> = volumes.collect();
@@ -293,13 +333,27 @@ impl Standbys {
             names::check(name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
             self.require_free(&kept.config.store, name)?;
         }
+        let vms = described.iter().map(|vm| TestVm {
+            name: plan::name_of(ordered, &vm.name, described.len()),
+            of: vm.name.clone(),
+            consoles: Vec::new(),
+        });
+        let vms: Vec<TestVm> = vms.collect();
+        vms.iter().try_for_each(|vm| self.vm_orders.check_vm_name(&vm.name))?;
         let begun_unix_ms = now_unix_ms();
         Ok(TestRecord {
             name: order.name.unwrap_or_else(|| format!("{}-test", kept.config.name)),
             ordered_point: order.point,
             point: None,
             volumes,
+            vms,
+            networks: match order.networks {
+                api::TestNetworks::None => TestNetworks::Apart,
+                api::TestNetworks::Keep => TestNetworks::AsTheyAre,
+            },
+            boot_check,
             begun_unix_ms,
+            made_unix_ms: None,
             ends_unix_ms: begun_unix_ms.saturating_add(time.as_millis() as u64),
             stage: Stage::Making,
         })
@@ -333,6 +387,8 @@ impl Standbys {
             reason: failed.or(why.map(words_of)),
             point: test.point,
             volumes: volumes.collect(),
+            vms: test.vms.into_iter().map(|vm| api::StandbyTestVm { name: vm.name, of: vm.of }).collect(),
+            boot_check: test.boot_check.map(view_check),
             begun_unix_ms: test.begun_unix_ms,
             ends_unix_ms: test.ends_unix_ms,
             bytes_done: is_making.then(|| bytes(&testing.progress.bytes_done)),
@@ -341,12 +397,45 @@ impl Standbys {
     }
 }
 
+/// Returns a time that was ordered, in seconds.
+fn time_of(seconds: Option<f64>, otherwise: Duration) -> Result<Duration, RequestError> {
+    let time = seconds.map_or(Ok(otherwise), Duration::try_from_secs_f64);
+    let time = time.map_err(|error| RequestError::Invalid(error.to_string()))?;
+    if time.is_zero() || time > FOR_MAX {
+        return Err(RequestError::Invalid("a test goes on for 30 days at most".to_owned()));
+    }
+    Ok(time)
+}
+
+fn boot_check(order: &api::TestStandby) -> Result<Option<BootCheck>, RequestError> {
+    let Some(text) = order.boot_check.clone() else { return Ok(None) };
+    if text.is_empty() || text.len() > TEXT_BYTES_MAX {
+        let text = format!("the text on the console has 1 byte to {TEXT_BYTES_MAX}");
+        return Err(RequestError::Invalid(text));
+    }
+    let timeout = time_of(order.boot_check_timeout_seconds, BOOT)?;
+    let (timeout_ms, ends_test) = (timeout.as_millis() as u64, order.for_seconds.is_none());
+    Ok(Some(BootCheck { text, timeout_ms, ends_test, found: None }))
+}
+
+fn view_check(check: BootCheck) -> api::BootCheck {
+    let state = match check.found {
+        None => api::BootCheckState::Waiting,
+        Some(booted) if booted.is_seen => api::BootCheckState::Passed,
+        Some(_) => api::BootCheckState::Failed,
+    };
+    let seconds = check.found.map(|booted| booted.after_ms as f64 / 1000.0);
+    api::BootCheck { text: check.text, state, seconds }
+}
+
 fn words_of(why: Why) -> String {
     match why {
         Why::Ordered => "it was ended by order".to_owned(),
         Why::Over => "its time was over".to_owned(),
         Why::Interrupted => "the daemon ended while it was made".to_owned(),
         Why::NotMade { reason } => format!("it could not be made: {reason}"),
+        Why::Booted => "its console was checked".to_owned(),
+        Why::NotBooted => "what it waited for did not appear on its console in time".to_owned(),
         Why::NoRoom => "the store had no room left for it".to_owned(),
         Why::Promoted => "the standby was promoted".to_owned(),
         Why::Removed => "the standby was removed".to_owned(),

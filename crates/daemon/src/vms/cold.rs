@@ -166,6 +166,24 @@ impl Vms {
         let manifest = Manifest::decode(bytes)?;
         // N.B. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
+        self.keep_as(manifest, definition, standing).await
+    }
+
+    /// Makes a VM one of this host, stopped, with what its description has besides this definition.
+    pub(super) async fn keep_whole(
+        self: &Arc<Self>,
+        manifest: Manifest,
+        definition: Definition,
+    ) -> Result<(), VmError> {
+        self.keep_as(manifest, definition, Standing::Home).await
+    }
+
+    async fn keep_as(
+        self: &Arc<Self>,
+        manifest: Manifest,
+        definition: Definition,
+        standing: Standing,
+    ) -> Result<(), VmError> {
         let Manifest { name, files, tpm_state, .. } = manifest;
         let sent: BTreeSet<_> = files.iter().map(|(file, _)| file).collect();
         let is_complete = sent.len() == files.len() && sent.into_iter().eq(definition.files().keys());

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use hypervisor::qemu::RECONNECT_SECONDS;
+use hypervisor::qemu::command_line::apart::{self, Apart, Networks};
 use hypervisor::qemu::command_line::movable::{self, Obstacles};
 use hypervisor::qemu::command_line::understood::{Allowed, Understood};
 use hypervisor::qemu::command_line::{Template, Values, Variable};
@@ -87,6 +88,8 @@ pub(crate) enum DefinitionError {
     RelativePath { name: String },
     #[error(transparent)]
     Unmovable(#[from] Obstacles),
+    #[error(transparent)]
+    Shared(#[from] apart::Shared),
 }
 
 #[derive(Deserialize, Serialize)]
@@ -235,6 +238,33 @@ impl Definition {
     pub(super) fn command_anywhere(&self) -> Vec<String> {
         let sockets = (Path::new("monitor"), Path::new("tpm"));
         self.command("", sockets, |volume| volume.into(), |file| file.into(), |path| path.into())
+    }
+
+    /// Returns the definition of a second instance, which reaches nothing outside unless `networks` says so, and the names of the
+    /// logs of its consoles. Its volumes have the names that `volumes` has for these.
+    pub(super) fn apart(
+        &self,
+        volumes: &BTreeMap<String, String>,
+        networks: Networks,
+    ) -> Result<(Self, Vec<String>), DefinitionError> {
+        let Apart { command, consoles } = apart::apart(&self.command_with_places(), networks)?;
+        Ok((self.with(command, volumes)?, consoles))
+    }
+
+    /// Returns the definition with other words, and with other names of volumes.
+    fn with(
+        &self,
+        command: Vec<String>,
+        volumes: &BTreeMap<String, String>,
+    ) -> Result<Self, DefinitionError> {
+        let named = |(place, volume): (&String, &String)| {
+            (place.clone(), volumes.get(volume).unwrap_or(volume).clone())
+        };
+        let disks = self.disks.iter().map(named).collect();
+        let written = Written { command, disks, files: self.files.clone(), tpm: None };
+        let text = toml::to_string(&written)
+            .map_err(|error| DefinitionError::Bounds(format!("it cannot be rewritten: {error}")))?;
+        Self::parse(&text)
     }
 
     pub(super) fn command_with_places(&self) -> Vec<String> {

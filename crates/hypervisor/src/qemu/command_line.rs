@@ -5,6 +5,7 @@
 //!          ──► understood   a command of another host: typed, of a closed set, and written anew
 //!          ──► listening    ports and sockets that it listens on
 //!          ──► files        files that it refers to
+//!          ──► apart        a second instance that reaches nothing outside
 //!          ──► made         the devices and drives that it makes
 //!          ──► sandbox      rights that QEMU gives up
 //!          ──► derived      the command of a running QEMU, for another host
@@ -13,6 +14,7 @@
 //! ```
 //! It knows no configuration and no volumes; the caller passes the needed values.
 
+pub mod apart;
 pub mod derived;
 pub mod files;
 pub mod listening;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use api::KeepPoints;
+use api::{KeepPoints, TestNetworks};
 use clap::{Args, Subcommand};
 
 use console::units::{parse_rate, parse_time};
@@ -33,7 +33,7 @@ pub(crate) enum StandbyCommand {
         /// Name of the standby, its volume or its VM; by default all of this host's volumes.
         name: Option<String>,
     },
-    /// Try a standby without disturbing it: a clone of its state becomes volumes of this host under other names, for a time.
+    /// Try a standby without disturbing it: a clone of it becomes volumes and a VM of this host, for a time.
     #[command(after_help = TEST_HELP)]
     Test(TestStandbyArguments),
     /// Make a standby's images volumes of this host, and start its VMs, because the host that had them is lost.
@@ -116,7 +116,7 @@ pub(crate) struct TestStandbyArguments {
     /// Name of the standby, its volume or its VM.
     pub(crate) name: String,
     /// End the test that is under way, and delete all of it.
-    #[arg(long, conflicts_with_all = ["point", "new_name", "time"])]
+    #[arg(long, conflicts_with_all = ["point", "new_name", "time", "boot_check", "networks"])]
     pub(crate) end: bool,
     /// The recovery point; by default the newest state (sterna standby show).
     #[arg(long, value_name = "POINT")]
@@ -127,6 +127,15 @@ pub(crate) struct TestStandbyArguments {
     /// The time after which all of the test is deleted; by default an hour.
     #[arg(long = "for", value_name = "TIME", value_parser = parse_time)]
     pub(crate) time: Option<Duration>,
+    /// The networks of its VM: `none`, they lead nowhere; `keep`, they are those of the VM, whose addresses it has.
+    #[arg(long, value_name = "none|keep", default_value = "none", hide_default_value = true, value_parser = parse_networks)]
+    pub(crate) networks: TestNetworks,
+    /// Wait for this text on a serial console of its VM, then end the test unless there is --for; the exit code is 10 without the text.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) boot_check: Option<String>,
+    /// The longest time for the text, from the start of the VM; by default two minutes.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, requires = "boot_check")]
+    pub(crate) boot_check_timeout: Option<Duration>,
 }
 
 /// Reads `last=6,hourly=24,daily=7` or `none`.
@@ -145,6 +154,14 @@ fn parse_keep(text: &str) -> Result<KeepPoints, String> {
         }
     }
     Ok(keep)
+}
+
+fn parse_networks(text: &str) -> Result<TestNetworks, String> {
+    match text {
+        "none" => Ok(TestNetworks::None),
+        "keep" => Ok(TestNetworks::Keep),
+        _ => Err("it is none or keep".to_owned()),
+    }
 }
 
 /// Reads a rate; `none` is zero.
@@ -189,10 +206,12 @@ const TEST_HELP: &str = "\
 Examples:
   sterna standby test web1
   sterna standby test web1 --name try --for 20m
+  sterna standby test web1 --boot-check 'login:' || echo 'it would not boot'
   sterna standby test web1 --end
 
-Give this order at the host that keeps the standby. The standby goes on being kept meanwhile, and is as it was afterwards. When the
-time is over, the volumes of the test are deleted with all that was written to them. A test also ends if its store becomes too
+Give this order at the host that keeps the standby. The standby goes on being kept meanwhile, and is as it was afterwards. A VM that
+was described is added and started, with networks that lead nowhere, and with its serial consoles in logs. When the time is over, VM and
+volumes of the test are deleted with all that was written to them. A test also ends if its store becomes too
 full, and when its standby is promoted or removed.";
 
 const REMOVE_HELP: &str = "\

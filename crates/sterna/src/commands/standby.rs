@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use api::{
-    Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState,
-    StandbyTest, StandbyTestState, TestStandby,
+    BootCheckState, Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole,
+    StandbyState, StandbyTest, StandbyTestState, TestStandby,
 };
 
 use crate::args::{AddStandbyArguments, StandbyCommand, TestStandbyArguments};
@@ -91,16 +91,25 @@ async fn test(
     arguments: TestStandbyArguments,
     format: Format,
 ) -> Result<Exit, CommandError> {
-    let TestStandbyArguments { name, end, point, new_name, time } = arguments;
+    let TestStandbyArguments { name, end, point, new_name, time, networks, boot_check, boot_check_timeout } =
+        arguments;
     if end {
         let ended = client.end_standby_test(&name).await?;
         output::print(format, &ended, |_| "the test has ended; nothing of it is left\n".to_owned())?;
         return Ok(Exit::Success);
     }
-    let order = TestStandby { point, name: new_name, for_seconds: time.map(|time| time.as_secs_f64()) };
+    let seconds = |time: Option<Duration>| time.map(|time| time.as_secs_f64());
+    let order = TestStandby {
+        point,
+        name: new_name,
+        for_seconds: seconds(time),
+        networks,
+        boot_check,
+        boot_check_timeout_seconds: seconds(boot_check_timeout),
+    };
     let mut standby = client.test_standby(&name, &order).await?;
     let begun = standby.test.as_ref().map(|test| test.begun_unix_ms);
-    while standby.test.as_ref().is_some_and(|test| !is_settled(test)) {
+    while standby.test.as_ref().is_some_and(|test| !is_settled(test, time.is_some())) {
         tokio::time::sleep(LOOK_EVERY).await;
         standby = client.standby(&name).await?;
         if standby.test.as_ref().map(|test| test.begun_unix_ms) != begun {
@@ -108,13 +117,27 @@ async fn test(
         }
     }
     output::print(format, &standby, standbys::tested)?;
-    let is_running = |test: &StandbyTest| test.state == StandbyTestState::Running;
-    Ok(if standby.test.as_ref().is_some_and(is_running) { Exit::Success } else { Exit::Refused })
+    Ok(exit_of(standby.test.as_ref()))
 }
 
-/// Returns whether a test is made, or has ended.
-fn is_settled(test: &StandbyTest) -> bool {
-    matches!(test.state, StandbyTestState::Running | StandbyTestState::Ended)
+/// Returns whether nothing more of a test is waited for.
+fn is_settled(test: &StandbyTest, goes_on: bool) -> bool {
+    let check = test.boot_check.as_ref().map(|check| check.state);
+    match test.state {
+        StandbyTestState::Ended => true,
+        StandbyTestState::Running => check.is_none() || goes_on && check != Some(BootCheckState::Waiting),
+        StandbyTestState::Making | StandbyTestState::Ending => false,
+    }
+}
+
+fn exit_of(test: Option<&StandbyTest>) -> Exit {
+    let Some(test) = test else { return Exit::Refused };
+    match test.boot_check.as_ref().map(|check| check.state) {
+        Some(BootCheckState::Passed) => Exit::Success,
+        Some(BootCheckState::Failed) => Exit::NotReady,
+        Some(BootCheckState::Waiting) | None if test.state == StandbyTestState::Running => Exit::Success,
+        Some(BootCheckState::Waiting) | None => Exit::Refused,
+    }
 }
 
 /// Prints the standbys that are not as young as they have to be, or whose VMs would not start.

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, SystemTime};
 
-use api::{Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState, StandbyTestVolume, StandbyVm};
+use api::{
+    BootCheck, BootCheckState, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
+    StandbyTestVolume, StandbyVm,
+};
 
 use super::{dash, lines, properties, table};
 use crate::output::replicas::age;
@@ -57,6 +60,8 @@ pub(crate) fn show(standby: &Standby) -> String {
     standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
     if let Some(test) = &standby.test {
         add("test", Some(format!("{}: {}", test.name, test_state(test))));
+        add("boot check", test.boot_check.as_ref().map(boot));
+        test.vms.iter().for_each(|vm| add("test vm", Some(vm.name.clone())));
         let is_there = |test: &StandbyTest| test.state == StandbyTestState::Running;
         test.volumes
             .iter()
@@ -73,13 +78,27 @@ pub(crate) fn show(standby: &Standby) -> String {
 /// Returns the text about a test that was just made, or was not.
 pub(crate) fn tested(standby: &Standby) -> String {
     let Some(test) = &standby.test else { return "there is no test\n".to_owned() };
+    let check = test.boot_check.as_ref().map(|check| format!("{}\n", boot(check)));
     if test.state != StandbyTestState::Running {
-        return format!("test {}: {}\n", test.name, test_state(test));
+        return check.unwrap_or_default() + &format!("test {}: {}\n", test.name, test_state(test));
     }
     let mut shown = vec![("test", test.name.clone()), ("state", test_state(test))];
     shown.extend(test.point.clone().map(|point| ("point", point)));
     shown.extend(test.volumes.iter().map(|volume| ("volume", served(volume))));
-    properties(&shown) + &format!("to end it: sterna standby test {} --end\n", standby.name)
+    shown.extend(test.vms.iter().map(|vm| ("vm", vm.name.clone())));
+    properties(&shown)
+        + &check.unwrap_or_default()
+        + &format!("to end it: sterna standby test {} --end\n", standby.name)
+}
+
+fn boot(check: &BootCheck) -> String {
+    let time = check.seconds.map_or_else(String::new, |seconds| format!(" after {}", duration(seconds)));
+    let text = &check.text;
+    match check.state {
+        BootCheckState::Waiting => format!("the test waits for \"{text}\" on the console"),
+        BootCheckState::Passed => format!("\"{text}\" has appeared on the console{time}"),
+        BootCheckState::Failed => format!("\"{text}\" has not appeared on the console{time}"),
+    }
 }
 
 fn served(volume: &StandbyTestVolume) -> String {

@@ -1,7 +1,7 @@
 //! Tests of standbys of whole VMs: a promotion starts them where they never ran.
 
 use anyhow::{Context as _, ensure};
-use api::{Standby, StandbyState};
+use api::{BootCheckState, Standby, StandbyState, StandbyTestState, Vm, VmState, Volume};
 use e2e::{Host, Pair, play_pair, until, vm};
 
 const DISK_BYTES: u64 = 16 << 20;
@@ -9,6 +9,8 @@ const DISK_BYTES: u64 = 16 << 20;
 const FILL_BYTES: u64 = DISK_BYTES;
 /// Requests of the guest before and after the loss.
 const REQUESTS: u64 = 200;
+/// What the guest prints on its console once it works.
+const BOOTED: &str = "sterna: tick";
 /// QEMU's words for a small file of the VM, in place of UEFI variables.
 const FILE_WORDS: [&str; 2] = ["-fw_cfg", "name=opt/vars,file={file:vars}"];
 const VARIABLES: &[u8] = b"the variables of a firmware";
@@ -128,4 +130,57 @@ fn a_host_that_may_bring_no_vms_brings_none_by_a_standby_either() {
         ensure!(promoted.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", promoted.vms);
         pair.beta.sterna(["vm", "stop", vm::NAME, "--now"])?.success().map(drop)
     });
+}
+
+#[test]
+fn a_second_instance_boots_from_a_test_and_the_first_and_its_standby_go_on() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let vars = pair.alpha.path("vars");
+        std::fs::write(&vars, VARIABLES)?;
+        let words: Vec<&str> = vm::tpm_words().iter().copied().chain(FILE_WORDS).collect();
+        let sections = format!("[files]\nvars = '{}'\n", vars.display());
+        let console = vm::start_with_sections(&pair.alpha, &["v"], FILL_BYTES, &words, &sections)?;
+        console.work_on(REQUESTS)?;
+        keep(pair)?;
+        let booted: Standby = pair.beta.ask(&["standby", "test", vm::NAME, "--boot-check", BOOTED])?;
+        let test = booted.test.context("there is a test")?;
+        let check = test.boot_check.context("it was checked")?;
+        ensure!(check.state == BootCheckState::Passed && check.seconds.is_some(), "{check:?}");
+        ensure!(test.state == StandbyTestState::Ended && test.vms[0].name == "web1-test", "{:?}", test.vms);
+        nothing_is_left(&pair.beta)?;
+        // One that goes on has files and a TPM of its own, and ends with its QEMU.
+        let order = ["standby", "test", vm::NAME, "--name", "try", "--boot-check", BOOTED, "--for", "1h"];
+        let running: Standby = pair.beta.ask(&order)?;
+        ensure!(running.test.is_some_and(|test| test.state == StandbyTestState::Running), "it has ended");
+        let known: Vm = pair.beta.ask(&["vm", "show", "try"])?;
+        ensure!(known.state == VmState::Running && known.volumes == ["try"], "{known:?}");
+        let folder = pair.beta.path("data/vms/try");
+        ensure!(std::fs::read(folder.join("files/vars"))? == VARIABLES, "its file is not what it was");
+        console.work_on(REQUESTS)?;
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        until("the VM is known again", || {
+            let known: Vm = pair.beta.ask(&["vm", "show", "try"])?;
+            Ok((known.state == VmState::Running).then_some(()))
+        })?;
+        pair.beta.sterna(["standby", "test", vm::NAME, "--end"])?.success()?;
+        nothing_is_left(&pair.beta)?;
+        ensure!(!folder.exists(), "its files are left");
+        let order =
+            ["standby", "test", vm::NAME, "--boot-check", "no such words", "--boot-check-timeout", "3s"];
+        let failed = pair.beta.sterna(order)?;
+        ensure!(failed.code == 10 && failed.stdout.contains("has not appeared"), "{failed:?}");
+        nothing_is_left(&pair.beta)?;
+        console.work_on(REQUESTS)?;
+        pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
+        Ok(())
+    });
+}
+
+/// Checks that a host has no VM and no volume.
+fn nothing_is_left(host: &Host) -> anyhow::Result<()> {
+    let (vms, volumes): (Vec<Vm>, Vec<Volume>) = (vm::vms(host)?, host.ask(&["volume", "list"])?);
+    ensure!(vms.is_empty() && volumes.is_empty(), "{vms:?} {volumes:?}");
+    Ok(())
 }

@@ -19,7 +19,12 @@ pub(crate) struct TestRecord {
     /// The recovery point of which it is a clone, once it is made.
     pub(crate) point: Option<String>,
     pub(crate) volumes: Vec<TestVolume>,
+    pub(crate) vms: Vec<TestVm>,
+    pub(crate) networks: TestNetworks,
+    pub(crate) boot_check: Option<BootCheck>,
     pub(crate) begun_unix_ms: u64,
+    /// When all of it was there.
+    pub(crate) made_unix_ms: Option<u64>,
     /// When it ends at the latest.
     pub(crate) ends_unix_ms: u64,
     pub(crate) stage: Stage,
@@ -33,6 +38,43 @@ pub(crate) struct TestVolume {
     pub(crate) name: String,
     /// The name of the volume of which it is a clone.
     pub(crate) of: String,
+}
+
+/// A VM of a test.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct TestVm {
+    pub(crate) name: String,
+    /// The name of the VM that was described.
+    pub(crate) of: String,
+    /// The names of the logs of its consoles, once it is made.
+    pub(crate) consoles: Vec<String>,
+}
+
+/// The networks of a test's VMs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum TestNetworks {
+    Apart,
+    AsTheyAre,
+}
+
+/// What a test waits for on the consoles of its VMs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BootCheck {
+    pub(crate) text: String,
+    pub(crate) timeout_ms: u64,
+    /// Whether the test ends with the check.
+    pub(crate) ends_test: bool,
+    /// What it has found; `None`: not yet.
+    pub(crate) found: Option<Booted>,
+}
+
+/// The result of a check.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Booted {
+    pub(crate) is_seen: bool,
+    /// The time from the start of the VMs.
+    pub(crate) after_ms: u64,
 }
 
 /// How far a test is.
@@ -61,6 +103,10 @@ pub(crate) enum Why {
     Interrupted,
     /// It could not be made.
     NotMade { reason: String },
+    /// What it waited for has appeared on the console, and nothing else was ordered.
+    Booted,
+    /// That has not appeared in time.
+    NotBooted,
     /// The store has become too full.
     NoRoom,
     /// The standby is promoted.

@@ -194,7 +194,7 @@ impl Standbys {
         known.is_ok_and(|known| known.standing == Standing::Home && known.volumes == volumes)
     }
 
-    async fn described(&self, kept: &Kept) -> Result<Vec<DescribedVm>, RequestError> {
+    pub(in crate::standbys) async fn described(&self, kept: &Kept) -> Result<Vec<DescribedVm>, RequestError> {
         let id = kept.config.id.clone();
         self.on_book(move |book| book.vms(&id)).await
     }
