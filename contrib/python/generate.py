@@ -43,6 +43,8 @@ def type_of(schema):
         return " | ".join(type_of({**schema, "type": one}) for one in kind)
     if kind == "array":
         return f"list[{type_of(schema['items'])}]"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"dict[str, {type_of(schema['additionalProperties'])}]"
     if kind in PRIMITIVES:
         return PRIMITIVES[kind]
     raise Unknown(f"a schema {schema}")

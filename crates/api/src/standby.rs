@@ -1,5 +1,7 @@
 //! Standbys: copies of volumes at other hosts that are seconds old.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
@@ -95,6 +97,9 @@ pub struct PromoteStandby {
     /// Leave its VMs stopped.
     #[serde(default)]
     pub leave_stopped: bool,
+    /// Other names that its volumes get here, by their own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub names: BTreeMap<String, String>,
 }
 
 /// An order to test a standby that is kept here.

@@ -87,6 +87,8 @@ struct Kept {
     copy: Copy,
     /// Whether it was promoted, and all of its volumes were made.
     is_complete: AtomicBool,
+    /// Other names that a promotion gives its volumes, by their own.
+    names: Mutex<BTreeMap<String, String>>,
     /// Its test: the present one, or the last.
     test: Mutex<Option<Arc<Testing>>>,
     /// What the checks of its described VMs have found since the daemon began, by name.
@@ -96,6 +98,11 @@ struct Kept {
 impl Kept {
     fn host(&self) -> HostId {
         host_of(&self.config.host)
+    }
+
+    /// Returns the name that a volume has here after a promotion.
+    fn name_here(&self, volume: &str) -> String {
+        lock(&self.names).get(volume).map_or(volume, String::as_str).to_owned()
     }
 }
 
@@ -207,7 +214,9 @@ impl Standbys {
         let copy =
             Copy::start(config.clone(), locate, book).map_err(|error| unreadable(error.to_string()))?;
         let is_complete = AtomicBool::new(config.is_complete);
-        let kept = Kept { config, copy, is_complete, test: Mutex::default(), problems: Mutex::default() };
+        let names = Mutex::new(config.names.clone());
+        let kept =
+            Kept { config, copy, is_complete, names, test: Mutex::default(), problems: Mutex::default() };
         lock(&self.copies).insert(standby, Arc::new(kept));
         Ok(())
     }

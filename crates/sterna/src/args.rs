@@ -24,7 +24,9 @@ pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArgument
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 use self::pace::PaceArguments;
 pub(crate) use self::replica::ReplicaCommand;
-pub(crate) use self::standby::{AddStandbyArguments, StandbyCommand, TestStandbyArguments};
+pub(crate) use self::standby::{
+    AddStandbyArguments, PromoteStandbyArguments, StandbyCommand, TestStandbyArguments,
+};
 pub(crate) use self::store::{ImportArguments, StoreCommand};
 use self::strategy::StrategyArguments;
 pub(crate) use self::top::TopArguments;

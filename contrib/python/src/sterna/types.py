@@ -66,6 +66,25 @@ Allocation = Literal[
 ]
 
 
+class BootCheck(TypedDict):
+    """A text that a test waits for on the serial consoles of its VMs."""
+
+    # Seconds from the start of the VMs until then, or until it was given up.
+    seconds: NotRequired[float | None]
+    # Whether it has appeared.
+    state: BootCheckState
+    # The text.
+    text: str
+
+
+# Whether a text has appeared on a console.
+BootCheckState = Literal[
+    "waiting",
+    "passed",
+    "failed",
+]
+
+
 class ClientsElsewhere(TypedDict):
     """Clients of a volume that are connected at another host."""
 
@@ -1060,6 +1079,8 @@ class PromoteStandby(TypedDict):
     force: NotRequired[bool]
     # Leave its VMs stopped.
     leave_stopped: NotRequired[bool]
+    # Other names that its volumes get here, by their own.
+    names: NotRequired[dict[str, str]]
     # The age in seconds that is accepted; by default an hour.
     older_than_ok_seconds: NotRequired[float | None]
     # The recovery point; by default the newest.
@@ -1390,6 +1411,7 @@ class StandbyTest(TypedDict):
 
     # When it was ordered, in milliseconds since 1970.
     begun_unix_ms: int
+    boot_check: NotRequired[BootCheck | None]
     # Bytes that were copied for it, while it is made.
     bytes_done: NotRequired[int | None]
     # Bytes that have to be copied, while it is made; null: it shares blocks with the standby.
@@ -1404,6 +1426,8 @@ class StandbyTest(TypedDict):
     reason: NotRequired[str | None]
     # How far it is.
     state: StandbyTestState
+    # Its VMs.
+    vms: NotRequired[list[StandbyTestVm]]
     # Its volumes.
     volumes: list[StandbyTestVolume]
 
@@ -1415,6 +1439,15 @@ StandbyTestState = Literal[
     "ending",
     "ended",
 ]
+
+
+class StandbyTestVm(TypedDict):
+    """A VM of a test."""
+
+    # Its name.
+    name: str
+    # The VM of which it is a second instance.
+    of: str
 
 
 class StandbyTestVolume(TypedDict):
@@ -1567,14 +1600,27 @@ class SwitchOver(TypedDict):
     start_ms: float
 
 
+# The networks of the VMs of a test.
+TestNetworks = Literal[
+    "none",
+    "keep",
+]
+
+
 class TestStandby(TypedDict):
     """An order to test a standby that is kept here."""
 
-    # Seconds after which it ends; an hour by default.
+    # Wait for this text on a serial console of its VMs.
+    boot_check: NotRequired[str | None]
+    # Seconds that this may take from the start of the VMs; 120 by default.
+    boot_check_timeout_seconds: NotRequired[float | None]
+    # Seconds after which it ends; an hour by default. With a `boot_check`, it ends with that unless this is given.
     for_seconds: NotRequired[float | None]
     # The name of the test; by default that of the standby with `-test` at its end. One volume alone has this name;
     # several have it before their own.
     name: NotRequired[str | None]
+    # The networks of its VMs.
+    networks: NotRequired[TestNetworks]
     # The recovery point; by default the newest state.
     point: NotRequired[str | None]
 

@@ -13,6 +13,7 @@
 mod testing;
 mod vms;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -62,6 +63,9 @@ pub(crate) struct CopyConfig {
     /// Whether it was promoted, and all of its volumes were made.
     #[serde(default)]
     pub(crate) is_complete: bool,
+    /// Other names that a promotion gives its volumes, by their own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
     /// Whether it was removed here after its promotion. Its source may not have heard of that yet.
     #[serde(default)]
     pub(crate) is_removed: bool,
@@ -332,6 +336,7 @@ mod tests {
             volumes: Vec::new(),
             keep,
             is_complete: false,
+            names: BTreeMap::new(),
             is_removed: false,
         };
         book.write_config(Side::Copy, &config.id, &config).unwrap();

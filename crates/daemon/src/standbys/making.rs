@@ -1,5 +1,6 @@
 //! What another host asks: to make room for its standby here, to delete it, or to keep a description of its VM.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lane::capture::BLOCK_BYTES;
@@ -102,6 +103,7 @@ impl Standbys {
                 daily: keep.daily.min(POINTS_MAX),
             },
             is_complete: false,
+            names: BTreeMap::new(),
             is_removed: false,
         };
         let written = config.clone();

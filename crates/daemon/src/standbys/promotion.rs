@@ -6,6 +6,7 @@
 //! ```
 //! A restart completes what is interrupted: the identities of the volumes were drawn when the standby was made.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -49,7 +50,8 @@ impl Standbys {
             let reason = format!("{}; to end that: sterna migration cancel {migration}", used_by(migration));
             return Err(refused(reason).into());
         }
-        self.check_names(kept)?;
+        let names = self.names_of(kept, &name, order.names.clone()).await?;
+        self.check_names(kept, &names)?;
         let seconds = order.older_than_ok_seconds;
         let age_max = seconds.map_or(Ok(AGE_MAX), Duration::try_from_secs_f64);
         let age_max = age_max.map_err(|error| RequestError::Invalid(error.to_string()))?;
@@ -62,6 +64,7 @@ impl Standbys {
             return Err(refused(reason.to_owned()).into());
         }
         kept.copy.give(Input::Lost);
+        self.note_names(kept, names).await?;
         let (answer, answered) = oneshot::channel();
         let leave_stopped = order.leave_stopped;
         let order = PromoteOrder { owner_is_lost: order.force, age_max, point: point.transpose()? };
@@ -112,14 +115,52 @@ impl Standbys {
         }
     }
 
-    /// Checks that the volumes can have their names here.
-    fn check_names(&self, kept: &Kept) -> Result<(), RequestError> {
-        for volume in &kept.config.volumes {
-            let is_ours = self.is_made(volume);
-            if !is_ours {
-                self.require_free(&kept.config.store, &volume.name)?;
+    /// Returns the names that the volumes get which do not keep theirs. A promotion that was interrupted keeps its own.
+    async fn names_of(
+        &self,
+        kept: &Kept,
+        name: &str,
+        ordered: BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, RequestError> {
+        if self.is_promoted(kept).await? {
+            let noted = lock(&kept.names).clone();
+            if ordered.is_empty() || ordered == noted {
+                return Ok(noted);
+            }
+            let reason = "it was promoted before, and its volumes have their names".to_owned();
+            return Err(StandbyError::NotPromoted { name: name.to_owned(), reason }.into());
+        }
+        let has = |volume: &String| kept.config.volumes.iter().any(|known| known.name == *volume);
+        match ordered.iter().find(|(volume, _)| !has(volume)) {
+            None => Ok(ordered),
+            Some((_, new)) => Err(RequestError::Invalid(format!(
+                "which volume is to be \"{new}\" is not said: --name OLD=NEW, with OLD one of the standby's volumes"
+            ))),
+        }
+    }
+
+    /// Checks that the volumes can have these names here.
+    fn check_names(&self, kept: &Kept, names: &BTreeMap<String, String>) -> Result<(), RequestError> {
+        let mut taken = BTreeSet::new();
+        for volume in kept.config.volumes.iter().filter(|volume| !self.is_made(volume)) {
+            let name = names.get(&volume.name).unwrap_or(&volume.name);
+            crate::names::check(name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
+            self.require_free(&kept.config.store, name)?;
+            if !taken.insert(name) {
+                return Err(RequestError::Invalid(format!("two volumes would be \"{name}\"")));
             }
         }
+        Ok(())
+    }
+
+    /// Makes durable which names the volumes get, before they are this host's: a restart completes the promotion with them.
+    async fn note_names(&self, kept: &Kept, names: BTreeMap<String, String>) -> Result<(), RequestError> {
+        if *lock(&kept.names) == names {
+            return Ok(());
+        }
+        let config = CopyConfig { names: names.clone(), ..kept.config.clone() };
+        self.on_book(move |book| book.write_config(Side::Copy, &config.id, &config)).await?;
+        *lock(&kept.names) = names;
         Ok(())
     }
 
@@ -140,7 +181,7 @@ impl Standbys {
     async fn own(self: &Arc<Self>, kept: &Arc<Kept>) -> Result<(), RequestError> {
         let mut paths = Vec::new();
         for volume in &kept.config.volumes {
-            paths.push(self.path_of(&kept.config.store, &volume.name)?);
+            paths.push(self.path_of(&kept.config.store, &kept.name_here(&volume.name))?);
         }
         let (answer, answered) = oneshot::channel();
         kept.copy.give(Input::Release { to: paths.clone(), answer });
@@ -148,21 +189,23 @@ impl Standbys {
         moved.map_err(|error| RequestError::storage("move the images into", &paths[0], &error))?;
         for (volume, path) in kept.config.volumes.iter().zip(&paths) {
             if !self.is_made(volume) {
-                let (store, name, identity) = (&kept.config.store, &volume.name, &volume.promoted);
+                let name = &kept.name_here(&volume.name);
+                let (store, identity) = (&kept.config.store, &volume.promoted);
                 self.add_volume(NewVolume { store, name, identity }, path).await?;
             }
         }
         self.make_vms(kept).await?;
         self.note_complete(kept).await?;
         for volume in &kept.config.volumes {
-            self.volumes.lane(&volume.name).await?;
+            self.volumes.lane(&kept.name_here(&volume.name)).await?;
         }
         Ok(())
     }
 
     /// Makes durable that all volumes are made: a later start leaves them to their administrators.
     async fn note_complete(&self, kept: &Kept) -> Result<(), RequestError> {
-        let config = CopyConfig { is_complete: true, ..kept.config.clone() };
+        let names = lock(&kept.names).clone();
+        let config = CopyConfig { is_complete: true, names, ..kept.config.clone() };
         self.on_book(move |book| book.write_config(Side::Copy, &config.id, &config)).await?;
         kept.is_complete.store(true, Ordering::Relaxed);
         Ok(())

@@ -106,7 +106,9 @@ impl Standbys {
             return Err(StandbyError::TestRuns { name, test: testing.record().name }.into());
         }
         self.require_point(&kept, &name, order.point.as_deref()).await?;
-        let described = self.described(&kept).await?;
+        // N.B. It may have been permitted when the VMs were described.
+        let brings_vms = !self.hosts.refuses_vms_of(kept.host());
+        let described = if brings_vms { self.described(&kept).await? } else { Vec::new() };
         let record = self.new_test(&kept, &described, order)?;
         blocking(descriptors::require_for_volume).await?;
         let (id, written) = (kept.config.id.clone(), record.clone());
@@ -283,7 +285,7 @@ impl Standbys {
         }
     }
 
-    /// Checks that there is something to test. A keeper that is busy is asked again when the clone is made.
+    /// Checks that there is something to test.
     async fn require_point(&self, kept: &Kept, name: &str, point: Option<&str>) -> Result<(), RequestError> {
         let refused = |reason: &str| {
             RequestError::from(StandbyError::NotTested { name: name.to_owned(), reason: reason.to_owned() })
@@ -357,6 +359,16 @@ impl Standbys {
             ends_unix_ms: begun_unix_ms.saturating_add(time.as_millis() as u64),
             stage: Stage::Making,
         })
+    }
+
+    /// Returns why the test of a standby cannot be deleted, if it has to be.
+    pub(super) fn stuck_test(kept: &Kept) -> Option<String> {
+        let testing = lock(&kept.test).clone()?;
+        let attempt = testing.attempt.borrow().clone();
+        match attempt {
+            Attempt::Failed(reason) => Some(format!("its test cannot be deleted: {reason}")),
+            Attempt::Underway | Attempt::Over => None,
+        }
     }
 
     /// Describes the test of a standby: the present one, or the last.

@@ -8,6 +8,7 @@ use migration::HostId;
 use standby::owner::{BehindBecause, State};
 use tokio::sync::oneshot;
 
+use super::book::CopiedVolume;
 use super::copy::{CopyView, Input, text};
 use super::orders::Found;
 use super::source::Shown;
@@ -63,9 +64,9 @@ impl Standbys {
         }
         let kept: Vec<_> = lock(&self.copies).values().cloned().collect();
         for kept in kept {
-            if let Some(fault) = kept.copy.seen().fault {
-                stuck.push((self.name_of(&Found::Kept(kept)), format!("it cannot be kept: {fault}")));
-            }
+            let fault = kept.copy.seen().fault.map(|fault| format!("it cannot be kept: {fault}"));
+            let name = self.name_of(&Found::Kept(Arc::clone(&kept)));
+            stuck.extend(fault.into_iter().chain(Self::stuck_test(&kept)).map(|what| (name.clone(), what)));
         }
         stuck
     }
@@ -95,7 +96,8 @@ impl Standbys {
                 (config.name, config.id, volumes)
             }
             Found::Kept(kept) => {
-                let volumes = kept.config.volumes.iter().map(|volume| volume.name.clone()).collect();
+                let own = kept.config.volumes.iter().map(|volume| volume.name.clone());
+                let volumes = own.chain(lock(&kept.names).values().cloned()).collect();
                 (kept.config.name.clone(), kept.config.id.clone(), volumes)
             }
         };
@@ -208,6 +210,10 @@ impl Standbys {
 
     fn view_kept(&self, name: String, kept: &Arc<super::Kept>, look: CopyView) -> api::Standby {
         let config = kept.config.clone();
+        let name_here = |volume: CopiedVolume| {
+            if look.is_promoted { kept.name_here(&volume.name) } else { volume.name }
+        };
+        let volumes = config.volumes.into_iter().map(name_here).collect();
         let silence = self
             .hosts
             .silence_of(kept.host())
@@ -230,7 +236,7 @@ impl Standbys {
             role: api::StandbyRole::Standby,
             host: self.hosts.name_of(kept.host()),
             store: config.store,
-            volumes: config.volumes.into_iter().map(|volume| volume.name).collect(),
+            volumes,
             state,
             reason: look
                 .lent_to

@@ -8,7 +8,7 @@
 //! ```
 //! [`migration::vm::cold`] decides which step is next. The steps that are not here are those of other VMs, in `arrival.rs`.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use migration::vm::cold::{self, Form, Found, Hypervisor};
@@ -152,21 +152,26 @@ impl Vms {
     /// Keeps a stopped VM of another host durably, as arriving. After an error nothing of it is left here.
     pub(crate) async fn keep_cold(self: &Arc<Self>, bytes: &[u8]) -> Result<(), VmError> {
         fail_point::before(FailPoint::Keep);
-        self.keep(bytes, Standing::Arriving).await?;
+        let manifest = Manifest::decode(bytes)?;
+        // N.B. Only what was parsed is kept.
+        let (definition, _) = self.understand(&manifest)?;
+        self.keep_as(manifest, definition, Standing::Arriving).await?;
         fail_point::after(FailPoint::Keep);
         Ok(())
     }
 
-    /// Makes a VM of a lost host one of this host, stopped. After an error nothing of it is left here.
-    pub(crate) async fn keep_promoted(self: &Arc<Self>, bytes: &[u8]) -> Result<(), VmError> {
-        self.keep(bytes, Standing::Home).await
-    }
-
-    async fn keep(self: &Arc<Self>, bytes: &[u8], standing: Standing) -> Result<(), VmError> {
+    /// Makes a VM of a lost host one of this host, stopped. Its volumes have the names that `volumes` has for theirs. After an error
+    /// nothing of it is left here.
+    pub(crate) async fn keep_promoted(
+        self: &Arc<Self>,
+        bytes: &[u8],
+        volumes: &BTreeMap<String, String>,
+    ) -> Result<(), VmError> {
         let manifest = Manifest::decode(bytes)?;
         // N.B. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
-        self.keep_as(manifest, definition, standing).await
+        let definition = definition.renamed(volumes)?;
+        self.keep_as(manifest, definition, Standing::Home).await
     }
 
     /// Makes a VM one of this host, stopped, with what its description has besides this definition.

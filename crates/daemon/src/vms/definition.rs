@@ -251,6 +251,11 @@ impl Definition {
         Ok((self.with(command, volumes)?, consoles))
     }
 
+    /// Returns the definition with volumes of other names: those that `volumes` has for theirs.
+    pub(super) fn renamed(&self, volumes: &BTreeMap<String, String>) -> Result<Self, DefinitionError> {
+        self.with(self.command_with_places(), volumes)
+    }
+
     /// Returns the definition with other words, and with other names of volumes.
     fn with(
         &self,
@@ -374,6 +379,24 @@ mod tests {
         assert_eq!(definition.volumes(), ["web1-root"]);
         assert_eq!(definition.text(), GOOD);
         assert!(definition.has_tpm() && definition.tpm_state() == Some(Path::new("/srv/web1.tpm")));
+    }
+
+    #[test]
+    fn a_second_instance_has_other_volumes_and_a_console_in_its_folder() {
+        let definition = Definition::parse(GOOD).unwrap();
+        let names = BTreeMap::from([("web1-root".to_owned(), "try".to_owned())]);
+        let (second, consoles) = definition.apart(&names, Networks::Apart).unwrap();
+        assert_eq!(
+            (second.volumes(), consoles.as_slice()),
+            (vec!["try".to_owned()], &["test-console-0".to_owned()][..])
+        );
+        assert!(second.has_tpm() && second.tpm_state().is_none() && second.files() == definition.files());
+        let command = second.command_with_places().join(" ");
+        assert!(command.contains("-serial file:{path:test-console-0}"), "{command}");
+        let renamed = definition.renamed(&names).unwrap();
+        assert_eq!(renamed.volumes(), ["try"]);
+        assert_eq!(renamed.command_with_places(), definition.command_with_places());
+        assert_eq!(definition.renamed(&BTreeMap::new()).unwrap().volumes(), ["web1-root"]);
     }
 
     #[test]

@@ -71,7 +71,7 @@ impl ConsoleSearch {
         use std::os::unix::fs::FileExt as _;
 
         // N.B. QEMU can write to its folder, so links that it may have put there are not followed.
-        let Ok(found) = held::find(log) else { return false };
+        let Ok(found) = held::find_entry(log) else { return false };
         if found.kind() != FileType::RegularFile {
             return false;
         }

@@ -109,6 +109,9 @@ pub(crate) struct PromoteStandbyArguments {
     /// Do not start its VMs.
     #[arg(long)]
     pub(crate) leave_stopped: bool,
+    /// Another name for a volume, where its own is taken here; NEW alone for a standby of one volume. Its VM then uses that volume.
+    #[arg(long = "name", value_name = "[OLD=]NEW")]
+    pub(crate) names: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -197,6 +200,7 @@ Examples:
   sterna standby promote web1 --force
   sterna standby promote web1 --force --older-than-ok 2d
   sterna standby promote web1 --force --leave-stopped
+  sterna standby promote db --force --name db-data=db-data2 --name db-log=db-log2
 
 Give this order at the host that keeps the standby. Be sure that the other host is off, or does not serve the volumes any more:
 otherwise two hosts have them, and their states part. While the other host can be reached, move the volumes there with

@@ -1,5 +1,6 @@
 //! `sterna standby …`
 
+use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{
@@ -7,7 +8,7 @@ use api::{
     StandbyState, StandbyTest, StandbyTestState, TestStandby,
 };
 
-use crate::args::{AddStandbyArguments, StandbyCommand, TestStandbyArguments};
+use crate::args::{AddStandbyArguments, PromoteStandbyArguments, StandbyCommand, TestStandbyArguments};
 use crate::commands::CommandError;
 use crate::exit::Exit;
 use crate::output::{self, Format, standbys};
@@ -43,11 +44,13 @@ pub(super) async fn run(
         StandbyCommand::Check { name } => return check(client, name, format).await,
         StandbyCommand::Test(arguments) => return test(client, arguments, format).await,
         StandbyCommand::Promote(arguments) => {
+            let names = names(client, &arguments).await?;
             let order = PromoteStandby {
                 force: arguments.force,
                 older_than_ok_seconds: arguments.older_than_ok.map(|age| age.as_secs_f64()),
                 point: arguments.point,
                 leave_stopped: arguments.leave_stopped,
+                names,
             };
             let promoted = client.promote_standby(&arguments.name, &order).await?;
             output::print(format, &promoted, standbys::promoted)?;
@@ -83,6 +86,26 @@ fn paused(paused: bool) -> SetStandby {
 async fn set(client: &Client, name: &str, change: SetStandby, format: Format) -> Result<(), CommandError> {
     let set = client.set_standby(name, &change).await?;
     Ok(output::print(format, &set, standbys::show)?)
+}
+
+/// Returns the names that volumes get at a promotion. A name alone is that of the one volume of the standby.
+async fn names(
+    client: &Client,
+    arguments: &PromoteStandbyArguments,
+) -> Result<BTreeMap<String, String>, CommandError> {
+    let mut names = BTreeMap::new();
+    for name in &arguments.names {
+        let (old, new) = match name.split_once('=') {
+            Some((old, new)) => (old.to_owned(), new.to_owned()),
+            // The daemon refuses a name that is no volume's, so that of the standby is as good as none.
+            None => match client.standby(&arguments.name).await?.volumes.as_slice() {
+                [volume] => (volume.clone(), name.clone()),
+                _ => (String::new(), name.clone()),
+            },
+        };
+        names.insert(old, new);
+    }
+    Ok(names)
 }
 
 /// Begins a test, and waits until it is made; or ends one.

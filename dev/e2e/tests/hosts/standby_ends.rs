@@ -4,13 +4,18 @@ use anyhow::{Context as _, ensure};
 use api::{Standby, StandbyState, Volume};
 use e2e::{Host, Pair, play_pair, until};
 
-use crate::standbys::{BLOCK_BYTES, DISK_BYTES, add, connect, until_current, write};
+use crate::standbys::{BLOCK_BYTES, DISK_BYTES, add, connect, read, until_current, write};
 
 /// Kills alpha, and waits until beta would promote.
 fn lose_alpha(pair: &mut Pair, standby: &str) -> anyhow::Result<()> {
+    lose_alpha_with(pair, &[standby])
+}
+
+/// Does the same with more of an order to promote.
+fn lose_alpha_with(pair: &mut Pair, order: &[&str]) -> anyhow::Result<()> {
     pair.alpha.kill()?;
     until("the loss is noticed", || {
-        let refused = pair.beta.sterna(["standby", "promote", standby])?;
+        let refused = pair.beta.sterna([&["standby", "promote"], order].concat())?;
         Ok(refused.stderr.contains("add --force").then_some(()))
     })
 }
@@ -106,5 +111,34 @@ fn a_copy_that_its_source_has_forgotten_goes_before_another_is_kept() {
         })?;
         pair.beta.sterna(["standby", "remove", "v@alpha", "--force"])?.success()?;
         add(pair, &["v"]).map(drop)
+    });
+}
+
+#[test]
+fn a_volume_whose_name_is_taken_is_promoted_under_another_one() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        write(&mut connect(&pair.alpha, "v")?, 0, 7)?;
+        add(pair, &["v"])?;
+        pair.beta.create_volume(DISK_BYTES)?;
+        lose_alpha_with(pair, &["v", "--name", "other"])?;
+        let taken = pair.beta.sterna(["standby", "promote", "v", "--force"])?;
+        ensure!(taken.code == 4 && taken.stderr.contains("\"v\""), "{taken:?}");
+        for wrong in ["v", "w=other", "v=in/valid"] {
+            let refused = pair.beta.sterna(["standby", "promote", "v", "--force", "--name", wrong])?;
+            ensure!(refused.code != 0, "{wrong}: {refused:?}");
+        }
+        let promoted: Standby = pair.beta.ask(&["standby", "promote", "v", "--force", "--name", "other"])?;
+        ensure!(promoted.volumes == ["other"], "{promoted:?}");
+        // The name is durable, and the order again finds everything done.
+        pair.beta.kill()?;
+        pair.beta.start()?;
+        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        let renamed = pair.beta.sterna(["standby", "promote", "v", "--force", "--name", "third"])?;
+        ensure!(renamed.code == 4, "{renamed:?}");
+        let there = until("it is served again", || Ok(connect(&pair.beta, "other").ok()));
+        ensure!(read(&mut there?, 0)? == 7, "it has another content");
+        ensure!(read(&mut connect(&pair.beta, "v")?, 0)? == 0, "the other volume has changed");
+        Ok(())
     });
 }

@@ -58,7 +58,10 @@ fn a_vm_of_a_lost_host_runs_at_its_standby_with_its_files_and_tpm() {
             Ok(refused.stderr.contains("add --force").then_some(()))
         })?;
         console.forget();
-        let promoted: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        let order = ["standby", "promote", vm::NAME, "--force", "--name", "moved"];
+        let promoted: Standby = pair.beta.ask(&order)?;
+        let known: Vm = pair.beta.ask(&["vm", "show", vm::NAME])?;
+        ensure!(known.volumes == ["moved"], "{known:?}");
         ensure!(promoted.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", promoted.vms);
         console.work_on(REQUESTS)?;
         let folder = pair.beta.path("data/vms").join(vm::NAME);

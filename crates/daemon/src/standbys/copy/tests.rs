@@ -88,6 +88,7 @@ fn begun(store: &Path, data: &Path) -> Keeper {
         volumes: vec![volume],
         keep: Keep { last: 2, hourly: 0, daily: 0 },
         is_complete: false,
+        names: std::collections::BTreeMap::new(),
         is_removed: false,
     };
     let store = store.to_owned();

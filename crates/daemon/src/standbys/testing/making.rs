@@ -53,7 +53,7 @@ impl Standbys {
             self.add_volume(new, path).await.map_err(words)?;
         }
         for volume in &test.volumes {
-            self.volumes.lane(&volume.name).await.map_err(|error| RequestError::from(error).message())?;
+            self.volumes.lane(&volume.name).await.map_err(words)?;
         }
         let test = TestRecord { point: Some(text(at)), ..test };
         self.make_test_vms(kept, test).await

@@ -159,7 +159,10 @@ impl Standbys {
             let description = self.on_book(move |book| book.vm(&id, &read)).await?;
             let Some(description) = description else { continue };
             let (_, volumes) = Vms::announced(&description)?;
-            let problem = match self.vms.keep_promoted(&description).await {
+            let mut volumes: Vec<String> = volumes.iter().map(|volume| kept.name_here(volume)).collect();
+            volumes.sort();
+            let names = lock(&kept.names).clone();
+            let problem = match self.vms.keep_promoted(&description, &names).await {
                 Ok(()) => None,
                 Err(VmError::Exists(_)) if self.is_prepared(&name, &volumes) => None,
                 Err(error) => Some(format!("it was not added: {error}; add it: sterna vm add")),
