@@ -16,6 +16,7 @@ mod orders;
 mod promotion;
 pub(crate) mod source;
 mod testing;
+mod turns;
 mod use_by_migration;
 mod views;
 mod vms;
@@ -26,7 +27,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use migration::HostId;
@@ -35,9 +36,10 @@ use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
 use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input};
-use self::frames::{Frame, Line, is_about};
+use self::frames::{ANSWER_MAX, Frame, Line, is_about};
 use self::source::{Source, Surroundings, host_of};
 use self::testing::Testing;
+use self::turns::Turns;
 use crate::custody::Custody;
 use crate::error::{RequestError, StandbyError};
 use crate::files::sockets::SocketFolder;
@@ -76,7 +78,9 @@ pub(crate) struct Standbys {
     /// Held while a standby is made, removed or promoted.
     changing: tokio::sync::Mutex<()>,
     /// Questions of one host wait for one another.
-    asked: Mutex<BTreeMap<HostId, Arc<tokio::sync::Mutex<()>>>>,
+    asked: Turns,
+    /// Descriptions for one host wait for one another: it checks them in turn, and an answer must not take too long.
+    describing: Turns,
     /// Files that cannot be read, and why.
     unreadable: Mutex<Vec<String>>,
 }
@@ -135,7 +139,8 @@ impl Standbys {
             copies: Mutex::default(),
             departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
-            asked: Mutex::default(),
+            asked: Turns::default(),
+            describing: Turns::default(),
             unreadable: Mutex::default(),
         })
     }
@@ -246,8 +251,12 @@ impl Standbys {
             Some(Frame::Ask(number, ask)) => {
                 let this = Arc::clone(self);
                 tokio::spawn(async move {
-                    let turn = Arc::clone(lock(&this.asked).entry(peer).or_default());
-                    let _turn = turn.lock().await;
+                    let arrived = Instant::now();
+                    let _turn = this.asked.of(peer).await;
+                    if arrived.elapsed() > ANSWER_MAX {
+                        // Nobody waits for the answer: that host has given up.
+                        return;
+                    }
                     let answer = this.asked(peer, &line, ask, &payload).await;
                     // N.B. Its host may ask more only now: questions that wait are few.
                     drop(credit);

@@ -6,6 +6,8 @@
 //!   standby's host: ToOwner, Fault
 //! ```
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use migration::{HostId, MigrationId, VolumeIndex};
 use serde::{Deserialize, Serialize};
@@ -15,6 +17,8 @@ use transport::{ChannelId, Priority, Session};
 
 use crate::peers::channel::{Kind, Subject};
 
+/// How long the other host may take to answer. Afterwards nobody waits for the answer.
+pub(super) const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// The longest text of another host.
 const TEXT_BYTES_MAX: usize = 1000;
 /// A channel's number has this many bits of the standby's identity.

@@ -12,7 +12,9 @@ use standby::StandbyId;
 use transport::Priority;
 
 use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
-use super::frames::{Answered, Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Purpose, cleaned, subject};
+use super::frames::{
+    ANSWER_MAX, Answered, Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Purpose, cleaned, subject,
+};
 use super::making::Left;
 use super::source::Source;
 use super::source::run::copy_of;
@@ -26,8 +28,6 @@ const EVERY_S: f64 = 10.0;
 /// The shortest interval in seconds.
 const EVERY_MIN_S: f64 = 1.0;
 const DAY_S: f64 = 86_400.0;
-/// How long the other host may take to answer.
-const ANSWER_MAX: Duration = Duration::from_secs(20);
 /// How long a host that has not answered is asked to remove the standby again.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(24 * 3600);
 

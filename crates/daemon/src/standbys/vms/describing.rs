@@ -76,6 +76,7 @@ impl Standbys {
         let shown = names.iter().map(|name| known(name).unwrap_or_else(|| new(name))).collect();
         source.show(|all| all.vms = shown);
         if told.names.as_ref() != Some(&names) {
+            let _turn = self.describing.of(source.host()).await;
             self.ask(source.host(), source.standby(), Ask::Vms(names.clone()), Bytes::new()).await?;
             told.names = Some(names.clone());
         }
@@ -137,6 +138,7 @@ impl Standbys {
     ) -> Result<Option<String>, RequestError> {
         let too_long = || RequestError::Internal("a description of a VM is too long".to_owned());
         let bytes = u32::try_from(description.len()).map_err(|_| too_long())?;
+        let _turn = self.describing.of(source.host()).await;
         loop {
             let offset = bytes - description.len() as u32;
             let payload = description.split_to(description.len().min(PIECE_BYTES));
