@@ -503,8 +503,14 @@ impl World {
                 self.standby.spool_flushes = 0;
                 self.standby.unnamed = vec![Vec::new(); volumes];
                 if !self.standby.is_restored {
-                    let sealed = self.standby.record().map_or_else(Vec::new, |record| record.sealed.clone());
-                    self.standby.named.retain(|at, _| sealed.iter().any(|sealed| sealed.watermark == *at));
+                    // N.B. Any record that is on its way to the disk may be the one that a restart finds.
+                    let host = &self.standby;
+                    let pending = host.pending.iter().map(|(_, record)| record);
+                    let records = host.record().into_iter().chain(&host.record).chain(pending);
+                    let sealed: Vec<_> = records
+                        .flat_map(|record| record.sealed.iter().map(|sealed| sealed.watermark))
+                        .collect();
+                    self.standby.named.retain(|at, _| sealed.contains(at));
                 }
             }
             Action::KeepPoint(at, _) => {
