@@ -22,7 +22,7 @@ use crate::{
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
     Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
     RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, StoreContent,
-    StoreFile, Vm, Volume, Watch,
+    StoreFile, Vm, Volume, Watch, YieldVolume,
 };
 
 /// A client of one daemon.
@@ -252,6 +252,18 @@ impl Client {
         let query = format!("force={force}&keep_image={keep_image}&delete_image={delete_image}");
         let path = format!("/v1/volumes/{}?{query}", Segment(name));
         self.send(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Gives up the volumes of a standby that was promoted, at one of the two hosts that have them.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyRefused`], [`ErrorCode::VolumeInUse`].
+    pub async fn yield_volume(
+        &self,
+        name: &str,
+        how: YieldVolume,
+    ) -> Result<Vec<RemovedVolume>, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/yield", Segment(name)), Some(&how)).await
     }
 
     /// Lists the kept images of migrations, by volume.

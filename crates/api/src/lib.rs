@@ -18,6 +18,7 @@
 //!   POST   /v1/volumes/{name}/migrate   MigrateVolume  -> Migration
 //!   POST   /v1/volumes/{name}/plan      MigrateVolume  -> MigrationPlan
 //!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
+//!   POST   /v1/volumes/{name}/yield     YieldVolume    -> [RemovedVolume]
 //!   GET    /v1/replicas                 [Replica]
 //!   DELETE /v1/replicas/{volume}        DropReplica    -> Replica
 //!   GET    /v1/standbys                 [Standby]
@@ -110,9 +111,9 @@ pub use peer::{
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
 pub use standby::{
-    BootCheck, BootCheckState, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint, RemoveStandby,
-    SetStandby, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState, StandbyTestVm,
-    StandbyTestVolume, StandbyVm, TestNetworks, TestStandby,
+    BootCheck, BootCheckState, IfSilent, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint,
+    RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
+    StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks, TestStandby, YieldVolume,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

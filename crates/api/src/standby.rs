@@ -28,6 +28,19 @@ pub struct NewStandby {
     /// Which recovery points are kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep: Option<KeepPoints>,
+    /// What a start does if that host says nothing; by default what the configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_silent: Option<IfSilent>,
+}
+
+/// What a host does with its volumes after a start if the host of their standby does not say whether that was promoted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum IfSilent {
+    /// They wait until it says so, or an administrator orders to serve them.
+    Wait,
+    /// They are served after a while.
+    Serve,
 }
 
 /// Which recovery points are kept beside the standby's images.
@@ -68,6 +81,9 @@ pub struct SetStandby {
     /// Whether it is paused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<bool>,
+    /// What a start does if the other host says nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_silent: Option<IfSilent>,
 }
 
 /// How a standby is removed.
@@ -138,6 +154,15 @@ pub enum TestNetworks {
     Keep,
 }
 
+/// How the volumes of a promoted standby are given up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct YieldVolume {
+    /// Also while clients are connected; they are disconnected.
+    #[serde(default)]
+    pub force: bool,
+}
+
 /// The part of this host in a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
@@ -204,6 +229,9 @@ pub struct Standby {
     /// The most bytes a second that it sends. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bandwidth_bytes_per_second: Option<u64>,
+    /// What a start does if the other host says nothing; `None`: what the configuration says. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_silent: Option<IfSilent>,
     /// Bytes that the standby lacks. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_waiting: Option<u64>,

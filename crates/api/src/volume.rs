@@ -153,7 +153,8 @@ pub struct ExportSettings {
 pub enum VolumeState {
     /// Its image is being made.
     Creating,
-    /// Another process has locked its image; it is served as soon as the lock is free.
+    /// Another process has locked its image, or the host of a standby has to say first that it has not promoted it; `message` says what
+    /// it waits for.
     Waiting,
     /// It is arriving from another host; guests wait.
     Arriving,
@@ -224,6 +225,10 @@ pub struct PromoteVolume {
     /// of a volume that has left and whose new host has not ended its migration; with `force` it is promoted or taken back as well.
     /// **N.B.** What the volume had before is not looked for.
     pub exchanged: bool,
+    /// Of a volume that waits for the host of its standby to say that it has not promoted it: serve it. With `force`: although that host
+    /// says that it has. **N.B.** Then both hosts have the volume.
+    #[serde(default)]
+    pub unasked: bool,
     /// With `restored`, for a volume on a device or an export: its size in bytes. It may have grown since the backup, and the
     /// device may be larger.
     pub size_bytes: Option<u64>,

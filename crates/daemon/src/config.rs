@@ -34,6 +34,9 @@
 //! after = "/etc/sterna/after"
 //! timeout_s = 30
 //!
+//! [standby]                                 # standbys of this host's volumes at other hosts
+//! if_silent = "wait"                        # or "serve": without their word, after 15 s
+//!
 //! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
@@ -75,6 +78,7 @@ mod limits;
 mod machines;
 mod nbd;
 mod sockets;
+mod standby;
 mod stores;
 mod web;
 
@@ -105,6 +109,7 @@ pub use limits::{KeptLimits, Limits, MoverLimits};
 pub use machines::{MachinesConfig, QemuUser, RunsAs, VmUsers};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
+pub use standby::StandbyConfig;
 pub use stores::{StoreConfig, StoreFault};
 pub use web::{WebConfig, WebFault};
 
@@ -142,6 +147,8 @@ pub struct Config {
     pub machines: MachinesConfig,
     /// The hooks for moves of VMs and volumes.
     pub hooks: HooksConfig,
+    /// What concerns all standbys.
+    pub standby: StandbyConfig,
     /// The address of the page for browsers.
     pub web: WebConfig,
     /// The stores by name, at least one.
@@ -438,6 +445,7 @@ impl Config {
             hosts,
             machines,
             hooks,
+            standby: file.standby,
             web,
             stores,
             impairments,
@@ -477,6 +485,7 @@ struct File {
     hosts: FileHosts,
     machines: FileMachines,
     hooks: FileHooks,
+    standby: StandbyConfig,
     web: FileWeb,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,

@@ -13,6 +13,7 @@ pub(crate) mod copy;
 pub(crate) mod frames;
 mod making;
 mod orders;
+pub(crate) mod permissions;
 mod promotion;
 pub(crate) mod source;
 mod testing;
@@ -20,6 +21,7 @@ mod turns;
 mod use_by_migration;
 mod views;
 mod vms;
+mod yielding;
 
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -32,11 +34,13 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use migration::HostId;
 use standby::StandbyId;
+use standby::asking::{Question, Word};
 use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
 use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input};
 use self::frames::{ANSWER_MAX, Frame, Line, is_about};
+use self::permissions::Permissions;
 use self::source::{Source, Surroundings, host_of};
 use self::testing::Testing;
 use self::turns::Turns;
@@ -54,6 +58,9 @@ use crate::volumes::registry::Volumes;
 /// How long the end of the daemon waits for the keepers of standbys.
 const END_MAX: Duration = Duration::from_secs(5);
 
+/// What the source of a standby hears that was promoted and given up.
+const YIELDED: &str = "that host has given up what it had promoted: remove the standby, and add it again";
+
 /// The standbys of both roles.
 pub(crate) struct Standbys {
     /// The files about standbys; the error says why there are none.
@@ -66,6 +73,7 @@ pub(crate) struct Standbys {
     sockets: Arc<SocketFolder>,
     hosts: Arc<Hosts>,
     peers: Arc<Peers>,
+    permissions: Arc<Permissions>,
     vms: Arc<Vms>,
     volume_orders: Arc<VolumeOrders>,
     vm_orders: Arc<VmOrders>,
@@ -117,8 +125,20 @@ impl Standbys {
         volume_orders: &Arc<VolumeOrders>,
         vm_orders: &Arc<VmOrders>,
     ) -> Arc<Self> {
-        let Parts { config, journal, custody, stores, volumes, sockets, hosts, peers, vms, stopping, .. } =
-            parts.clone();
+        let Parts {
+            config,
+            journal,
+            custody,
+            stores,
+            volumes,
+            sockets,
+            hosts,
+            peers,
+            permissions,
+            vms,
+            stopping,
+            ..
+        } = parts.clone();
         let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
         Arc::new(Self {
             book,
@@ -130,6 +150,7 @@ impl Standbys {
             sockets,
             hosts,
             peers,
+            permissions,
             vms,
             volume_orders: Arc::clone(volume_orders),
             vm_orders: Arc::clone(vm_orders),
@@ -196,8 +217,10 @@ impl Standbys {
             hosts: Arc::clone(&self.hosts),
             peers: Arc::clone(&self.peers),
             volumes: Arc::clone(&self.volumes),
+            permissions: Arc::clone(&self.permissions),
             stopping: self.stopping.clone(),
         };
+        self.permissions.know(config.clone());
         let source = Source::begin(config, with);
         lock(&self.sources).insert(standby, Arc::clone(&source));
         tokio::spawn(Arc::clone(self).describe_vms(Arc::clone(&source)));
@@ -238,16 +261,19 @@ impl Standbys {
         match Frame::decode(head) {
             Some(Frame::ToStandby(stream, message)) => match self.kept_for(peer, &line) {
                 Some(kept) => kept.copy.give(Input::Frame { line, stream, message, payload, credit }),
-                None if self.departed_for(peer, &line).is_some() => {
-                    self.tell_promoted(&line, stream, &message);
-                }
-                None => line.send(&Frame::Fault("that host keeps no such standby".to_owned()), Bytes::new()),
+                None => match self.departed_for(peer, &line) {
+                    Some(departed) => self.tell_promoted(&line, stream, &message, &departed),
+                    None => {
+                        line.send(&Frame::Fault("that host keeps no such standby".to_owned()), Bytes::new());
+                    }
+                },
             },
             Some(Frame::Terms(terms)) => {
                 if let Some(kept) = self.kept_for(peer, &line) {
                     kept.copy.note(terms);
                 }
             }
+            Some(Frame::Question(question)) => self.answer_question(peer, line, question, credit),
             Some(Frame::Ask(number, ask)) => {
                 let this = Arc::clone(self);
                 tokio::spawn(async move {
@@ -268,9 +294,31 @@ impl Standbys {
         }
     }
 
+    /// Says to the host that has the volumes whether they were promoted here.
+    fn answer_question(&self, peer: HostId, line: Line, question: Question, credit: Box<dyn Any + Send>) {
+        let Some(kept) = self.kept_for(peer, &line) else {
+            // One that nobody knows is not one that was never promoted.
+            let departed = self.departed_for(peer, &line);
+            let word = departed.map_or(Word::Unsure, |departed| match departed.is_yielded {
+                true => Word::Yielded,
+                false => Word::Promoted,
+            });
+            return line.send(&Frame::Word(word), Bytes::new());
+        };
+        let (answer, answered) = tokio::sync::oneshot::channel();
+        kept.copy.give(Input::Question { question, answer });
+        tokio::spawn(async move {
+            let word = answered.await.unwrap_or(Word::Unsure);
+            // N.B. Its host may ask more only now: questions that wait are few.
+            drop(credit);
+            line.send(&Frame::Word(word), Bytes::new());
+        });
+    }
+
     /// Tells a source that its volumes were promoted here.
-    fn tell_promoted(&self, line: &Line, stream: StreamId, message: &ToStandby) {
+    fn tell_promoted(&self, line: &Line, stream: StreamId, message: &ToStandby, departed: &CopyConfig) {
         let frame = match message {
+            _ if departed.is_yielded => Frame::Fault(YIELDED.to_owned()),
             ToStandby::Offer { .. } => Frame::ToOwner(stream, ToOwner::Answer(Answer::Promoted)),
             // Its next stream begins with an offer.
             _ => Frame::Fault("the volumes were promoted at the standby's host".to_owned()),

@@ -217,8 +217,7 @@ impl Group {
             let Stage::Running(machine) = &mut state.stage else { return };
             let Some(action) = machine.poll_action() else { return };
             match action {
-                // It is served already: the capture begins later.
-                Action::BeginServing | Action::OpenGates { .. } => {}
+                Action::OpenGates { .. } => {}
                 Action::Pass(write) => {
                     let open = machine.open_epoch();
                     if let Some(asking) = state.asking.as_mut().filter(|asking| asking.write == write) {

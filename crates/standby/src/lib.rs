@@ -11,6 +11,7 @@
 //! Blocks are those of the chronicle. Time is a [`std::time::Duration`] since an origin of the caller. The paper is \[XNBD\]:
 //! its pre-caching is replication without cuts and recovery points (decision 0099).
 
+pub mod asking;
 mod content;
 mod identity;
 mod outbox;

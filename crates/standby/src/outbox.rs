@@ -31,6 +31,11 @@ impl<A> Outbox<A> {
         self.sequence
     }
 
+    /// Returns whether all records that were given out are durable: those up to this number.
+    pub(crate) fn is_settled(&self, durable: u64) -> bool {
+        self.sequence <= durable
+    }
+
     /// Gives an action out once the last record that was given out is durable.
     pub(crate) fn push_after_record(&mut self, action: A) {
         self.after.push_back((self.sequence, action));

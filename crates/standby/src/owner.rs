@@ -1,8 +1,7 @@
 //! The owner's side of one standby: it cuts, keeps, sends, and forgets what the standby has.
 //!
 //! ```text
-//!   asking ──Answer: Receiving──► serving ──Answer: Promoted──► diverged
-//!      └──────Answer: Promoted──► replaced                         (it serves, and sends nothing)
+//!   serving ──Answer: Promoted──► diverged: it serves, and sends nothing
 //!
 //!   open epoch, sent early if only the disk has much of it
 //!    └──cut──► frozen ──Begin, Ready, Extent…, Seal──► sealed ──Acknowledged──► own stores flushed ──► forgotten
@@ -94,15 +93,6 @@ pub enum History {
     Forgotten(LifeId, Vec<BlockCount>),
 }
 
-/// Why a replication begins to run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Beginning {
-    /// The group is already served here, so nobody else has it: the standby was ordered, or the group was handed over.
-    Served,
-    /// The host, or its daemon, has started: the standby may have been promoted meanwhile (law 29).
-    Started,
-}
-
 /// Whether all blocks of a group are at its owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Completeness {
@@ -176,8 +166,6 @@ pub enum Event {
     Paused,
     /// An administrator resumes it.
     Resumed,
-    /// An administrator orders to serve although the standby's host is silent (`if_silent = "serve"`).
-    ServeUnasked,
     /// Blocks are still fetched after a handover, at a restart. Nothing is cut before [`Event::Completed`].
     Incomplete,
     /// All blocks are at the owner.
@@ -187,8 +175,6 @@ pub enum Event {
 /// What is to be done.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Open the group's gates for the first time: nobody else owns the group.
-    BeginServing,
     /// Submit a write.
     Pass(WriteId),
     /// Let no write of any volume pass, and report [`Event::GatesClosed`]. Writes in flight go on.
@@ -261,16 +247,12 @@ pub enum Action {
     Tell(State),
 }
 
-/// Whether the group is served here.
+/// Who owns the group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// It is not served before the standby's host has answered.
-    Asking,
-    /// It is served.
+    /// This host alone.
     Serving,
-    /// The standby was promoted before the group was served here. It never is.
-    Replaced,
-    /// It is served here, and where the standby was promoted.
+    /// This host, and the one where the standby was promoted.
     Diverged,
 }
 
@@ -299,15 +281,14 @@ struct Numbers {
     written: Vec<(u64, Epoch)>,
 }
 
-/// A replication of a group of volumes to one standby.
+/// A replication of a group of volumes, which are served here, to one standby. Whether they may be served is decided before
+/// ([`crate::asking`]).
 #[derive(Debug)]
 pub struct Replication {
     settings: Settings,
     record: OwnerRecord,
     phase: Phase,
     pauses: Pauses,
-    /// Whether the record is this host's own, and not one of a backup.
-    knows_history: bool,
     /// The first epoch whose end lets the chronicle forget: it, and no earlier one, carries what was missing when this process began,
     /// and what the last failed flush may have lost.
     carried_by: Epoch,
@@ -334,18 +315,12 @@ impl Replication {
         let generation = Generation(1);
         let record =
             OwnerRecord { standby, generation, life, acknowledged: None, numbered_through: Epoch(0) };
-        Self::restart(settings, record, History::Forgotten(life, sizes), Beginning::Served)
+        Self::restart(settings, record, History::Forgotten(life, sizes))
     }
 
     /// Continues from a record. **N.B.** `history` must be [`History::Forgotten`] if the journal was restored from a backup, or if
     /// an image was changed by others: then numbers begin again, in another life (cases 5 and 22).
-    pub fn restart(
-        settings: Settings,
-        mut record: OwnerRecord,
-        history: History,
-        beginning: Beginning,
-    ) -> Self {
-        let knows_history = matches!(history, History::Since(_));
+    pub fn restart(settings: Settings, mut record: OwnerRecord, history: History) -> Self {
         let (sizes, missing) = match history {
             History::Since(missing) => {
                 (missing.iter().map(LayeredBitmap::blocks).collect::<Vec<_>>(), Some(missing))
@@ -369,15 +344,10 @@ impl Replication {
         // A process before may have left writes in the store's cache. Those that the standby has confirmed were flushed.
         let unflushed =
             missing.unwrap_or_else(|| sizes.iter().map(|size| LayeredBitmap::full(*size)).collect());
-        let phase = match beginning {
-            Beginning::Started if !broken(Bug::ServesUnasked) => Phase::Asking,
-            Beginning::Started | Beginning::Served => Phase::Serving,
-        };
         let mut replication = Self {
             cuts: Cuts { next: settings.first_cut, is_at_barrier: false },
-            phase,
+            phase: Phase::Serving,
             pauses: Pauses::default(),
-            knows_history,
             carried_by: first,
             catch_up: None,
             epochs,
@@ -391,9 +361,6 @@ impl Replication {
             record,
         };
         replication.reserve_numbers();
-        if phase == Phase::Serving {
-            replication.outbox.push(Action::BeginServing);
-        }
         replication
     }
 
@@ -403,7 +370,7 @@ impl Replication {
         if broken(Bug::HandedOnAsComplete) {
             missing.iter_mut().for_each(LayeredBitmap::clear);
         }
-        let mut new = Self::restart(settings, record, History::Since(missing), Beginning::Served);
+        let mut new = Self::restart(settings, record, History::Since(missing));
         if completeness == Completeness::Incomplete && !broken(Bug::IncompleteCut) {
             new.pauses.is_filling = true;
         }
@@ -493,7 +460,6 @@ impl Replication {
             Event::Resumed => self.pauses.is_ordered = false,
             Event::Incomplete => self.pauses.is_filling = !broken(Bug::IncompleteCut),
             Event::Completed => self.pauses.is_filling = false,
-            Event::ServeUnasked => self.begin_serving(),
         }
         self.go_on(now);
     }
@@ -577,12 +543,5 @@ impl Replication {
         let number = self.outbox.next_record();
         self.numbers.written.push((number, self.record.numbered_through));
         self.outbox.push(Action::MakeDurable(number, self.record.clone()));
-    }
-
-    fn begin_serving(&mut self) {
-        if self.phase == Phase::Asking {
-            self.phase = Phase::Serving;
-            self.outbox.push(Action::BeginServing);
-        }
     }
 }

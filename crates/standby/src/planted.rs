@@ -25,6 +25,10 @@ macro_rules! bugs {
 bugs! {
     /// A host that has booted serves before it has asked the standby's host.
     ServesUnasked = "standby-serves-unasked",
+    /// A host forgets in a restart that its group was replaced.
+    ReplacedForgotten = "standby-replaced-forgotten",
+    /// A host whose restored standby does not agree says that it was not promoted.
+    RestoredDenies = "standby-restored-denies",
     /// An owner that learns of a promotion goes on as if nothing had happened.
     DivergedQuietly = "standby-diverged-quietly",
     /// What a returned owner lacks is counted from the newest epoch that it has sent.

@@ -31,7 +31,7 @@ pub(crate) use self::store::{ImportArguments, StoreCommand};
 use self::strategy::StrategyArguments;
 pub(crate) use self::top::TopArguments;
 pub(crate) use self::vm::VmCommand;
-pub(crate) use self::volume::{PlaceArguments, RemoveArguments, ResizeArguments};
+pub(crate) use self::volume::{PlaceArguments, RemoveArguments, ResizeArguments, YieldArguments};
 
 use api::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -193,7 +193,7 @@ pub(crate) enum VolumeCommand {
     #[command(after_help = SHOW_HELP)]
     Show(VolumeArguments),
     /// Make this host the owner of a volume whose source, target or former host does not answer.
-    #[command(after_help = PROMOTE_HELP)]
+    #[command(after_help = volume::PROMOTE_HELP)]
     Promote(PromoteArguments),
     /// Make a volume larger while its guest works, also while it moves.
     #[command(after_help = volume::RESIZE_HELP)]
@@ -201,6 +201,9 @@ pub(crate) enum VolumeCommand {
     /// Remove a volume. Its image is deleted, unless you had it before (volume add).
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove(RemoveArguments),
+    /// After a promotion, give up the volumes at one of the two hosts that have them: the other one's are the volumes.
+    #[command(after_help = volume::YIELD_HELP)]
+    Yield(YieldArguments),
 }
 
 #[derive(Debug, Args)]
@@ -339,7 +342,7 @@ pub(crate) struct MigrateArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing", "restored", "exchanged"]).multiple(true)))]
+#[command(group(clap::ArgGroup::new("grounds").required(true).args(["ticket", "force", "without_missing", "restored", "exchanged", "unasked"]).multiple(true)))]
 pub(crate) struct PromoteArguments {
     /// Name of the volume.
     #[arg(required_unless_present = "store")]
@@ -366,6 +369,10 @@ pub(crate) struct PromoteArguments {
     /// source, and an image that a volume has left. With --force the volume is also promoted or taken back, from that file.
     #[arg(long, conflicts_with_all = ["ticket", "without_missing", "restored"])]
     pub(crate) exchanged: bool,
+    /// For a volume that waits for the host of its standby: serve it, although that host does not say whether the standby was promoted.
+    /// With --force even if it says so: then both hosts have the volume.
+    #[arg(long, conflicts_with_all = ["ticket", "without_missing", "restored", "exchanged", "store"])]
+    pub(crate) unasked: bool,
     /// With --restored, for a volume on a larger device or export: the size of the volume. It may have grown since the backup.
     #[arg(long, value_parser = parse_size, requires = "restored")]
     pub(crate) size: Option<u64>,
@@ -513,21 +520,6 @@ const SHOW_HELP: &str = "\
 Examples:
   sterna volume show web1
   qemu-img info \"$(sterna volume show web1 --json | jq -r .uri)\"";
-
-const PROMOTE_HELP: &str = "\
-Examples:
-  sterna volume promote web1 --ticket sterna-ticket-1-…
-  sterna volume promote web1 --force
-  sterna volume promote web1 --without-missing
-  sterna volume promote web1 --restored
-  sterna volume promote web1 --exchanged
-  sterna volume promote --exchanged --store disks
-
---ticket and --force are for a complete copy whose source was about to hand it over. If the source comes back, it learns of
-the promotion. --without-missing is for an incomplete volume that is served here already (post-copy, three-phase). --restored is
-for an unconfirmed volume after `sterna journal restore`. If another host has the volume, there are then two copies of it, and
-this one lacks the writes of that host. --exchanged is for a volume whose image was put back from a backup, or copied to another
-disk, under its name; with --force for one whose images both hosts of a handover have lost.";
 
 const REMOVE_HELP: &str = "\
 Examples:

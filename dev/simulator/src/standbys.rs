@@ -19,6 +19,7 @@ mod world;
 
 use std::time::Duration;
 
+use standby::asking::Permission;
 use standby::owner::State;
 use standby::record::Standing;
 
@@ -196,7 +197,7 @@ impl World {
         let host = self.current;
         self.is_calm = true;
         self.guests_run = true;
-        self.start_owner(host, standby::owner::Beginning::Started);
+        self.start_owner(host);
         self.start_standby();
         self.owner_event(host, standby::owner::Event::Resumed);
         self.run_until(self.now + EVERY * 10);
@@ -208,11 +209,11 @@ impl World {
         if !self.standby.record().is_some_and(|record| matches!(record.standing, Standing::Promoted { .. })) {
             return;
         }
-        let has_said = matches!(state, Some(State::Diverged | State::Promoted));
-        if !has_said {
+        let is_replaced = self.owners[host].permission() == Some(Permission::Replaced);
+        if state != Some(State::Diverged) && !is_replaced {
             return self.violate(format!("the owner does not say that it was replaced: {state:?}"));
         }
-        if state == Some(State::Promoted) && self.owners[host].is_serving {
+        if is_replaced && self.owners[host].is_serving {
             return self.violate("an owner that was replaced serves");
         }
         self.compare_with_owner(at, &promoted);

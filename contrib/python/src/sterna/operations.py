@@ -50,6 +50,7 @@ from .types import (
     TestStandby,
     Vm,
     Volume,
+    YieldVolume,
 )
 
 
@@ -309,3 +310,9 @@ class Operations(Connection):
     def resize_volume(self, name: str, order: ResizeVolume) -> Volume:
         """Grows a volume, also while it is used or moves. Answers when new connections see the new size."""
         return self.ask("POST", f"/v1/volumes/{segment(name)}/resize", order=order)
+
+    def yield_volume(self, name: str, order: YieldVolume) -> list[RemovedVolume]:
+        """Gives up the volumes of a standby that was promoted, at one of the two hosts that have them. Images are
+        kept.
+        """
+        return self.ask("POST", f"/v1/volumes/{segment(name)}/yield", order=order)

@@ -405,6 +405,13 @@ class Identity(TypedDict):
     refused: NotRequired[list[str]]
 
 
+# What a host does with its volumes after a start if the host of their standby does not say whether that was promoted.
+IfSilent = Literal[
+    "wait",
+    "serve",
+]
+
+
 # The fate of the image of a removed volume.
 ImageFate = Literal[
     "deleted",
@@ -798,6 +805,7 @@ class NewStandby(TypedDict):
     every_seconds: NotRequired[float | None]
     # The host that keeps the standby.
     host: str
+    if_silent: NotRequired[IfSilent | None]
     keep: NotRequired[KeepPoints | None]
     # The age in seconds beyond which the standby is behind; six intervals by default, and a minute at least.
     rpo_seconds: NotRequired[float | None]
@@ -1107,6 +1115,9 @@ class PromoteVolume(TypedDict):
     # The ticket that the other host prints once it has released the volume. It proves that no other host has the
     # volume.
     ticket: NotRequired[str | None]
+    # Of a volume that waits for the host of its standby to say that it has not promoted it: serve it. With `force`:
+    # although that host says that it has. **N.B.** Then both hosts have the volume.
+    unasked: NotRequired[bool]
     # For an incomplete volume whose former host is lost: reads of missing blocks become I/O errors instead of waiting.
     # **N.B.** This is final: the blocks are never fetched.
     without_missing: NotRequired[bool]
@@ -1334,6 +1345,7 @@ class SetStandby(TypedDict):
     bandwidth_bytes_per_second: NotRequired[int | None]
     # Seconds between two cuts.
     every_seconds: NotRequired[float | None]
+    if_silent: NotRequired[IfSilent | None]
     # Whether it is paused.
     paused: NotRequired[bool | None]
     # The age in seconds beyond which the standby is behind.
@@ -1364,6 +1376,7 @@ class Standby(TypedDict):
     host: str
     # Its identity, the same at both hosts: 32 hexadecimal digits.
     id: str
+    if_silent: NotRequired[IfSilent | None]
     # Its name at this host: that of the volume or VM, and that of the other host.
     name: str
     # The recovery points, the oldest first. At the standby's host only.
@@ -1904,6 +1917,13 @@ class WholeMove(TypedDict):
     left_behind: list[str]
     # The obstacle, with what to do about it; null: the VM can move.
     obstacle: NotRequired[str | None]
+
+
+class YieldVolume(TypedDict):
+    """How the volumes of a promoted standby are given up."""
+
+    # Also while clients are connected; they are disconnected.
+    force: NotRequired[bool]
 
 
 # Where the content of a new volume comes from.

@@ -51,6 +51,7 @@ const ROOT: Table = Table::Keys(
         "limits",
         "machines",
         "nbd",
+        "standby",
         "stores",
         "volume_sockets",
         "web",
@@ -84,6 +85,7 @@ const ROOT: Table = Table::Keys(
         ),
         ("machines", Table::Keys(&["allow", "folders", "user", "users"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
+        ("standby", Table::Keys(&["if_silent"], &[])),
         (
             "stores",
             Table::Named(&Table::Keys(

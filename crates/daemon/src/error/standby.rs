@@ -22,6 +22,23 @@ pub(crate) enum StandbyError {
     )]
     Silent { name: String, host: String },
     #[error(
+        "host \"{host}\" has promoted the standby \"{name}\", and without it both hosts would serve the volumes. To go on with those of \
+         that host: sterna volume yield {volume}; to go on with those of this one: sterna volume promote {volume} --unasked --force, \
+         for each of them"
+    )]
+    Replaced { name: String, volume: String, host: String },
+    #[error("\"{name}\" is not given up: {reason}. To remove a volume: sterna volume remove")]
+    NotYielded { name: String, reason: String },
+    #[error(
+        "volume \"{volume}\" waits for no host of a standby; sterna volume show {volume} says how it stands"
+    )]
+    NotAsked { volume: String },
+    #[error(
+        "host \"{host}\" has promoted its standby of volume \"{volume}\": if this host serves the volume as well, both have it, and their \
+         states part. If that is wanted: --force; to give up what is here instead: sterna volume yield {volume}"
+    )]
+    ServedElsewhere { volume: String, host: String },
+    #[error(
         "the host that has the volumes does not answer, so this copy may be the last one; to go on with it: sterna standby promote; to \
          delete it anyway: sterna standby remove {0} --force"
     )]
@@ -82,6 +99,10 @@ impl StandbyError {
             | Self::Lent { .. }
             | Self::HasStandby { .. }
             | Self::PromotedThere(_)
+            | Self::Replaced { .. }
+            | Self::NotYielded { .. }
+            | Self::NotAsked { .. }
+            | Self::ServedElsewhere { .. }
             | Self::NotThere { .. }
             | Self::TestRuns { .. }
             | Self::NotTested { .. }

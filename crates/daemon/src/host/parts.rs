@@ -29,6 +29,7 @@ use crate::migrations::shares::Shares;
 use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
 use crate::sign_ins::SignIns;
+use crate::standbys::permissions::Permissions;
 use crate::stores::Stores;
 use crate::vms::Vms;
 use crate::vms::moving::VmMoves;
@@ -84,6 +85,8 @@ pub(crate) struct Parts {
     pub(crate) hooks: Arc<Hooks>,
     /// Determines the owners of volumes after the journal was restored.
     pub(crate) restoring: Arc<Restoring>,
+    /// Whether volumes that have standbys may be served.
+    pub(crate) permissions: Arc<Permissions>,
     /// VMs that are leaving or arriving.
     pub(crate) moving: Arc<VmMoves>,
     pub(crate) vms: Arc<Vms>,
@@ -125,6 +128,8 @@ impl Parts {
         let moving = VmMoves::new(tokio::runtime::Handle::current());
         migrations.ask_of_vms(&moving);
         let volumes = Arc::<Volumes>::default();
+        let permissions =
+            Permissions::new(&config.data_dir, config.standby.if_silent, &sockets, &volumes, &hosts, &peers);
         let vms = Vms::open(&config.data_dir, &sockets, &config.machines);
         Self {
             audit,
@@ -147,6 +152,7 @@ impl Parts {
             volume_hooks: VolumeHooks::new(tokio::runtime::Handle::current()),
             hooks: Hooks::open(config.hooks.clone(), config.data_dir.join(HOOKS_FOLDER)),
             restoring: Arc::new(Restoring::new(&journal, &volumes, &hosts)),
+            permissions,
             moving,
             finders: Arc::new(Finders::new(&vms)),
             vms,

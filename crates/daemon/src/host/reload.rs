@@ -53,6 +53,7 @@ impl Changes {
             hosts,
             machines,
             hooks,
+            standby,
             web,
             stores: _,
             impairments: _,
@@ -73,6 +74,7 @@ impl Changes {
         compare("[hosts]", *hosts == now.hosts);
         compare("[machines]", *machines == now.machines);
         compare("[hooks]", *hooks == now.hooks);
+        compare("[standby]", *standby == now.standby);
         compare("[web]", *web == now.web);
         let names: BTreeSet<&String> = stores.keys().chain(now.stores.keys()).collect();
         let mut added = BTreeMap::new();

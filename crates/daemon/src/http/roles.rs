@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 59] = [
+const TABLE: [(&str, &str, Takes); 60] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -93,6 +93,7 @@ const TABLE: [(&str, &str, Takes); 59] = [
     ("POST", "/v1/volumes/{name}/plan", READ),
     ("POST", "/v1/volumes/{name}/promote", ADMIN),
     ("POST", "/v1/volumes/{name}/resize", OPERATE),
+    ("POST", "/v1/volumes/{name}/yield", ADMIN),
 ];
 pub(super) const OPENAPI: &str = "/v1/openapi.json";
 /// Fields of answers that only administrators see, in all answers. A definition is a command, which may contain passwords, and

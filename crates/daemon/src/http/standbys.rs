@@ -15,6 +15,7 @@ use crate::host::Host;
 pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(list_standbys, add_standby))
+        .routes(routes!(yield_volume))
         .routes(routes!(show_standby, change_standby, remove_standby))
         .routes(routes!(promote_standby))
         .routes(routes!(test_standby, end_standby_test))
@@ -103,4 +104,17 @@ async fn test_standby(
     responses((status = 200, description = "The standby, once nothing of the test is left", body = api::Standby)))]
 async fn end_standby_test(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Standby> {
     host.operate(Arc::clone(&host.standbys).end_test(name)).await.map(Json)
+}
+
+/// Gives up the volumes of a standby that was promoted, at one of the two hosts that have them. Images are kept.
+#[utoipa::path(post, path = "/v1/volumes/{name}/yield", params(("name" = String, Path, description = "Name of a volume, its VM, or the standby")),
+    request_body = api::YieldVolume,
+    responses((status = 200, description = "The volumes, and where their images are", body = [api::RemovedVolume])))]
+async fn yield_volume(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<Vec<api::RemovedVolume>> {
+    let how = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).yield_volumes(name, how)).await.map(Json)
 }

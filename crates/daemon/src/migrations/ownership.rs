@@ -21,6 +21,7 @@ use crate::migrations::ownership::restoration::Restoring;
 use crate::migrations::queue::Queue;
 use crate::migrations::registry::Migrations;
 use crate::peers::Peers;
+use crate::standbys::permissions::Permissions;
 use crate::stores::Stores;
 use crate::volumes::chronicles::Chronicles;
 use crate::volumes::registry::Volumes;
@@ -38,6 +39,7 @@ pub(crate) struct Ownership {
     hosts: Arc<Hosts>,
     peers: Arc<Peers>,
     restoring: Arc<Restoring>,
+    permissions: Arc<Permissions>,
     stopping: Stopping,
     claims: Arc<VolumeClaims>,
     serving: Arc<Serving>,
@@ -69,6 +71,7 @@ impl Ownership {
             hosts,
             peers,
             restoring,
+            permissions,
             stopping,
             ..
         } = parts.clone();
@@ -84,6 +87,7 @@ impl Ownership {
             hosts,
             peers,
             restoring,
+            permissions,
             stopping,
             claims: Arc::clone(claims),
             serving: Arc::clone(serving),

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   standbys/ID.source.json   what was ordered, at the source        standbys/ID.source   the record of its machine
+//!   standbys/ID.replaced              at the source: the standby was promoted
 //!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
 //!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
 //!   standbys/ID.lent.json     which migration the images are lent to
@@ -21,6 +22,7 @@ use std::path::{Path, PathBuf};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use standby::StandbyId;
+use standby::asking::IfSilent;
 use standby::record::Record;
 
 use crate::files::folder_entries::sync_folder_of;
@@ -47,6 +49,9 @@ pub(crate) struct SourceConfig {
     pub(crate) bandwidth: Option<u64>,
     pub(crate) keep: Keep,
     pub(crate) is_paused: bool,
+    /// What a start does if the standby's host says nothing; `None`: what the configuration says.
+    #[serde(default)]
+    pub(crate) if_silent: Option<IfSilent>,
 }
 
 /// A standby that is kept here.
@@ -69,6 +74,9 @@ pub(crate) struct CopyConfig {
     /// Whether it was removed here after its promotion. Its source may not have heard of that yet.
     #[serde(default)]
     pub(crate) is_removed: bool,
+    /// Whether an administrator has given up what was promoted here: the source may serve again.
+    #[serde(default)]
+    pub(crate) is_yielded: bool,
 }
 
 /// A volume of a group, at its source.
@@ -228,6 +236,9 @@ impl Book {
         // N.B. What was ordered goes first: a record alone is nothing.
         remove(&self.config_path(side, id))?;
         remove(&self.record_path(side, id))?;
+        if side == Side::Source {
+            remove(&self.replaced_path(id))?;
+        }
         if side == Side::Copy {
             self.end_lending(id)?;
             self.forget_vms(id)?;
@@ -235,6 +246,20 @@ impl Book {
             self.end_looks(id)?;
         }
         Ok(())
+    }
+
+    /// Returns whether the source knows that the standby was promoted. A file that cannot be looked for says so too.
+    pub(crate) fn is_replaced(&self, standby: StandbyId) -> bool {
+        self.replaced_path(&hex(standby)).try_exists().unwrap_or(true)
+    }
+
+    pub(crate) fn write_replaced(&self, standby: StandbyId, is_replaced: bool) -> io::Result<()> {
+        let path = self.replaced_path(&hex(standby));
+        if is_replaced { whole_file::replace(&path, &[]) } else { remove(&path) }
+    }
+
+    fn replaced_path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.replaced"))
     }
 
     fn looks_path(&self, id: &str) -> PathBuf {
@@ -303,6 +328,7 @@ mod tests {
             bandwidth: None,
             keep: Keep { last: 1, hourly: 0, daily: 0 },
             is_paused: false,
+            if_silent: None,
         };
         let record = OwnerRecord {
             standby: StandbyId(9),
@@ -313,6 +339,8 @@ mod tests {
         };
         assert!(book.add_config(Side::Source, &id, &config).unwrap());
         assert!(!book.add_config(Side::Source, &id, &"of another host").unwrap());
+        book.write_replaced(StandbyId(9), true).unwrap();
+        assert!(book.is_replaced(StandbyId(9)));
         book.write_record(Side::Source, &id, &record).unwrap();
         assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap().0, [config]);
         assert_eq!(book.configs::<CopyConfig>(Side::Copy).unwrap().0, []);
@@ -322,6 +350,7 @@ mod tests {
         }
         assert_eq!(book.configs::<SourceConfig>(Side::Source).unwrap().0, []);
         assert_eq!(book.record::<OwnerRecord>(Side::Source, &id).unwrap(), None);
+        assert!(!book.is_replaced(StandbyId(9)));
     }
     #[test]
     fn a_file_that_cannot_be_read_is_named_and_hides_no_other() {
@@ -338,6 +367,7 @@ mod tests {
             is_complete: false,
             names: BTreeMap::new(),
             is_removed: false,
+            is_yielded: false,
         };
         book.write_config(Side::Copy, &config.id, &config).unwrap();
         let torn = folder.path().join("standbys/07.copy.json");

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   source: Ask ─► Answer            to make it, to delete it, and to describe its VMs
+//!   source: Question ─► Word         before the volumes are served
 //!   source: ToStandby, with a payload ─► Taken: as much may follow
 //!   standby's host: ToOwner, Fault
 //! ```
@@ -12,6 +13,7 @@ use bytes::Bytes;
 use migration::{HostId, MigrationId, VolumeIndex};
 use serde::{Deserialize, Serialize};
 use standby::StandbyId;
+use standby::asking::{Question, Word};
 use standby::wire::{StreamId, ToOwner, ToStandby};
 use transport::{ChannelId, Priority, Session};
 
@@ -41,6 +43,10 @@ pub(crate) enum Frame {
     Fault(String),
     /// What the source's administrator orders, at the beginning of each stream.
     Terms(Terms),
+    /// Before it serves, the source asks whether the standby was promoted.
+    Question(Question),
+    /// The answer to the last question.
+    Word(Word),
 }
 
 /// How often a group is cut, and how old its standby may become.
@@ -137,6 +143,8 @@ pub(crate) enum Purpose {
     Streams,
     /// Orders of administrators: they have a channel of their own, because each end of a channel is one reader's.
     Asks,
+    /// Questions before the volumes are served.
+    Questions,
 }
 
 /// Returns a text of another host as it may be shown here.
@@ -148,14 +156,18 @@ pub(super) fn cleaned(text: &str) -> String {
 /// Returns the subject of a channel about a standby, whose volumes are at `source`.
 pub(crate) fn subject(standby: StandbyId, source: HostId, purpose: Purpose) -> Subject {
     let number = (standby.0 as u64 & ((1 << NUMBER_BITS) - 1)) | (1 << NUMBER_BITS);
-    let volume = VolumeIndex(u32::from(purpose == Purpose::Asks));
+    let volume = VolumeIndex(match purpose {
+        Purpose::Streams => 0,
+        Purpose::Asks => 1,
+        Purpose::Questions => 2,
+    });
     Subject { kind: Kind::Standby, source, migration: MigrationId(number), volume }
 }
 
 /// Returns whether a channel is about a standby, whose volumes are at `source`.
 pub(crate) fn is_about(channel: ChannelId, standby: StandbyId, source: HostId, target: HostId) -> bool {
     let is = |purpose| subject(standby, source, purpose).channel(target) == channel;
-    is(Purpose::Streams) || is(Purpose::Asks)
+    is(Purpose::Streams) || is(Purpose::Asks) || is(Purpose::Questions)
 }
 
 /// Sends messages to another host in order.

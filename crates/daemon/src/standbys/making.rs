@@ -105,6 +105,7 @@ impl Standbys {
             is_complete: false,
             names: BTreeMap::new(),
             is_removed: false,
+            is_yielded: false,
         };
         let written = config.clone();
         if !self.on_book(move |book| book.add_config(Side::Copy, &written.id, &written)).await? {
@@ -142,7 +143,7 @@ impl Standbys {
         let own = || self.hosts.describe_identity().map(|own| own.name).unwrap_or_default();
         let unknown = || StandbyError::PromotedThere(own());
         if let Some(departed) = self.departed_for(peer, line) {
-            if !knows_promotion {
+            if !knows_promotion && !departed.is_yielded {
                 return Err(unknown().into());
             }
             let Some(standby) = parse(&departed.id) else { return Ok(()) };
@@ -217,14 +218,15 @@ impl Standbys {
         kept.copy.end(Ending::Removed).await;
         let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
         let store = self.folder_of(&kept.config.store);
-        let departed = CopyConfig { is_removed: true, ..kept.config.clone() };
-        if left == Left::Word {
+        let is_yielded = left == Left::Yielded;
+        let departed = CopyConfig { is_removed: true, is_yielded, ..kept.config.clone() };
+        if left != Left::Nothing {
             lock(&self.departed).insert(standby, departed.clone());
         }
         blocking(move || {
             let forgotten = match left {
                 Left::Nothing => book.forget(Side::Copy, &id),
-                Left::Word => {
+                Left::Word | Left::Yielded => {
                     let written = book.write_config(Side::Copy, &id, &departed);
                     written.and_then(|()| book.forget_vms(&id)).and_then(|()| book.forget_test(&id))
                 }
@@ -247,6 +249,8 @@ pub(super) enum Left {
     Nothing,
     /// That it was promoted, for its source.
     Word,
+    /// That it was promoted, and given up.
+    Yielded,
 }
 
 /// Checks what another host has sent.

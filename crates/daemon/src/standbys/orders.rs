@@ -9,6 +9,7 @@ use lane::capture::BLOCK_BYTES;
 use lane::peer::ChannelEvent;
 use migration::HostId;
 use standby::StandbyId;
+use standby::asking::{IfSilent, Permission};
 use transport::Priority;
 
 use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
@@ -94,6 +95,7 @@ impl Standbys {
             bandwidth: order.bandwidth_bytes_per_second.filter(|rate| *rate > 0),
             keep,
             is_paused: false,
+            if_silent: order.if_silent.map(if_silent),
         };
         if let Err(error) = self.write_source(config.clone()).await {
             // The other host keeps nothing for a standby that is in no book.
@@ -149,6 +151,7 @@ impl Standbys {
         let Found::Source(source) = self.find(&name)? else { return Err(StandbyError::NotHere(name).into()) };
         let config = changed(source.config(), &change)?;
         self.write_source(config.clone()).await?;
+        self.permissions.know(config.clone());
         source.set(config);
         Ok(self.view(&Found::Source(source)).await)
     }
@@ -187,6 +190,17 @@ impl Standbys {
             }
             Found::Source(source) => {
                 let (standby, host) = (source.standby(), source.host());
+                match self.permissions.permission(standby) {
+                    // N.B. Without it the volumes would be served, at both hosts.
+                    Some(Permission::Replaced) => {
+                        let volume = was.volumes.first().cloned().unwrap_or_default();
+                        return Err(StandbyError::Replaced { name, volume, host: was.host }.into());
+                    }
+                    Some(Permission::Asking) if !how.force => {
+                        return Err(StandbyError::Silent { name, host: was.host }.into());
+                    }
+                    _ => {}
+                }
                 let knows_promotion =
                     matches!(was.state, api::StandbyState::Promoted | api::StandbyState::Diverged);
                 match self.ask(host, standby, Ask::Remove { knows_promotion }, Bytes::new()).await {
@@ -199,6 +213,7 @@ impl Standbys {
                 }
                 source.end();
                 lock(&self.sources).remove(&standby);
+                self.permissions.forget(standby);
                 let config = source.config();
                 let id = config.id.clone();
                 self.on_book(move |book| book.forget(Side::Source, &id)).await?;
@@ -327,7 +342,16 @@ fn changed(mut config: SourceConfig, change: &api::SetStandby) -> Result<SourceC
         config.bandwidth = Some(rate).filter(|rate| *rate > 0);
     }
     config.is_paused = change.paused.unwrap_or(config.is_paused);
+    config.if_silent = change.if_silent.map(if_silent).or(config.if_silent);
     Ok(config)
+}
+
+/// Returns what the silence of a standby's host means.
+fn if_silent(said: api::IfSilent) -> IfSilent {
+    match said {
+        api::IfSilent::Wait => IfSilent::Wait,
+        api::IfSilent::Serve => IfSilent::Serve,
+    }
 }
 
 /// Returns the age up to which a standby is current if the order says nothing.
@@ -360,6 +384,7 @@ mod tests {
             bandwidth: None,
             keep: Keep { last: 1, hourly: 0, daily: 0 },
             is_paused: false,
+            if_silent: None,
         };
         let every = |config, every, rpo| {
             let change = api::SetStandby {

@@ -19,6 +19,7 @@ use standby::owner::State;
 use tokio::sync::mpsc;
 
 use super::book::{Book, SourceConfig, parse};
+use super::permissions::Permissions;
 use crate::host::Stopping;
 use crate::hosts::Hosts;
 use crate::journal::Journal;
@@ -33,6 +34,7 @@ pub(super) struct Surroundings {
     pub(super) hosts: Arc<Hosts>,
     pub(super) peers: Arc<Peers>,
     pub(super) volumes: Arc<Volumes>,
+    pub(super) permissions: Arc<Permissions>,
     pub(super) stopping: Stopping,
 }
 

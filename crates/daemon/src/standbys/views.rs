@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
+use standby::asking::{IfSilent, Permission};
 use standby::owner::{BehindBecause, State};
 use tokio::sync::oneshot;
 
@@ -18,6 +19,10 @@ use crate::journal::now_unix_ms;
 
 /// What a source says of a standby that was used.
 const USED: &str = "a migration to that host has begun with it; when the volumes are there, remove it: sterna standby remove";
+
+/// What a source says of a standby whose volumes are not served here any more.
+const PROMOTED: &str = "it was promoted there while this host was away, so its volumes are not served here; sterna volume list says what \
+    can be done";
 
 /// After so many hours a standby that waits is reported.
 const WAITING_HOURS_MAX: u64 = 1;
@@ -168,6 +173,9 @@ impl Standbys {
             })
         });
         let (state, because) = match seen.map(|(state, ..)| state) {
+            None if self.permissions.permission(source.standby()) == Some(Permission::Replaced) => {
+                (api::StandbyState::Promoted, Some(PROMOTED.to_owned()))
+            }
             None if shown.state == Some(State::Used) => (api::StandbyState::Used, Some(USED.to_owned())),
             None => (api::StandbyState::Waiting, None),
             Some(state) => state_of(state),
@@ -200,6 +208,10 @@ impl Standbys {
             every_seconds: Some(config.every_ms as f64 / 1000.0),
             rpo_seconds: Some(config.rpo_ms as f64 / 1000.0),
             bandwidth_bytes_per_second: config.bandwidth,
+            if_silent: config.if_silent.map(|said| match said {
+                IfSilent::Wait => api::IfSilent::Wait,
+                IfSilent::Serve => api::IfSilent::Serve,
+            }),
             bytes_waiting: seen.map(|(.., waiting)| waiting),
             bytes_sent: Some(shown.bytes_sent),
             vms: shown.vms,
@@ -249,6 +261,7 @@ impl Standbys {
             every_seconds: terms.map(|terms| terms.every_ms as f64 / 1000.0),
             rpo_seconds: terms.map(|terms| terms.rpo_ms as f64 / 1000.0),
             bandwidth_bytes_per_second: None,
+            if_silent: None,
             bytes_waiting: None,
             bytes_sent: None,
             vms: Vec::new(),
@@ -306,10 +319,9 @@ fn state_of(state: State) -> (api::StandbyState, Option<String>) {
         State::Paused => (api::StandbyState::Paused, None),
         State::Used => (api::StandbyState::Used, Some(USED.to_owned())),
         State::NoRecoveryPoint => (api::StandbyState::NoRecoveryPoint, None),
-        State::Promoted => (api::StandbyState::Promoted, None),
         State::Diverged => (
             api::StandbyState::Diverged,
-            Some("it was promoted at the other host while its volumes are served here: stop the guests of one of both, and remove the volumes there or here".to_owned()),
+            Some("it was promoted at the other host while its volumes are served here: stop the guests of one of both, and give the volumes up there: sterna volume yield".to_owned()),
         ),
     }
 }

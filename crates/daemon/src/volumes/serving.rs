@@ -33,6 +33,7 @@ use crate::migrations::registry::Migrations;
 use crate::migrations::volume_hooks::VolumeHooks;
 use crate::peers::Peers;
 use crate::peers::channel::{Kind, Subject};
+use crate::standbys::permissions::Permissions;
 use crate::stores::Stores;
 use crate::take_over::{Clients, PassedClient};
 use crate::vms::moving::VmMoves;
@@ -82,6 +83,7 @@ pub(crate) struct Serving {
     pub(crate) peers: Arc<Peers>,
     pub(crate) volume_hooks: Arc<VolumeHooks>,
     pub(crate) restoring: Arc<Restoring>,
+    pub(crate) permissions: Arc<Permissions>,
     pub(crate) moving: Arc<VmMoves>,
     pub(crate) finders: Arc<Finders>,
     pub(crate) exports: Arc<Exports>,
@@ -105,6 +107,7 @@ impl Serving {
             peers,
             volume_hooks,
             restoring,
+            permissions,
             moving,
             finders,
             ..
@@ -124,6 +127,7 @@ impl Serving {
             peers,
             volume_hooks,
             restoring,
+            permissions,
             moving,
             finders,
             exports: Arc::clone(exports),
@@ -254,6 +258,15 @@ impl Serving {
                 .sockets
                 .bind_volume(name, &self.exports.socket_access(&self.claims.record_named(name)?.export)?);
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
+        }
+        let volume = self.claims.record_named(name)?.volume;
+        let say = |reason: String| {
+            tracing::warn!(volume = %name, %reason, "the volume waits");
+            self.volumes.set(name, attempt, Service::Waiting(reason));
+        };
+        tokio::select! {
+            () = self.permissions.permit(volume, say) => {}
+            () = self.given_up(attempt) => return Err(RequestError::VolumeNotFound(name.to_owned())),
         }
         self.finish_resize(name, attempt).await?;
         let record = self.claims.record_named(name)?;

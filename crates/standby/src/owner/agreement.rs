@@ -64,7 +64,6 @@ impl Replication {
         }
         match answer {
             Answer::Receiving { watermark, sealed_through, has_point, is_mixed } => {
-                self.begin_serving();
                 self.ages.is_used = false;
                 self.ages.has_point = has_point;
                 let confirmed = watermark.and_then(|watermark| self.known(watermark));
@@ -92,18 +91,13 @@ impl Replication {
                     self.ages.as_of = Some(now);
                 }
             }
-            Answer::Promoted | Answer::Fenced if self.phase == Phase::Asking => self.phase = Phase::Replaced,
             Answer::Promoted if broken(Bug::DivergedQuietly) => {}
             Answer::Promoted | Answer::Fenced if self.phase == Phase::Serving => self.diverge(),
-            // This journal has released the group to that migration before another host could own it, or it has not.
             Answer::Consumed => {
                 self.ages.has_point = false;
                 self.ages.is_used = true;
-                if self.knows_history {
-                    self.begin_serving();
-                }
             }
-            // Unknown is never "no": nothing is served, and nothing is sent (law 37).
+            // Unknown is never "no": nothing is sent (law 37).
             Answer::Promoted | Answer::Fenced | Answer::Unsure => {}
         }
     }

@@ -22,8 +22,6 @@ pub enum State {
     NoRecoveryPoint,
     /// A migration to the standby's host uses it, or has used it.
     Used,
-    /// The standby was promoted, and the group is not served here.
-    Promoted,
     /// The standby was promoted, and the group is served here as well. An administrator decides.
     Diverged,
 }
@@ -77,16 +75,13 @@ impl Replication {
         let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::is_heard);
         let had_all = self.record.acknowledged.is_some() || ages.acknowledged.is_some();
         match self.phase {
-            Phase::Replaced => State::Promoted,
             Phase::Diverged => State::Diverged,
-            Phase::Asking | Phase::Serving if ages.is_used => State::Used,
-            Phase::Asking | Phase::Serving if self.pauses.is_ordered => State::Paused,
-            Phase::Asking | Phase::Serving if has_answered && !ages.has_point && had_all => {
-                State::NoRecoveryPoint
-            }
-            Phase::Asking | Phase::Serving if !had_all && !ages.has_point => State::Seeding,
-            Phase::Asking | Phase::Serving if !is_old => State::Current,
-            Phase::Asking | Phase::Serving => State::Behind(self.behind_because(has_answered)),
+            Phase::Serving if ages.is_used => State::Used,
+            Phase::Serving if self.pauses.is_ordered => State::Paused,
+            Phase::Serving if has_answered && !ages.has_point && had_all => State::NoRecoveryPoint,
+            Phase::Serving if !had_all && !ages.has_point => State::Seeding,
+            Phase::Serving if !is_old => State::Current,
+            Phase::Serving => State::Behind(self.behind_because(has_answered)),
         }
     }
 

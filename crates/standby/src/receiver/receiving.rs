@@ -5,6 +5,7 @@ use std::time::Duration;
 use chronicle::{BlockRange, Epoch, Generation};
 
 use super::{Action, Announcement, Image, Owner, Rights, Stage, Standby, Unsealed, Work};
+use crate::asking::{Question, Word};
 use crate::identity::{LifeId, StandbyId, VolumeIndex, Watermark};
 use crate::planted::{Bug, broken};
 use crate::record::{ImageState, Sealed, Standing};
@@ -35,6 +36,24 @@ impl Standby {
             ToStandby::Seal { epoch, age_ms } => {
                 self.take_seal(now.saturating_sub(Duration::from_millis(age_ms)), epoch);
             }
+        }
+    }
+
+    /// Answers the owner's question whether the standby was promoted.
+    pub fn word(&self, question: Question) -> Word {
+        let is_durable = self.outbox.is_settled(self.durable);
+        match self.record.standing {
+            _ if question.standby != self.record.standby => Word::Unsure,
+            Standing::Promoted { .. } if is_durable => Word::Promoted,
+            Standing::Consumed if is_durable => Word::Used,
+            // Which of both it becomes is not durable yet.
+            _ if self.is_ending() => Word::Unsure,
+            Standing::Receiving
+                if self.agrees(question.life, question.acknowledged) || broken(Bug::RestoredDenies) =>
+            {
+                Word::NotPromoted
+            }
+            _ => Word::Unsure,
         }
     }
 

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use api::{KeepPoints, TestNetworks};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use console::units::{parse_rate, parse_time};
 
@@ -76,6 +76,26 @@ pub(crate) struct AddStandbyArguments {
     /// The recovery points that are kept beside its newest state; `none`: no others.
     #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
     pub(crate) keep: Option<KeepPoints>,
+    /// What this host does after a start if that host does not say whether the standby was promoted; by default as configured.
+    #[arg(long, value_name = "wait|serve")]
+    pub(crate) if_silent: Option<IfSilent>,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum IfSilent {
+    /// The volumes wait for that host, or for `sterna volume promote --unasked`.
+    Wait,
+    /// The volumes are served after 15 seconds.
+    Serve,
+}
+
+impl From<IfSilent> for api::IfSilent {
+    fn from(said: IfSilent) -> Self {
+        match said {
+            IfSilent::Wait => Self::Wait,
+            IfSilent::Serve => Self::Serve,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -91,6 +111,9 @@ pub(crate) struct SetStandbyArguments {
     /// Largest rate of what it sends; `none`: no limit.
     #[arg(long, value_name = "RATE|none", value_parser = parse_rate_or_none)]
     pub(crate) bandwidth: Option<u64>,
+    /// What this host does after a start if the other host does not say whether the standby was promoted.
+    #[arg(long, value_name = "wait|serve")]
+    pub(crate) if_silent: Option<IfSilent>,
 }
 
 #[derive(Debug, Args)]

@@ -48,6 +48,38 @@ pub(crate) struct RemoveArguments {
     pub(crate) delete_image: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct YieldArguments {
+    /// Name of a volume, its VM, or the standby. All volumes of the standby are given up.
+    pub(crate) name: String,
+    /// Give them up even while clients are connected; they are disconnected.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+pub(super) const YIELD_HELP: &str = "\
+Example:
+  sterna volume yield web1
+
+The images are kept, and named: what only they have is lost with them. Remove the VM first (sterna vm remove): the other host has it.
+At the host that has promoted its standby, this gives the promotion up: the first host serves the volumes again.";
+
+pub(super) const PROMOTE_HELP: &str = "\
+Examples:
+  sterna volume promote web1 --ticket sterna-ticket-1-…
+  sterna volume promote web1 --force
+  sterna volume promote web1 --without-missing
+  sterna volume promote web1 --restored
+  sterna volume promote web1 --unasked
+  sterna volume promote web1 --exchanged
+  sterna volume promote --exchanged --store disks
+
+--ticket and --force are for a complete copy whose source was about to hand it over. If the source comes back, it learns of
+the promotion. --without-missing is for an incomplete volume that is served here already (post-copy, three-phase). --restored is
+for an unconfirmed volume after `sterna journal restore`. If another host has the volume, there are then two copies of it, and
+this one lacks the writes of that host. --exchanged is for a volume whose image was put back from a backup, or copied to another
+disk, under its name; with --force for one whose images both hosts of a handover have lost.";
+
 pub(super) const RESIZE_HELP: &str = "\
 Examples:
   sterna volume resize web1 40GiB

@@ -38,6 +38,7 @@ pub(super) async fn run(
                 rpo_seconds: arguments.rpo.map(|rpo| rpo.as_secs_f64()),
                 bandwidth_bytes_per_second: arguments.bandwidth,
                 paused: None,
+                if_silent: arguments.if_silent.map(Into::into),
             };
             set(client, &arguments.name, change, format).await?;
         }
@@ -76,6 +77,7 @@ fn order(arguments: AddStandbyArguments) -> NewStandby {
         rpo_seconds: arguments.rpo.map(|rpo| rpo.as_secs_f64()),
         bandwidth_bytes_per_second: arguments.bandwidth,
         keep: arguments.keep,
+        if_silent: arguments.if_silent.map(Into::into),
     }
 }
 

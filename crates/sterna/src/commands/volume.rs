@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use api::{
     Client, ClientError, ImageFate, KeptBecause, MigrationState, NewVolume, PromoteVolume, RemoveVolume,
-    ResizeVolume, Volume, VolumeSource, VolumeState,
+    RemovedVolume, ResizeVolume, Volume, VolumeSource, VolumeState, YieldVolume,
 };
 
-use crate::args::{PromoteArguments, RemoveArguments, ResizeArguments, VolumeCommand};
+use crate::args::{PromoteArguments, RemoveArguments, ResizeArguments, VolumeCommand, YieldArguments};
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -85,10 +85,20 @@ pub(super) async fn run(
             warn_of_overcommitment(client, &resized, format).await;
         }
         VolumeCommand::Promote(order) => {
-            let PromoteArguments { name, store, ticket, force, without_missing, restored, exchanged, size } =
-                order;
+            let PromoteArguments {
+                name,
+                store,
+                ticket,
+                force,
+                without_missing,
+                restored,
+                exchanged,
+                unasked,
+                size,
+            } = order;
             let size_bytes = size;
-            let request = PromoteVolume { ticket, force, without_missing, restored, exchanged, size_bytes };
+            let request =
+                PromoteVolume { ticket, force, without_missing, restored, exchanged, unasked, size_bytes };
             let Some(name) = name else {
                 return promote_store(client, &store.unwrap_or_default(), &request, format).await;
             };
@@ -114,8 +124,19 @@ pub(super) async fn run(
                 }
             })?;
         }
+        VolumeCommand::Yield(YieldArguments { name, force }) => {
+            let given_up = client.yield_volume(&name, YieldVolume { force }).await?;
+            output::print(format, &given_up, |given_up| given_up.iter().map(yielded).collect())?;
+        }
     }
     Ok(Exit::Success)
+}
+
+fn yielded(volume: &RemovedVolume) -> String {
+    format!(
+        "gave up {}; its image is kept at {}: when nothing of it is needed, delete it\n",
+        volume.name, volume.image
+    )
 }
 
 /// Returns why an image was kept, and what to do with it.

@@ -13,6 +13,7 @@ mod moves;
 mod pacing;
 mod queue;
 mod resume;
+mod standby_asks;
 mod standby_ends;
 mod standby_tests;
 mod standbys;

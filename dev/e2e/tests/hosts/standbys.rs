@@ -12,7 +12,7 @@ pub(crate) const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 pub(crate) const BLOCK_BYTES: usize = 4096;
 /// The interval between two cuts.
-const EVERY: Duration = Duration::from_secs(1);
+pub(crate) const EVERY: Duration = Duration::from_secs(1);
 
 pub(crate) fn add(pair: &Pair, volumes: &[&str]) -> anyhow::Result<Standby> {
     let arguments = [&["standby", "add"], volumes, &["--to", "beta:a", "--every", "1s"]].concat();
@@ -235,11 +235,12 @@ fn an_older_recovery_point_is_promoted_when_it_is_named() {
         let mut client = connect(&pair.beta, "v")?;
         let found = (read(&mut client, 0)?, read(&mut client, 2 * BLOCK_BYTES as u64)?);
         ensure!(found == (1, 0), "{found:?}");
-        // When the lost host comes back, both say that there are two.
+        // When the lost host comes back after two intervals, it asks before it serves.
+        std::thread::sleep(3 * EVERY);
         pair.alpha.start()?;
         until("the source knows of the promotion", || {
             let standby: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
-            Ok((standby.state == StandbyState::Diverged).then_some(()))
+            Ok((standby.state == StandbyState::Promoted).then_some(()))
         })
     });
 }

@@ -23,6 +23,7 @@ named! {
     Fault:
     OwnerKilled = "owner killed",
     OwnerPowerCut = "owner's power cut",
+    Asked = "owner asks",
     OwnerRestored = "owner's journal restored",
     OwnerFlushFailed = "owner's flush failed",
     WriteFailed = "write failed",

@@ -1,11 +1,13 @@
 //! The owner's host: it carries the machine's actions out over a store with a cache, and keeps a chronicle.
 
 mod lives;
+mod permission;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use chronicle::{BlockCount, BlockRange, LayeredBitmap};
+use standby::asking::{self, Asking, Permission, Word};
 use standby::owner::{Action, Event, Outcome, ReadId, State};
 use standby::record::OwnerRecord;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
@@ -24,10 +26,18 @@ const NOT_HERE: u64 = u64::MAX;
 #[derive(Debug)]
 pub(super) enum OwnerTask {
     Landed(u64),
-    ReadDone { read: ReadId, purpose: ReadFor, volume: usize, blocks: BlockRange, early: Vec<u64> },
+    ReadDone {
+        read: ReadId,
+        purpose: ReadFor,
+        volume: usize,
+        blocks: BlockRange,
+        early: Vec<u64>,
+    },
     GatesClosed,
     Flushed(Vec<Flush>),
     Recorded(u64),
+    /// It is durable whether the standby was promoted.
+    Replaced(bool),
     MaySend,
     Fetched,
 }
@@ -60,8 +70,18 @@ pub(super) struct OwnerHost {
     chronicle: BTreeMap<u64, Vec<BTreeSet<u64>>>,
     open: u64,
     pub(super) is_serving: bool,
-    /// Whether the process may serve: an answer, or an order, permits it.
+    /// Asks before the process serves.
+    asking: Option<Asking>,
+    /// What [`OwnerHost::asking`] has made durable: whether the standby was promoted.
+    is_replaced: bool,
+    /// Whether anything permits the process to serve.
     may_serve: bool,
+    /// Whether it has heard of a promotion, and that is durable.
+    has_heard: bool,
+    /// When its last process has ended, unless the host has lost its power since.
+    pub(super) ended_at: Option<Duration>,
+    /// When the process began.
+    began_at: Duration,
     are_gates_closed: bool,
     opened_at: Duration,
     pub(super) asked: BTreeMap<u64, Asked>,
@@ -95,7 +115,18 @@ pub(super) struct Noise {
 
 impl OwnerHost {
     pub(super) fn due(&self) -> Option<Duration> {
-        self.machine.as_ref().map(|machine| machine.poll_timeout().0)
+        let asking = self.asking.as_ref().and_then(Asking::poll_timeout);
+        self.machine.as_ref().map(|machine| machine.poll_timeout().0).into_iter().chain(asking).min()
+    }
+
+    /// Returns whether its process runs.
+    pub(super) fn is_up(&self) -> bool {
+        self.machine.is_some() || self.asking.is_some()
+    }
+
+    /// Returns whether it may be served as far as its administrator can see.
+    pub(super) fn permission(&self) -> Option<Permission> {
+        self.asking.as_ref().map(Asking::permission)
     }
 
     pub(super) fn grow(&mut self, volume: usize, size: u64) {
@@ -155,6 +186,7 @@ impl OwnerHost {
             self.record = Some(record);
         }
         self.machine = None;
+        self.asking = None;
         self.is_serving = false;
         self.asked.clear();
         self.kept.clear();
@@ -177,6 +209,10 @@ impl World {
     }
 
     pub(super) fn begin_stream(&mut self, host: usize) {
+        self.asking_event(host, asking::Event::Connected);
+        if self.owners[host].machine.is_none() {
+            return;
+        }
         let stream = StreamId(self.number());
         self.owners[host].stream = Some(stream);
         self.owners[host].carried.clear();
@@ -185,8 +221,8 @@ impl World {
 
     pub(super) fn owner_receives(&mut self, host: usize, stream: StreamId, message: ToOwner) {
         match &message {
-            ToOwner::Answer(Answer::Receiving { .. } | Answer::Consumed) => {
-                self.owners[host].may_serve = true;
+            ToOwner::Answer(Answer::Promoted) => {
+                self.asking_event(host, asking::Event::Said(Word::Promoted));
             }
             ToOwner::Acknowledged { epoch } => {
                 let life = self.owners[host].machine.as_ref().map(|machine| machine.record().life.0);
@@ -217,16 +253,13 @@ impl World {
 
     pub(super) fn owner_timeout(&mut self, host: usize) {
         let now = self.now;
-        if let Some(machine) = &mut self.owners[host].machine {
+        if let Some(machine) = &mut self.owners[host].machine
+            && machine.poll_timeout().0 <= now
+        {
             machine.handle_timeout(now);
         }
         self.drain_owner(host);
-    }
-
-    /// Permits to serve although the standby's host is silent.
-    pub(super) fn serve_unasked(&mut self, host: usize) {
-        self.owners[host].may_serve = true;
-        self.owner_event(host, Event::ServeUnasked);
+        self.asking_timeout(host);
     }
 
     pub(super) fn owner_task(&mut self, host: usize, task: OwnerTask) {
@@ -272,6 +305,10 @@ impl World {
                     owner.backups.push(record);
                 }
                 self.owner_event(host, Event::Durable(number));
+            }
+            OwnerTask::Replaced(is_replaced) => {
+                self.owners[host].is_replaced = is_replaced;
+                self.owners[host].has_heard = is_replaced;
             }
             OwnerTask::MaySend => {
                 self.owners[host].may_send_is_due = false;
@@ -400,12 +437,6 @@ impl World {
             self.tell(|_| format!("owner {host}: {action:?}"));
         }
         match action {
-            Action::BeginServing => {
-                if !self.owners[host].may_serve {
-                    self.violate("a host that has started serves before it has asked");
-                }
-                self.owners[host].is_serving = true;
-            }
             Action::Pass(write) => self.pass(host, write.0),
             Action::CloseGates => {
                 self.owners[host].are_gates_closed = true;

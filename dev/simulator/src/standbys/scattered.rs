@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use standby::owner::{Beginning, State};
+use standby::owner::State;
 
 use super::owner::Knows;
 use super::world::{EVERY, World};
@@ -23,7 +23,7 @@ impl World {
         (self.shape.spool_blocks, self.shape.catch_up_blocks) = (0, 4);
         self.shape.is_scattered = true;
         self.owners[host].knows = Some(Knows::Nothing);
-        self.start_owner(host, Beginning::Started);
+        self.start_owner(host);
         let before = self.owners[host].rewritten;
         self.run_until(self.now + EVERY * CAUGHT_UP_IN);
         let owner = &self.owners[host];

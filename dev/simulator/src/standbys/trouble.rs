@@ -10,19 +10,22 @@ use super::owner::Knows;
 use super::world::{Task, World};
 
 const AWAY: Duration = Duration::from_secs(2);
+/// Longer than an owner may be away without asking.
+const LONG_AWAY: Duration = Duration::from_secs(8);
 pub(super) const ANY_AGE: Duration = Duration::from_secs(1 << 40);
 
 impl World {
     /// One fault, or one order.
     pub(super) fn trouble(&mut self) {
         let host = self.current;
-        let is_up = self.owners[host].machine.is_some();
+        let is_up = self.owners[host].is_up();
         let receives = self.standby.machine.is_some();
         match self.random.below(30) {
             0 | 1 if is_up => {
                 self.meet(Fault::OwnerKilled);
                 self.stop_owner(host);
-                self.in_about(AWAY, Task::StartOwner(host));
+                let away = self.random.pick(&[AWAY, LONG_AWAY]);
+                self.in_about(away, Task::StartOwner(host));
             }
             2 | 3 if is_up => {
                 self.meet(Fault::OwnerPowerCut);
@@ -76,9 +79,7 @@ impl World {
             21..=23 if receives => self.test(),
             24 | 25 if receives => self.order_promotion(),
             26 if receives && self.standby.owned.is_none() && self.random.percent(25) => self.consume(),
-            27 if is_up && !self.owners[host].is_serving && self.standby.owned.is_none() => {
-                self.serve_unasked(host);
-            }
+            27 if is_up && !self.owners[host].is_serving => self.serve_unasked(host),
             28 if self.standby.is_restored && self.standby.owned.is_none() && !self.is_consumed => {
                 self.agree();
             }
@@ -102,6 +103,7 @@ impl World {
         }
         self.meet(Fault::OwnerRestored);
         self.stop_owner(host);
+        self.owners[host].ended_at = None;
         let index = self.random.index(self.owners[host].backups.len());
         self.owners[host].record = Some(self.owners[host].backups[index].clone());
         self.owners[host].knows = Some(Knows::Nothing);
@@ -173,7 +175,7 @@ impl World {
         self.start_standby();
         let host = self.current;
         self.end_former_owners();
-        self.start_owner(host, standby::owner::Beginning::Started);
+        self.start_owner(host);
         self.owner_event(host, OwnerEvent::Resumed);
         self.connect(host);
         let soon = self.now + Duration::from_secs(4);

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use chronicle::{BlockCount, BlockRange};
 use standby::VolumeIndex;
+use standby::asking::{IfSilent, Question, Word};
 use standby::owner::{self, Outcome, WriteId, WriteKind};
 use standby::wire::{StreamId, ToOwner, ToStandby};
 
@@ -37,6 +38,18 @@ pub(super) enum Task {
         connection: u64,
         stream: StreamId,
         message: ToOwner,
+    },
+    /// An owner asks before it serves; and what the standby's host says, and whether it had promoted the standby.
+    Question {
+        link: usize,
+        connection: u64,
+        question: Question,
+    },
+    Word {
+        link: usize,
+        connection: u64,
+        word: Word,
+        was_promoted: bool,
     },
     /// Something that a process waits for; it ends with the process.
     Owner {
@@ -92,6 +105,8 @@ pub(super) struct Shape {
     pub(super) working_set: u64,
     /// Whether guests write single blocks everywhere.
     pub(super) is_scattered: bool,
+    /// What owners do if the standby's host says nothing.
+    pub(super) if_silent: IfSilent,
     pub(super) hangs_percent: u64,
     /// Of a hundred steps of the standby's host, those during which something happens.
     pub(super) strikes_percent: u64,
@@ -137,6 +152,7 @@ impl World {
             rate: random.pick(&[1, 4, 30]),
             working_set: random.pick(&[4, 16, 64]),
             is_scattered: false,
+            if_silent: random.pick(&[IfSilent::Wait, IfSilent::Wait, IfSilent::Serve]),
             hangs_percent: random.pick(&[0, 0, 3]),
             strikes_percent: random.pick(&[0, 2, 10]),
             sizes,
@@ -255,8 +271,18 @@ impl World {
                     self.owner_receives(link, stream, message);
                 }
             }
+            Task::Question { link, connection, question } => {
+                if self.links[link].connection == connection && self.links[link].is_up {
+                    self.say(link, question);
+                }
+            }
+            Task::Word { link, connection, word, was_promoted } => {
+                if self.links[link].connection == connection && self.links[link].is_up {
+                    self.owner_hears(link, word, was_promoted);
+                }
+            }
             Task::Owner { host, process, task } => {
-                if self.owners[host].process == process && self.owners[host].machine.is_some() {
+                if self.owners[host].process == process && self.owners[host].is_up() {
                     self.owner_task(host, task);
                 }
             }
@@ -284,7 +310,7 @@ impl World {
             Task::Strike if !self.is_calm => self.trouble(),
             Task::Strike => {}
             Task::Connect(link) => self.connect(link),
-            Task::StartOwner(host) => self.start_owner(host, owner::Beginning::Started),
+            Task::StartOwner(host) => self.start_owner(host),
             Task::StartStandby => self.start_standby(),
             Task::OwnerLost => {
                 if self.links.iter().all(|link| !link.is_up) {
@@ -296,7 +322,7 @@ impl World {
 
     /// Connects a link, if both sides are up.
     pub(super) fn connect(&mut self, link: usize) {
-        let is_possible = self.owners[link].machine.is_some() && self.standby.machine.is_some();
+        let is_possible = self.owners[link].is_up() && self.standby.machine.is_some();
         if self.links[link].is_up || !is_possible {
             return;
         }
@@ -333,6 +359,19 @@ impl World {
         self.links[link].to_standby = at;
         let connection = self.links[link].connection;
         self.after(at - self.now, Task::ToStandby { link, connection, stream, message, payload });
+    }
+
+    pub(super) fn ask(&mut self, link: usize, question: Question) {
+        let (delay, connection) = (self.travel_time(), self.links[link].connection);
+        self.after(delay, Task::Question { link, connection, question });
+    }
+
+    /// The standby's host answers whether it has promoted the standby.
+    fn say(&mut self, link: usize, question: Question) {
+        let Some(word) = self.standby.machine.as_ref().map(|machine| machine.word(question)) else { return };
+        let was_promoted = self.standby.owned.is_some();
+        let (delay, connection) = (self.travel_time(), self.links[link].connection);
+        self.after(delay, Task::Word { link, connection, word, was_promoted });
     }
 
     /// Sends to the owner whose connection has this stream.

@@ -23,7 +23,7 @@ use migration::journal::{MigrationState, Promotion, Record, Side, VolumeRecord};
 use migration::promotion::{self, Promotable, Waits};
 use migration::ticket::Ticket;
 
-use crate::error::{LackingError, RequestError};
+use crate::error::{LackingError, RequestError, StandbyError};
 use crate::host::Ownership;
 use crate::host::blocking;
 use crate::images::half_made;
@@ -48,6 +48,9 @@ impl Ownership {
     ) -> Result<api::Volume, RequestError> {
         if order.restored {
             return self.take_restored(name, &order).await;
+        }
+        if order.unasked {
+            return self.serve_unasked(name, order.force).await;
         }
         if order.exchanged && !order.force {
             return self.take_exchanged(name).await;
@@ -85,6 +88,19 @@ impl Ownership {
             }
             None => self.promote_without_lane(&waiting, &recorded, promotion).await?,
         }
+        self.volumes.lane(&name).await?;
+        self.views.describe_volume(&name).await
+    }
+
+    /// Serves a volume that waits for the host of its standby.
+    async fn serve_unasked(self: Arc<Self>, name: String, force: bool) -> Result<api::Volume, RequestError> {
+        let volume = self.claims.record_named(&name)?.volume;
+        if !self.permissions.waits(volume) {
+            return Err(StandbyError::NotAsked { volume: name }.into());
+        }
+        let ordered = self.permissions.order(volume, force);
+        ordered.map_err(|host| StandbyError::ServedElsewhere { volume: name.clone(), host })?;
+        tracing::warn!(volume = %name, "a volume is served by order, although the host of its standby does not permit it");
         self.volumes.lane(&name).await?;
         self.views.describe_volume(&name).await
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use bytes::Bytes;
 use chronicle::BlockCount;
 use lane::capture::BLOCK_BYTES;
+use standby::asking::{Question, Word};
 use standby::receiver::{Action, Event, Image, Journal, PromoteOrder, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
@@ -36,6 +37,8 @@ const IDLE: Duration = Duration::from_secs(1);
 pub(crate) enum Input {
     /// A message of the source. `credit` goes back to it when the message is done.
     Frame { line: Line, stream: StreamId, message: ToStandby, payload: Bytes, credit: Box<dyn Any + Send> },
+    /// The host that has the volumes asks whether they were promoted here.
+    Question { question: Question, answer: oneshot::Sender<Word> },
     /// The source's host is not connected.
     Lost,
     /// An administrator orders to promote the standby.
@@ -186,6 +189,18 @@ pub(super) struct Open {
 }
 
 impl Keeper {
+    /// Returns whether the standby was promoted. One without files is known by its record.
+    fn word(&self, question: Question) -> Word {
+        if let Some(open) = &self.open {
+            return open.machine.word(question);
+        }
+        let record: Option<StandbyRecord> = self.book.record(Side::Copy, &self.config.id).ok().flatten();
+        match record.map(|record| record.standing) {
+            Some(Standing::Promoted { .. }) => Word::Promoted,
+            _ => Word::Unsure,
+        }
+    }
+
     pub(super) fn new(config: CopyConfig, store: Locate, book: Book) -> Self {
         Self {
             config,
@@ -326,6 +341,10 @@ impl Keeper {
             Input::Frame { line, stream, message, payload, credit } => {
                 self.take_frame(&line, stream, message, &payload);
                 drop(credit);
+            }
+            Input::Question { question, answer } => {
+                // The asker may have gone.
+                let _ = answer.send(self.word(question));
             }
             Input::Lost => self.handle(Event::OwnerLost, &Bytes::new()),
             Input::Promote { order, answer } => {

@@ -90,6 +90,7 @@ fn begun(store: &Path, data: &Path) -> Keeper {
         is_complete: false,
         names: std::collections::BTreeMap::new(),
         is_removed: false,
+        is_yielded: false,
     };
     let store = store.to_owned();
     let locate =

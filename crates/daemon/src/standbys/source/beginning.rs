@@ -6,7 +6,7 @@ use std::time::Duration;
 use chronicle::{BlockCount, LayeredBitmap, ReplicaOf};
 use lane::capture::{BLOCK_BYTES, Group};
 use lane::{CaptureOrder, LaneHandle};
-use standby::owner::{Beginning, Event, History, Replication, Settings};
+use standby::owner::{Event, History, Replication, Settings};
 use standby::record::OwnerRecord;
 use standby::{LifeId, VolumeIndex};
 
@@ -88,18 +88,15 @@ pub(super) async fn begin(
         let known = known.filter(|_| record.as_ref().is_some_and(|record| record.acknowledged.is_some()));
         match (record, known) {
             (None, _) => Replication::begin(settings, standby, life, sizes.to_vec()),
-            (Some(record), None) => Replication::restart(
-                settings,
-                record,
-                History::Forgotten(life, sizes.to_vec()),
-                Beginning::Served,
-            ),
+            (Some(record), None) => {
+                Replication::restart(settings, record, History::Forgotten(life, sizes.to_vec()))
+            }
             (Some(record), Some(mut lacks)) => {
                 for ((lacks, seen), size) in lacks.iter_mut().zip(&seen).zip(sizes) {
                     lacks.grow(*size);
                     lacks.union_with(seen);
                 }
-                Replication::restart(settings, record, History::Since(lacks), Beginning::Served)
+                Replication::restart(settings, record, History::Since(lacks))
             }
         }
     });

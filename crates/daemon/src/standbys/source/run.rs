@@ -14,9 +14,10 @@ use futures_util::stream::FuturesUnordered;
 use lane::capture::{BLOCK_BYTES, Group, Task, extent};
 use lane::peer::ChannelEvent;
 use lane::{CaptureOrder, LaneHandle, Refused};
+use standby::asking::Word;
 use standby::owner::{Event, Outcome, ReadId, State};
 use standby::record::OwnerRecord;
-use standby::wire::{Content, StreamId, ToOwner, ToStandby};
+use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
 use standby::{StandbyId, VolumeIndex};
 use tokio::sync::mpsc;
 use tokio::time::{Instant as TokioInstant, sleep, sleep_until};
@@ -449,6 +450,9 @@ impl<'a> Running<'a> {
                         ToOwner::Answer(_) | ToOwner::Ready { .. } | ToOwner::Acknowledged { .. }
                     ) {
                         self.source.show(|shown| shown.reason = None);
+                    }
+                    if message == ToOwner::Answer(Answer::Promoted) {
+                        self.with.permissions.said(self.source.standby(), Word::Promoted);
                     }
                     self.group.handle(Event::Received(stream, message));
                 }

@@ -28,15 +28,19 @@ impl VolumeOrders {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
-        if let Some(vm) = self.vms.user_of(&name) {
-            return Err(RequestError::VolumeOfVm { volume: name, vm });
-        }
-        if let Some(vm) =
-            self.vms.adoptions()?.find(|adopted| adopted.uses(&name)).map(|adopted| adopted.name)
-        {
-            return Err(VmError::Adopted(vm).into());
-        }
+        self.refuse_of_vm(&name)?;
         self.remove_unused_volume(name, how).await
+    }
+
+    /// Refuses to remove a volume that a VM needs.
+    pub(crate) fn refuse_of_vm(&self, name: &str) -> Result<(), RequestError> {
+        if let Some(vm) = self.vms.user_of(name) {
+            return Err(RequestError::VolumeOfVm { volume: name.to_owned(), vm });
+        }
+        match self.vms.adoptions()?.find(|adopted| adopted.uses(name)).map(|adopted| adopted.name) {
+            Some(vm) => Err(VmError::Adopted(vm).into()),
+            None => Ok(()),
+        }
     }
 
     /// Does the same without a check of VMs, for a volume that no VM needs.

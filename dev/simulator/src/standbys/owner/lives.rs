@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use chronicle::BlockCount;
-use standby::owner::{Beginning, Completeness, Event, HandedOn, History, Settings, State};
+use standby::owner::{Completeness, Event, HandedOn, History, Settings, State};
 use standby::record::{OwnerRecord, Record as _};
 use standby::{LifeId, Replication};
 
@@ -31,8 +31,7 @@ impl World {
     /// An administrator orders the standby.
     pub(in crate::standbys) fn order_standby(&mut self) {
         let settings = self.owner_settings();
-        let mut owner =
-            OwnerHost { process: self.number(), is_serving: true, may_serve: true, ..OwnerHost::default() };
+        let mut owner = OwnerHost { process: self.number(), is_serving: true, ..OwnerHost::default() };
         for size in self.shape.sizes.clone() {
             let mut disk = Disk::new(size);
             for block in 0..size / 2 {
@@ -45,6 +44,7 @@ impl World {
         owner.open = 1;
         let life = LifeId(u128::from(self.number()));
         let sizes = self.shape.sizes.iter().map(|size| BlockCount(*size)).collect();
+        owner.asking = Some(self.served_already());
         owner.machine = Some(Replication::begin(settings, STANDBY, life, sizes));
         owner.record = owner.machine.as_ref().map(|machine| machine.record().clone());
         self.owners.push(owner);
@@ -57,6 +57,9 @@ impl World {
     pub(in crate::standbys) fn stop_owner(&mut self, host: usize) {
         let mut random = self.random.fork();
         self.disconnect(host);
+        if self.owners[host].is_serving {
+            self.owners[host].ended_at = Some(self.now);
+        }
         self.owners[host].stop(|| random.percent(50));
         self.owners[host].process = self.number();
     }
@@ -64,13 +67,12 @@ impl World {
     pub(in crate::standbys) fn cut_owners_power(&mut self, host: usize) {
         self.stop_owner(host);
         let mut random = self.random.fork();
+        self.owners[host].ended_at = None;
         self.owners[host].volumes.iter_mut().for_each(|volume| volume.cut_power(&mut random));
     }
 
-    pub(in crate::standbys) fn start_owner(&mut self, host: usize, beginning: Beginning) {
-        if self.owners[host].machine.is_some() {
-            return;
-        }
+    /// Serves the group, and goes on with its replication.
+    pub(super) fn serve(&mut self, host: usize) {
         let settings = self.owner_settings();
         let Some(mut record) = self.owners[host].record.clone() else { return };
         // A record is read from the bytes that were stored.
@@ -89,18 +91,19 @@ impl World {
             owner.open = record.numbered_through.0 + 1;
             History::Since(owner.missing())
         };
-        owner.may_serve = beginning == Beginning::Served;
-        let machine = Replication::restart(settings, record, history, beginning);
-        owner.machine = Some(machine);
+        owner.machine = Some(Replication::restart(settings, record, history));
+        owner.is_serving = true;
         self.tell(|world| {
-            format!("owner {host} starts: {:?}", world.owners[host].machine.as_ref().map(Replication::record))
+            format!("owner {host} serves: {:?}", world.owners[host].machine.as_ref().map(Replication::record))
         });
         if !self.owners[host].absent.is_empty() {
             self.owner_event(host, Event::Incomplete);
             self.owner_later(host, Duration::from_secs(3), OwnerTask::Fetched);
         }
         self.drain_owner(host);
-        self.in_about(Duration::from_millis(300), Task::Connect(host));
+        if self.links[host].is_up {
+            self.begin_stream(host);
+        }
     }
 
     /// Hands the group over to another host, which may have to fetch blocks afterwards.
@@ -124,7 +127,8 @@ impl World {
         let mut owner = OwnerHost {
             process: self.number(),
             volumes: self.owners[from].volumes.clone(),
-            may_serve: true,
+            is_serving: true,
+            asking: Some(self.served_already()),
             confirmed: self.owners[from].confirmed,
             ..OwnerHost::default()
         };

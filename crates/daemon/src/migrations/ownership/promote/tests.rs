@@ -24,6 +24,7 @@ const FORCE: PromoteVolume = PromoteVolume {
     without_missing: false,
     restored: false,
     exchanged: false,
+    unasked: false,
     size_bytes: None,
 };
 

@@ -1,0 +1,116 @@
+//! Gives up a group of volumes at one of two hosts that have it after a promotion: images are kept, and nothing is served here.
+//!
+//! ```text
+//!   VMs are gone, clients too ─► each volume forgotten, its image kept ─► at the source: the standby ends, at both hosts
+//!                                                                     └─► where it was promoted: *yielded*, and the source may serve
+//! ```
+//! Every step that was done before is left as it is, so the order can be given again.
+
+use std::sync::Arc;
+
+use bytes::Bytes;
+use migration::VolumeId;
+use standby::asking::Permission;
+use standby::owner::State;
+
+use super::book::{Side, parse};
+use super::frames::Ask;
+use super::making::Left;
+use super::orders::Found;
+use super::source::Source;
+use super::{Kept, Standbys, lock};
+use crate::error::{RequestError, StandbyError};
+
+impl Standbys {
+    /// Gives up the volumes of a standby that was promoted, by the name of one of them, of their VM or of the standby.
+    pub(crate) async fn yield_volumes(
+        self: Arc<Self>,
+        name: String,
+        how: api::YieldVolume,
+    ) -> Result<Vec<api::RemovedVolume>, RequestError> {
+        let _changing = self.changing.lock().await;
+        let refused =
+            |reason: &str| StandbyError::NotYielded { name: name.clone(), reason: reason.to_owned() };
+        match self.find(&name)? {
+            Found::Source(source) => {
+                if !self.is_elsewhere_too(&source) {
+                    return Err(refused("no other host has promoted its standby").into());
+                }
+                let config = source.config();
+                let volumes = config.volumes.into_iter().map(|volume| volume.volume);
+                let removed = self.give_up(volumes.collect(), how).await?;
+                self.end_yielded(&source).await?;
+                Ok(removed)
+            }
+            Found::Kept(kept) => {
+                if !self.is_promoted(&kept).await? {
+                    return Err(refused("its standby was not promoted here").into());
+                }
+                if !self.is_whole(&kept) {
+                    return Err(StandbyError::NotMade(name).into());
+                }
+                let volumes = kept.config.volumes.iter().map(|volume| volume.promoted.clone());
+                let removed = self.give_up(volumes.collect(), how).await?;
+                self.note_yielded(&kept).await?;
+                Ok(removed)
+            }
+        }
+    }
+
+    /// Returns whether another host has the volumes of a standby as well, or has them alone.
+    fn is_elsewhere_too(&self, source: &Source) -> bool {
+        let is_replaced = self.permissions.permission(source.standby()) == Some(Permission::Replaced);
+        is_replaced
+            || source.shown().state == Some(State::Diverged)
+            || self.permissions.is_replaced(source.standby())
+    }
+
+    /// Forgets volumes, by identity, and keeps their images. One that is not here any longer is left out.
+    async fn give_up(
+        &self,
+        volumes: Vec<String>,
+        how: api::YieldVolume,
+    ) -> Result<Vec<api::RemovedVolume>, RequestError> {
+        let here: Vec<String> = self.journal.read(|state| {
+            let is_meant = |volume: &VolumeId| volumes.contains(&volume.to_string());
+            let meant = state.volumes.iter().filter(|(volume, _)| is_meant(volume));
+            meant.map(|(_, known)| known.record.name.clone()).collect()
+        });
+        // N.B. All are checked before the first one is forgotten.
+        for name in &here {
+            self.volume_orders.refuse_of_vm(name)?;
+        }
+        let how = api::RemoveVolume { force: how.force, keep_image: true, delete_image: false };
+        let mut removed = Vec::new();
+        for name in here {
+            removed.push(Arc::clone(&self.volume_orders).remove_volume(name, how).await?);
+        }
+        Ok(removed)
+    }
+
+    /// Ends a standby whose volumes were given up at their source. The other host hears it if it can be reached.
+    async fn end_yielded(self: &Arc<Self>, source: &Arc<Source>) -> Result<(), RequestError> {
+        let (standby, host, id) = (source.standby(), source.host(), source.config().id);
+        source.end();
+        self.on_book(move |book| book.forget(Side::Source, &id)).await?;
+        lock(&self.sources).remove(&standby);
+        self.permissions.forget(standby);
+        let this = Arc::clone(self);
+        tokio::spawn(async move {
+            let told = this.ask(host, standby, Ask::Remove { knows_promotion: true }, Bytes::new()).await;
+            if let Err(error) = told {
+                tracing::warn!(host = %this.hosts.name_of(host), error = %error.message(), "that host still lists the standby: remove it \
+                    there with sterna standby remove");
+            }
+        });
+        Ok(())
+    }
+
+    /// Notes durably that what was promoted here was given up: its source may serve again.
+    async fn note_yielded(self: &Arc<Self>, kept: &Arc<Kept>) -> Result<(), RequestError> {
+        match parse(&kept.config.id) {
+            Some(standby) => self.delete_copy(standby, Left::Yielded).await,
+            None => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,136 @@
+//! Tests of hosts that come back: they ask before they serve what may have been promoted meanwhile.
+
+use std::time::Duration;
+
+use anyhow::ensure;
+use api::{RemovedVolume, Standby, Volume, VolumeState};
+use e2e::{Host, Pair, play_pair, until};
+
+use crate::standby_ends::{lose_alpha, until_replaced};
+use crate::standbys::{DISK_BYTES, add, connect, read, until_current, write};
+
+/// Longer than two intervals: a host that was away for so long asks.
+const LONG: Duration = Duration::from_secs(3);
+
+fn until_waiting(host: &Host, words: &str) -> anyhow::Result<()> {
+    until("the volume waits", || {
+        let volume: Volume = host.ask(&["volume", "show", "v"])?;
+        ensure!(volume.state != VolumeState::Serving, "{volume:?}");
+        Ok(volume.message.is_some_and(|reason| reason.contains(words)).then_some(()))
+    })
+}
+
+fn until_served(host: &Host) -> anyhow::Result<()> {
+    until("the volume is served", || {
+        let volume: Volume = host.ask(&["volume", "show", "v"])?;
+        Ok((volume.state == VolumeState::Serving).then_some(()))
+    })
+}
+
+/// Makes a volume with a standby, which has one write.
+fn begin(pair: &Pair) -> anyhow::Result<()> {
+    pair.alpha.create_volume(DISK_BYTES)?;
+    write(&mut connect(&pair.alpha, "v")?, 0, 1)?;
+    add(pair, &["v"])?;
+    // The write may follow the first copy.
+    std::thread::sleep(LONG);
+    until_current(&pair.alpha).map(drop)
+}
+
+#[test]
+fn a_host_that_comes_back_after_a_promotion_serves_nothing_and_can_yield() {
+    play_pair(|pair| {
+        begin(pair)?;
+        lose_alpha(pair, "v")?;
+        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        write(&mut connect(&pair.beta, "v")?, 0, 2)?;
+        pair.alpha.start()?;
+        until_replaced(&pair.alpha)?;
+        until_waiting(&pair.alpha, "sterna volume yield v")?;
+        // Without the standby nothing would hold it.
+        let removed = pair.alpha.sterna(["standby", "remove", "v", "--force"])?;
+        ensure!(removed.code == 4 && removed.stderr.contains("sterna volume yield v"), "{removed:?}");
+        let unasked = pair.alpha.sterna(["volume", "promote", "v", "--unasked"])?;
+        ensure!(unasked.code == 4 && unasked.stderr.contains("--force"), "{unasked:?}");
+        // It is recorded: nobody has to be asked again.
+        pair.beta.kill()?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        until_waiting(&pair.alpha, "sterna volume yield v")?;
+        pair.beta.start()?;
+        let given_up: Vec<RemovedVolume> = pair.alpha.ask(&["volume", "yield", "v"])?;
+        ensure!(given_up.len() == 1 && std::fs::exists(&given_up[0].image)?, "{given_up:?}");
+        let left: Vec<Standby> = pair.alpha.ask(&["standby", "list"])?;
+        ensure!(left.is_empty(), "{left:?}");
+        let found = read(&mut connect(&pair.beta, "v")?, 0)?;
+        ensure!(found == 2, "{found}");
+        until("beta has heard it", || {
+            let left: Vec<Standby> = pair.beta.ask(&["standby", "list"])?;
+            Ok(left.is_empty().then_some(()))
+        })
+    });
+}
+
+#[test]
+fn a_promotion_that_is_given_up_lets_the_first_host_serve() {
+    play_pair(|pair| {
+        begin(pair)?;
+        let early = pair.beta.sterna(["volume", "yield", "v"])?;
+        ensure!(early.code == 4 && early.stderr.contains("was not promoted here"), "{early:?}");
+        lose_alpha(pair, "v")?;
+        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        pair.alpha.start()?;
+        until_replaced(&pair.alpha)?;
+        pair.beta.sterna(["volume", "yield", "v"])?.success()?;
+        until_served(&pair.alpha)?;
+        let found = read(&mut connect(&pair.alpha, "v")?, 0)?;
+        ensure!(found == 1, "{found}");
+        // What was recorded of the promotion is gone as well.
+        std::thread::sleep(LONG);
+        pair.alpha.kill()?;
+        std::thread::sleep(LONG);
+        pair.alpha.start()?;
+        until_served(&pair.alpha)?;
+        pair.alpha.sterna(["standby", "remove", "v"])?.success()?;
+        std::fs::remove_file(pair.beta.path("a/v.img"))?;
+        add(pair, &["v"]).map(drop)
+    });
+}
+
+#[test]
+fn a_host_waits_for_the_silent_host_of_a_standby_or_for_an_order() {
+    play_pair(|pair| {
+        begin(pair)?;
+        let lose_both = |pair: &mut Pair| -> anyhow::Result<()> {
+            pair.beta.kill()?;
+            pair.alpha.kill()?;
+            std::thread::sleep(LONG);
+            pair.alpha.start()?;
+            until_waiting(&pair.alpha, "has not answered")
+        };
+        lose_both(pair)?;
+        pair.beta.start()?;
+        until_served(&pair.alpha)?;
+        lose_both(pair)?;
+        pair.alpha.sterna(["volume", "promote", "v", "--unasked"])?.success()?;
+        until_served(&pair.alpha)?;
+        let again = pair.alpha.sterna(["volume", "promote", "v", "--unasked"])?;
+        ensure!(again.code == 4 && again.stderr.contains("waits for no host"), "{again:?}");
+        pair.alpha.sterna(["standby", "set", "v", "--if-silent", "serve"])?.success()?;
+        pair.beta.start()?;
+        lose_both(pair)?;
+        until_served(&pair.alpha)
+    });
+}
+
+#[test]
+fn a_daemon_that_was_away_for_a_moment_asks_nobody() {
+    play_pair(|pair| {
+        begin(pair)?;
+        pair.alpha.sterna(["standby", "set", "v", "--every", "60s"])?.success()?;
+        pair.beta.kill()?;
+        pair.alpha.kill()?;
+        pair.alpha.start()?;
+        until_served(&pair.alpha)
+    });
+}
