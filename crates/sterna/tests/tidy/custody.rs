@@ -21,7 +21,7 @@ const CALLS: [&str; 10] = [
 ];
 
 /// Files and folders that change other files than images, with the kind of these files.
-const OTHERS: [(&str, &str); 25] = [
+const OTHERS: [(&str, &str); 26] = [
     ("audit/writer.rs", "its log"),
     ("files/lock.rs", "its lock file"),
     ("files/sockets.rs", "sockets"),
@@ -35,6 +35,7 @@ const OTHERS: [(&str, &str); 25] = [
     ("standbys/book.rs", "records in the data folder"),
     ("standbys/book/", "records in the data folder"),
     ("standbys/copy/", "the folder of a standby, which only its keeper uses"),
+    ("standbys/permissions/served.rs", "its file beside the sockets"),
     ("stores/folder.rs", "tokens beside images"),
     ("take_over/channel.rs", "a socket"),
     ("vms.rs", "folders of VMs in the data folder"),

@@ -86,8 +86,8 @@ fn a_promotion_that_is_given_up_lets_the_first_host_serve() {
         let found = read(&mut connect(&pair.alpha, "v")?, 0)?;
         ensure!(found == 1, "{found}");
         // What was recorded of the promotion is gone as well.
-        std::thread::sleep(LONG);
         pair.alpha.kill()?;
+        // Only a host that was away for so long asks.
         std::thread::sleep(LONG);
         pair.alpha.start()?;
         until_served(&pair.alpha)?;
@@ -104,6 +104,7 @@ fn a_host_waits_for_the_silent_host_of_a_standby_or_for_an_order() {
         let lose_both = |pair: &mut Pair| -> anyhow::Result<()> {
             pair.beta.kill()?;
             pair.alpha.kill()?;
+            // Only a host that was away for so long asks.
             std::thread::sleep(LONG);
             pair.alpha.start()?;
             until_waiting(&pair.alpha, "has not answered")

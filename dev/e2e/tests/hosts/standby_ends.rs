@@ -14,6 +14,7 @@ pub(crate) fn lose_alpha(pair: &mut Pair, standby: &str) -> anyhow::Result<()> {
 /// Does the same with more of an order to promote.
 fn lose_alpha_with(pair: &mut Pair, order: &[&str]) -> anyhow::Result<()> {
     pair.alpha.kill()?;
+    // Only a host that was away for so long asks.
     std::thread::sleep(3 * EVERY);
     until("the loss is noticed", || {
         let refused = pair.beta.sterna([&["standby", "promote"], order].concat())?;

@@ -235,7 +235,7 @@ fn an_older_recovery_point_is_promoted_when_it_is_named() {
         let mut client = connect(&pair.beta, "v")?;
         let found = (read(&mut client, 0)?, read(&mut client, 2 * BLOCK_BYTES as u64)?);
         ensure!(found == (1, 0), "{found:?}");
-        // When the lost host comes back after two intervals, it asks before it serves.
+        // When the lost host comes back, it asks before it serves, because it was away for so long.
         std::thread::sleep(3 * EVERY);
         pair.alpha.start()?;
         until("the source knows of the promotion", || {
