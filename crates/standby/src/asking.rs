@@ -22,8 +22,10 @@ use crate::planted::{Bug, broken};
 pub const ASK_AGAIN: Duration = Duration::from_secs(5);
 /// How long [`IfSilent::Serve`] waits for a word.
 pub const SILENT_MAX: Duration = Duration::from_secs(15);
-/// A group that was served so many intervals ago needs no permission: who promotes waits longer than that.
+/// A group that was served so many intervals ago needs no permission, so a restart of the daemon makes no guest wait.
 const AWAY_INTERVALS: u32 = 2;
+/// It needs one after this time, however long the interval is.
+const AWAY_MAX: Duration = Duration::from_secs(30);
 
 /// What the owner asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -140,7 +142,8 @@ impl Asking {
             silent_until: (known.if_silent == IfSilent::Serve).then_some(now + SILENT_MAX),
             outbox: Outbox::new(),
         };
-        let was_just_served = known.away.is_some_and(|away| away <= known.every * AWAY_INTERVALS);
+        let away_max = known.every.saturating_mul(AWAY_INTERVALS).min(AWAY_MAX);
+        let was_just_served = known.away.is_some_and(|away| away <= away_max);
         // A group that both hosts have served until a moment ago is served on: who has it is for an administrator to say.
         if was_just_served || broken(Bug::ServesUnasked) {
             asking.permit();
@@ -154,6 +157,11 @@ impl Asking {
     /// Returns whether the group may be served.
     pub fn permission(&self) -> Permission {
         self.permission
+    }
+
+    /// Returns whether it is known that the standby was promoted, and not given up since.
+    pub fn is_replaced(&self) -> bool {
+        self.known.is_replaced
     }
 
     /// Returns what the standby's host has said last.
@@ -264,6 +272,8 @@ mod tests {
         assert_eq!(begun(None), Permission::Asking);
         assert_eq!(begun(Some(2 * EVERY)), Permission::Permitted);
         assert_eq!(begun(Some(2 * EVERY + Duration::from_millis(1))), Permission::Asking);
+        let daily = Known { away: Some(AWAY_MAX * 2), every: Duration::from_secs(86_400), ..known() };
+        assert_eq!(after(daily, &[]).0, Permission::Asking);
         let replaced = |away| after(Known { away, is_replaced: true, ..known() }, &[]).0;
         assert_eq!(replaced(Some(EVERY)), Permission::Permitted);
         assert_eq!(replaced(Some(3 * EVERY)), Permission::Replaced);

@@ -53,6 +53,8 @@ pub(crate) struct Permissions {
     if_silent: IfSilent,
     groups: Mutex<BTreeMap<StandbyId, Group>>,
     served: Mutex<Served>,
+    /// Held while it is recorded whether a standby was promoted.
+    writing: Mutex<()>,
     changed: Notify,
     /// The origin of the machines' time.
     began: Instant,
@@ -63,6 +65,14 @@ struct Group {
     config: SourceConfig,
     volumes: Vec<VolumeId>,
     asking: Option<Asking>,
+    /// Whether a task asks. Two would take each other's line.
+    is_asked: bool,
+}
+
+impl Group {
+    fn is_waiting(&self) -> bool {
+        self.asking.as_ref().is_some_and(|asking| asking.permission() != Permission::Permitted)
+    }
 }
 
 impl Permissions {
@@ -85,6 +95,7 @@ impl Permissions {
             if_silent,
             groups: Mutex::default(),
             served: Mutex::new(Served::open(sockets.folder())),
+            writing: Mutex::default(),
             changed: Notify::new(),
             began: Instant::now(),
         });
@@ -100,8 +111,9 @@ impl Permissions {
         let Some(standby) = parse(&config.id) else { return };
         let volumes = config.volumes.iter().filter_map(|volume| identity(&volume.volume)).collect();
         let mut groups = lock(&self.groups);
-        let asking = groups.remove(&standby).and_then(|group| group.asking);
-        groups.insert(standby, Group { config, volumes, asking });
+        let (asking, is_asked) =
+            groups.remove(&standby).map_or((None, false), |group| (group.asking, group.is_asked));
+        groups.insert(standby, Group { config, volumes, asking, is_asked });
     }
 
     /// Forgets a standby that was removed. Its volumes wait for it no longer.
@@ -138,7 +150,7 @@ impl Permissions {
             let is_replaced = self.is_replaced(standby);
             let mut groups = lock(&self.groups);
             let Some(group) = groups.get_mut(&standby) else { continue };
-            if group.asking.as_ref().is_some_and(|asking| asking.permission() != Permission::Permitted) {
+            if group.is_waiting() {
                 continue;
             }
             let served = lock(&self.served);
@@ -147,9 +159,10 @@ impl Permissions {
             let asking = Asking::begin(self.began.elapsed(), self.known(group, away, is_replaced));
             let is_permitted = asking.permission() == Permission::Permitted;
             group.asking = Some(asking);
+            let begins = !is_permitted && !std::mem::replace(&mut group.is_asked, !is_permitted);
             drop(groups);
             self.carry_out(standby);
-            if !is_permitted {
+            if begins {
                 tokio::spawn(Arc::clone(self).ask(standby));
             }
         }
@@ -174,7 +187,7 @@ impl Permissions {
     /// Asks until the group may be served, or the standby is forgotten.
     async fn ask(self: Arc<Self>, standby: StandbyId) {
         loop {
-            let Some((host, config)) = self.waiting(standby) else { return };
+            let Some((host, config)) = self.waiting_or_end(standby) else { return };
             let Ok(session) = self.hosts.session_with(host) else {
                 self.pass_time(standby, RETRY).await;
                 continue;
@@ -187,14 +200,14 @@ impl Permissions {
 
     /// Sends questions on a line and takes what is said, until the group may be served or the line ends.
     async fn converse(
-        &self,
+        self: &Arc<Self>,
         standby: StandbyId,
         config: &SourceConfig,
         line: &Arc<dyn moving::channel::Send>,
         mut arrivals: mpsc::UnboundedReceiver<ChannelEvent>,
     ) {
         self.tell(standby, Event::Connected);
-        while self.waiting(standby).is_some() {
+        while self.is_waiting(standby) {
             if self.carry_out(standby) {
                 line.send(
                     Priority::Control,
@@ -221,7 +234,7 @@ impl Permissions {
     }
 
     /// Lets time pass for a machine whose host cannot be asked.
-    async fn pass_time(&self, standby: StandbyId, most: Duration) {
+    async fn pass_time(self: &Arc<Self>, standby: StandbyId, most: Duration) {
         sleep(self.timeout(standby).min(most)).await;
         self.handle_timeout(standby);
         self.carry_out(standby);
@@ -234,13 +247,17 @@ impl Permissions {
         Question { standby, life, acknowledged: record.and_then(|record| record.acknowledged) }
     }
 
-    /// Returns the host and the configuration of a standby whose group may not be served yet.
-    fn waiting(&self, standby: StandbyId) -> Option<(migration::HostId, SourceConfig)> {
-        let groups = lock(&self.groups);
-        let group = groups.get(&standby)?;
-        let asking = group.asking.as_ref()?;
-        (asking.permission() != Permission::Permitted)
-            .then(|| (host_of(&group.config.host), group.config.clone()))
+    /// Returns whether the group of a standby may not be served yet.
+    fn is_waiting(&self, standby: StandbyId) -> bool {
+        lock(&self.groups).get(&standby).is_some_and(Group::is_waiting)
+    }
+
+    /// Returns the host and the configuration of a standby whose group may not be served yet; otherwise notes that nobody asks.
+    fn waiting_or_end(&self, standby: StandbyId) -> Option<(migration::HostId, SourceConfig)> {
+        let mut groups = lock(&self.groups);
+        let group = groups.get_mut(&standby)?;
+        group.is_asked = group.is_waiting();
+        group.is_asked.then(|| (host_of(&group.config.host), group.config.clone()))
     }
 
     fn timeout(&self, standby: StandbyId) -> Duration {
@@ -256,7 +273,7 @@ impl Permissions {
     }
 
     /// Takes what the host of a standby has said, also as an answer to an offer.
-    pub(crate) fn said(&self, standby: StandbyId, word: Word) {
+    pub(crate) fn said(self: &Arc<Self>, standby: StandbyId, word: Word) {
         if let Some(group) = lock(&self.groups).get_mut(&standby)
             && group.asking.is_none()
         {
@@ -280,8 +297,8 @@ impl Permissions {
     }
 
     /// Carries out what a machine has given; returns whether it asks.
-    fn carry_out(&self, standby: StandbyId) -> bool {
-        let (mut asks, mut is_permitted) = (false, false);
+    fn carry_out(self: &Arc<Self>, standby: StandbyId) -> bool {
+        let (mut asks, mut records, mut is_permitted) = (false, false, false);
         loop {
             let action = lock(&self.groups)
                 .get_mut(&standby)
@@ -289,10 +306,13 @@ impl Permissions {
                 .and_then(Asking::poll_action);
             match action {
                 Some(Action::Ask) => asks = true,
-                Some(Action::Record { is_replaced }) => self.record(standby, is_replaced),
+                Some(Action::Record { .. }) => records = true,
                 Some(Action::Permit) => is_permitted = true,
                 None => break,
             }
+        }
+        if records {
+            self.record(standby);
         }
         if is_permitted {
             // The permission counts for all volumes of the group, which begin one after the other.
@@ -304,25 +324,29 @@ impl Permissions {
     }
 
     /// Makes durable whether a standby was promoted.
-    fn record(&self, standby: StandbyId, is_replaced: bool) {
-        if is_replaced {
-            let names: Vec<String> = lock(&self.groups)
-                .get(&standby)
-                .map(|group| group.config.volumes.iter().map(|volume| volume.name.clone()).collect())
-                .unwrap_or_default();
-            tracing::warn!(volumes = %names.join(", "), "another host has promoted its standby of these volumes");
-        }
-        let Some(book) = self.book.clone() else { return };
+    fn record(self: &Arc<Self>, standby: StandbyId) {
+        let this = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
+            // N.B. The one that writes last writes what is true then.
+            let _writing = lock(&this.writing);
+            let known = lock(&this.groups).get(&standby).and_then(|group| {
+                let names: Vec<&str> =
+                    group.config.volumes.iter().map(|volume| volume.name.as_str()).collect();
+                Some((group.asking.as_ref()?.is_replaced(), names.join(", ")))
+            });
+            let (Some((is_replaced, volumes)), Some(book)) = (known, &this.book) else { return };
+            if is_replaced {
+                tracing::warn!(%volumes, "another host has promoted its standby of these volumes");
+            }
             if let Err(error) = book.write_replaced(standby, is_replaced) {
                 // The next start asks again.
-                tracing::error!(error = with_causes(&error), "cannot record that a standby was promoted");
+                tracing::error!(%volumes, error = with_causes(&error), "cannot record that a standby was promoted");
             }
         });
     }
 
     /// An administrator orders to serve a volume. Errors: the host that has promoted a standby of it.
-    pub(crate) fn order(&self, volume: VolumeId, knows_of_promotion: bool) -> Result<(), String> {
+    pub(crate) fn order(self: &Arc<Self>, volume: VolumeId, knows_of_promotion: bool) -> Result<(), String> {
         let mut ordered = Vec::new();
         {
             let mut groups = lock(&self.groups);
