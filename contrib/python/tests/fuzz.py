@@ -78,6 +78,9 @@ class Fuzzer:
             return self.object(schema, depth)
         if kind == "array":
             return [self.value(schema["items"], depth + 1) for _ in range(self.random.randint(0, 3))]
+        if kind == "object":
+            more = schema["additionalProperties"]
+            return {self.random.choice(TEXTS): self.value(more, depth + 1) for _ in range(self.random.randint(0, 3))}
         return {
             "string": lambda: self.random.choice(TEXTS),
             "integer": lambda: self.random.choice(NUMBERS + SIZES),
