@@ -46,18 +46,20 @@ fn kept(root: &ThrowAwayRoot) -> anyhow::Result<String> {
 fn twenty_restarts_break_no_connection_and_lose_nothing() -> anyhow::Result<()> {
     let Some((root, _given)) = system()? else { return Ok(()) };
     let guest = guest::start_without_reconnects(&export(&root), FILL_BYTES)?;
-    let before = guest.mark();
+    let mut waits = Vec::new();
     for number in 0..RESTARTS {
+        let before = guest.mark();
         root.succeed("systemctl restart sterna")?;
         ensure!(guest.failure().is_none(), "restart {number}: {:?}", guest.failure());
         guest::until_worked(&guest, 10)?;
+        waits.push(guest.between(&before, &guest.mark()).longest_stall);
         // systemd keeps the socket always, and the connection only while no daemon runs.
         ensure!(kept(&root)? == "1");
     }
-    let summary = guest.between(&before, &guest.mark());
-    println!("{RESTARTS} restarts; the guest waited {:?} at most", summary.longest_stall);
-    // QEMU would wait for a second before its second attempt. The figure itself depends on the machine.
-    ensure!(summary.longest_stall < Duration::from_secs(1), "{summary:?}");
+    waits.sort();
+    println!("{RESTARTS} restarts; the guest waited {waits:?}");
+    // QEMU would wait for a second before its second attempt, each time. The figures themselves depend on the machine.
+    ensure!(waits[waits.len() / 2] < Duration::from_secs(1), "{waits:?}");
     guest::stop_and_verify(guest)?;
     root.succeed("/mnt/sterna volume remove v")?;
     until("nothing is kept of a volume that is gone", || Ok((kept(&root)? == "0").then_some(())))

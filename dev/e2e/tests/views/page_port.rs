@@ -7,6 +7,7 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use anyhow::{Context as _, ensure};
+use api::Migration;
 use e2e::browser::Browser;
 use e2e::http::{self, Answer};
 use e2e::{LinkState, host, play_pair, until};
@@ -110,13 +111,15 @@ fn a_ticket_is_told_to_whoever_may_use_the_api_and_not_on_the_page() {
         pair.alpha.stop()?;
         pair.alpha.configure(&format!("[web]\nlisten = '{page}'\n"))?;
         pair.alpha.start_with(&[("STERNA_FAIL_POINT", "after-released")])?;
-        let begun = pair.alpha.begin_to_migrate("beta:a", None)?;
+        // It may be killed before it has answered.
+        pair.alpha.sterna(["migrate", "v", "--to", "beta:a", "--detach"])?;
         ensure!(pair.alpha.wait_for_end()? == 137, "the daemon is to be killed at its commit point");
         pair.link.set(LinkState::Cut);
         pair.alpha.start()?;
-        let ticket = until("the source prints its ticket", || Ok(pair.alpha.migration(&begun.id)?.ticket))?;
+        let all: Vec<Migration> = pair.alpha.ask(&["migration", "list"])?;
+        let id = &all.first().context("the migration is in the journal")?.id;
+        let ticket = until("the source prints its ticket", || Ok(pair.alpha.migration(id)?.ticket))?;
         until("the page's port answers", || Ok(TcpStream::connect(page).is_ok().then_some(())))?;
-        let id = &begun.id;
         for path in [
             "/web/overview",
             &format!("/web/migrations/{id}/history"),
