@@ -29,9 +29,9 @@ const NOTICED_LATE: [(Bug, u64); 5] = [
 const STUCK_IS_IDLE_SEED: u64 = 386;
 
 /// A seed that shows [`StandbyBug::ReturnSinceNewest`].
-const RETURN_SINCE_NEWEST_SEED: u64 = 37_615;
+const RETURN_SINCE_NEWEST_SEED: u64 = 24_229;
 /// A seed that notices a block being read again before the cut while an older read of it has not ended.
-const EARLY_READ_TWICE_SEED: u64 = 7584;
+const EARLY_READ_TWICE_SEED: u64 = 2975;
 
 pub(crate) fn run(arguments: &Arguments, planted: &str, seed: Option<u64>) -> bool {
     let chosen: Vec<_> = Bug::all().filter(|bug| planted == "all" || bug.name() == planted).collect();
