@@ -79,7 +79,7 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
             "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, api_tls, data_dir, engine, hooks, hosts, limits, \
-             machines, nbd, stores, volume_sockets, web",
+             machines, nbd, standby, stores, volume_sockets, web",
         ),
     ];
     for (text, expected) in cases {
