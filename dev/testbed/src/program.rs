@@ -5,7 +5,8 @@ use std::io::Read;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::thread::JoinHandle;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail, ensure};
@@ -18,6 +19,8 @@ use crate::wait::DEADLINE;
 const STERNA_VARIABLE: &str = "STERNA_BIN";
 /// Time between two checks whether a program has ended.
 const INTERVAL: Duration = Duration::from_millis(2);
+/// Longest wait for the last words of a program that was killed.
+const AFTER_THE_END: Duration = Duration::from_secs(1);
 
 /// Returns the program under test: `STERNA_BIN`, or else `release/sterna` in cargo's target folder.
 ///
@@ -152,8 +155,8 @@ impl Program {
                 ),
                 None => format!("{} cannot be started", self.name),
             })?;
-        let stdout = child.stdout.take().map(collect);
-        let stderr = child.stderr.take().map(collect);
+        let stdout = child.stdout.take().map(Words::of);
+        let stderr = child.stderr.take().map(Words::of);
         let command = format!("{:?}", self.command);
         Ok(Running { child, stdout, stderr, command, give_up_at: Instant::now() + self.deadline })
     }
@@ -172,8 +175,8 @@ impl From<Command> for Program {
 #[derive(Debug)]
 pub struct Running {
     child: Child,
-    stdout: Option<JoinHandle<String>>,
-    stderr: Option<JoinHandle<String>>,
+    stdout: Option<Words>,
+    stderr: Option<Words>,
     command: String,
     give_up_at: Instant,
 }
@@ -225,10 +228,11 @@ impl Running {
         Ok(Outcome { code: code(status), stdout, stderr, command: self.command.clone() })
     }
 
-    /// Returns its standard output and standard error, and waits for their end.
+    /// Returns its standard output and standard error. It waits for their end, but no longer than for the program's.
     fn words(&mut self) -> (String, String) {
-        let words = |thread: Option<JoinHandle<String>>| thread.and_then(|thread| thread.join().ok());
-        (words(self.stdout.take()).unwrap_or_default(), words(self.stderr.take()).unwrap_or_default())
+        let by = self.give_up_at.max(Instant::now() + AFTER_THE_END);
+        let words = |pipe: Option<Words>| pipe.map(|pipe| pipe.until(by)).unwrap_or_default();
+        (words(self.stdout.take()), words(self.stderr.take()))
     }
 }
 
@@ -303,14 +307,36 @@ pub(crate) fn code(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
 
-/// Reads to the end, so that the writer never waits.
-fn collect(mut pipe: impl Read + Send + 'static) -> JoinHandle<String> {
-    std::thread::spawn(move || {
+/// What comes from a pipe, which a thread reads so that its writer never waits.
+#[derive(Debug)]
+struct Words(Mutex<Receiver<Vec<u8>>>);
+
+impl Words {
+    fn of(mut pipe: impl Read + Send + 'static) -> Self {
+        let (sender, receiver) = channel();
+        std::thread::spawn(move || {
+            let mut piece = [0; 4096];
+            // After an error the bytes read so far count.
+            while let Ok(length @ 1..) = pipe.read(&mut piece) {
+                let Some(read) = piece.get(..length) else { break };
+                if sender.send(read.to_vec()).is_err() {
+                    break;
+                }
+            }
+        });
+        // A program that runs may be looked at by several threads.
+        Self(Mutex::new(receiver))
+    }
+
+    /// Returns all of it, or what has come until then: a child of the program may outlive it with the pipe open.
+    fn until(self, by: Instant) -> String {
         let mut bytes = Vec::new();
-        // After an error the bytes read so far count.
-        let _ = pipe.read_to_end(&mut bytes);
+        let receiver = self.0.into_inner().unwrap_or_else(PoisonError::into_inner);
+        while let Ok(piece) = receiver.recv_timeout(by.saturating_duration_since(Instant::now())) {
+            bytes.extend(piece);
+        }
         String::from_utf8_lossy(&bytes).into_owned()
-    })
+    }
 }
 
 #[cfg(test)]
@@ -339,5 +365,15 @@ mod tests {
         program.deadline = Duration::from_millis(20);
         let error = program.run().unwrap_err().to_string();
         assert!(error.contains("did not end in time"), "{error}");
+    }
+
+    #[test]
+    fn child_that_outlives_a_killed_program_with_its_pipes_is_not_waited_for() {
+        let mut program = Program::of_package("sh", "dash").args(["-c", "echo begun; sleep 20; echo ended"]);
+        program.deadline = Duration::from_millis(200);
+        let begun_at = Instant::now();
+        let error = program.run().unwrap_err().to_string();
+        assert!(error.contains(r"begun\n") && !error.contains(r"ended\n"), "{error}");
+        assert!(begun_at.elapsed() < Duration::from_secs(20));
     }
 }
