@@ -51,6 +51,8 @@ pub enum ErrorCode {
     StandbyExists,
     /// The standby cannot be made or promoted; the message has the reason.
     StandbyRefused,
+    /// Nothing but this prevents the promotion: the host that had the volumes may still serve them. The order must say that it is off.
+    StandbyMayBeServed,
     /// A VM of this name exists.
     VmExists,
     /// The VM runs, does not run, or is moving; the message says which.
@@ -153,6 +155,7 @@ impl ErrorCode {
             Self::VolumeExists
             | Self::StandbyExists
             | Self::StandbyRefused
+            | Self::StandbyMayBeServed
             | Self::VmExists
             | Self::VmWrongState
             | Self::GrantExists

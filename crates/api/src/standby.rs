@@ -101,9 +101,9 @@ pub struct RemoveStandby {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromoteStandby {
-    /// The host that had the volumes is lost, and does not serve them.
-    #[serde(default)]
-    pub force: bool,
+    /// Name of the host that had the volumes, and is off: it does not serve them, and will not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source_is_off: Option<String>,
     /// The age in seconds that is accepted; by default an hour.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub older_than_ok_seconds: Option<f64>,

@@ -44,7 +44,7 @@ pub(crate) enum StandbyError {
     )]
     LastCopy(String),
     #[error(
-        "the volumes of standby \"{0}\" are not all made; try again: sterna standby promote {0} --force; to delete them: --force"
+        "the volumes of standby \"{0}\" are not all made; try again: sterna standby promote {0}; to delete them: sterna standby remove {0} --force"
     )]
     NotMade(String),
     #[error(
@@ -70,6 +70,11 @@ pub(crate) enum StandbyError {
     NoAnswer { host: String, seconds: u64 },
     #[error("standby \"{name}\" is not promoted: {reason}")]
     NotPromoted { name: String, reason: String },
+    #[error(
+        "host \"{host}\" is silent, but may still serve the volumes of standby \"{name}\"; once it is off: sterna standby promote \
+         {name} --force --source-is-off {host}; to have a program switch it off first: --force --fence PROGRAM"
+    )]
+    MayBeServed { name: String, host: String },
     #[error("standby \"{name}\" has a test already: {test}; end it first: sterna standby test {name} --end")]
     TestRuns { name: String, test: String },
     #[error("standby \"{name}\" is not tested: {reason}")]
@@ -108,6 +113,7 @@ impl StandbyError {
             | Self::NotTested { .. }
             | Self::TestNotEnded { .. }
             | Self::NotPromoted { .. } => ErrorCode::StandbyRefused,
+            Self::MayBeServed { .. } => ErrorCode::StandbyMayBeServed,
             Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,
             Self::Refused { .. } => ErrorCode::HostRefused,
             Self::Unreadable(_) | Self::Record(_) => ErrorCode::StorageFailed,

@@ -14,13 +14,13 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
 use migration::journal::{ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord};
-use standby::receiver::PromoteOrder;
+use standby::receiver::{PromoteOrder, Refusal};
 use standby::record::{StandbyRecord, Standing};
 use standby::{StandbyId, Watermark};
 use tokio::sync::oneshot;
 
 use super::book::{CopiedVolume, CopyConfig, Side, Why, parse};
-use super::copy::{Input, text};
+use super::copy::{Input, NotPromoted, text, words_of};
 use super::orders::Found;
 use super::views::used_by;
 use super::{Kept, Standbys, lock};
@@ -59,20 +59,32 @@ impl Standbys {
             parse_point(kept, point)
                 .ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
         });
+        let host = self.hosts.name_of(kept.host());
+        if let Some(off) = order.source_is_off.as_ref().filter(|off| **off != host) {
+            let reason =
+                format!("its volumes come from host \"{host}\", so it does not matter that \"{off}\" is off");
+            return Err(refused(reason).into());
+        }
         if self.hosts.silence_of(kept.host()).is_none() {
-            let reason = "the host that has the volumes can be reached: move them here with sterna migrate there, or disconnect that host";
-            return Err(refused(reason.to_owned()).into());
+            return Err(refused(words_of(Refusal::OwnerReachable)).into());
         }
         kept.copy.give(Input::Lost);
         self.note_names(kept, names).await?;
         let (answer, answered) = oneshot::channel();
         let leave_stopped = order.leave_stopped;
-        let order = PromoteOrder { owner_is_lost: order.force, age_max, point: point.transpose()? };
+        let owner_is_lost = order.source_is_off.is_some();
+        let order = PromoteOrder { owner_is_lost, age_max, point: point.transpose()? };
         kept.copy.give(Input::Promote { order, answer });
         let promoted = answered
             .await
             .map_err(|_| refused("its files cannot be used; see the daemon's log".to_owned()))?;
-        let promoted = promoted.map_err(refused)?;
+        let promoted = promoted.map_err(|why| match why {
+            NotPromoted::Refused(Refusal::ForceNeeded) => {
+                StandbyError::MayBeServed { name: name.clone(), host }
+            }
+            NotPromoted::Refused(refusal) => refused(words_of(refusal)),
+            NotPromoted::Failed(reason) => refused(reason),
+        })?;
         tracing::warn!(standby = %name, epoch = promoted.at.epoch.0, "a standby is promoted: its volumes are this host's");
         if let Err(error) = self.end_test_of(kept, Why::Promoted).await {
             tracing::warn!(standby = %name, error = %error.message(), "its test goes on being deleted");

@@ -11,7 +11,7 @@ use crate::wire::{Answer, ToOwner};
 /// An order to promote a standby.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PromoteOrder {
-    /// Whether the administrator says that the owner is lost (`--force`).
+    /// Whether the administrator says that the owner is lost: its host is off, or serves the volumes no more.
     pub owner_is_lost: bool,
     /// The greatest age that the administrator accepts (`--older-than-ok`).
     pub age_max: Duration,
@@ -24,7 +24,7 @@ pub struct PromoteOrder {
 pub enum Refusal {
     /// The owner can be reached: migrate the group instead.
     OwnerReachable,
-    /// The order must say that the owner is lost.
+    /// The order must say that the owner is lost. Nothing else is in the way.
     ForceNeeded,
     /// The standby is this old. The order must name an age of at least that.
     TooOld(Duration),
@@ -78,14 +78,15 @@ impl Standby {
             Some(Refusal::Ended)
         } else if self.is_reachable && !broken(Bug::PromotedBesideOwner) {
             Some(Refusal::OwnerReachable)
-        } else if !order.owner_is_lost {
-            Some(Refusal::ForceNeeded)
         } else if !self.has_point() {
             Some(Refusal::NoRecoveryPoint)
         } else if order.point.is_some_and(|at| !is_kept(at)) {
             Some(Refusal::NoSuchPoint)
         } else if age > order.age_max && !broken(Bug::AgeNotNamed) {
             Some(Refusal::TooOld(age))
+        } else if !order.owner_is_lost {
+            // The last one: after it an administrator switches the owner's host off.
+            Some(Refusal::ForceNeeded)
         } else {
             None
         }

@@ -1,5 +1,6 @@
 //! The command line of `sterna standby`.
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use api::{KeepPoints, TestNetworks};
@@ -120,9 +121,15 @@ pub(crate) struct SetStandbyArguments {
 pub(crate) struct PromoteStandbyArguments {
     /// Name of the standby, its volume or its VM.
     pub(crate) name: String,
-    /// The host that had the volumes is off: it does not serve them, and will not.
-    #[arg(long)]
+    /// Promote it although the host that had the volumes has not given them up. It must be off.
+    #[arg(long, requires = "proof")]
     pub(crate) force: bool,
+    /// That host, by name, is off: it does not serve the volumes, and will not.
+    #[arg(long, value_name = "HOST", group = "proof", requires = "force")]
+    pub(crate) source_is_off: Option<String>,
+    /// A program that switches that host off. It runs with the host's name as its argument, if nothing else is in the way, and must succeed.
+    #[arg(long, value_name = "PROGRAM", group = "proof", requires = "force")]
+    pub(crate) fence: Option<PathBuf>,
     /// The age that is accepted: what was written since is lost.
     #[arg(long, value_name = "TIME", value_parser = parse_time)]
     pub(crate) older_than_ok: Option<Duration>,
@@ -220,13 +227,14 @@ It looks at all standbys of this host's volumes, or at one that is named.";
 
 const PROMOTE_HELP: &str = "\
 Examples:
-  sterna standby promote web1 --force
-  sterna standby promote web1 --force --older-than-ok 2d
-  sterna standby promote web1 --force --leave-stopped
-  sterna standby promote db --force --name db-data=db-data2 --name db-log=db-log2
+  sterna standby promote web1 --force --source-is-off rack3
+  sterna standby promote web1 --force --fence /usr/local/sbin/switch-off
+  sterna standby promote web1 --force --source-is-off rack3 --older-than-ok 2d --leave-stopped
+  sterna standby promote db --force --source-is-off rack3 --name db-data=db-data2 --name db-log=db-log2
 
-Give this order at the host that keeps the standby. Be sure that the other host is off, or does not serve the volumes any more:
-otherwise two hosts have them, and their states part. While the other host can be reached, move the volumes there with
+Give this order at the host that keeps the standby. The other host must be off, or must not serve the volumes any more: otherwise
+two hosts have them, and their states part. `--fence` has a program switch it off. The program runs on this machine as you, not as
+the daemon. While the other host can be reached, move the volumes there with
 `sterna migrate` instead; that loses nothing.";
 
 const TEST_HELP: &str = "\

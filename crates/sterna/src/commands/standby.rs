@@ -1,12 +1,15 @@
 //! `sterna standby …`
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
 use api::{
-    BootCheckState, Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole,
-    StandbyState, StandbyTest, StandbyTestState, TestStandby,
+    BootCheckState, Client, ClientError, ErrorCode, NewStandby, PromoteStandby, RemoveStandby, SetStandby,
+    Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState, TestStandby,
 };
+
+use tokio::process::Command;
 
 use crate::args::{AddStandbyArguments, PromoteStandbyArguments, StandbyCommand, TestStandbyArguments};
 use crate::commands::CommandError;
@@ -45,15 +48,7 @@ pub(super) async fn run(
         StandbyCommand::Check { name } => return check(client, name, format).await,
         StandbyCommand::Test(arguments) => return test(client, arguments, format).await,
         StandbyCommand::Promote(arguments) => {
-            let names = names(client, &arguments).await?;
-            let order = PromoteStandby {
-                force: arguments.force,
-                older_than_ok_seconds: arguments.older_than_ok.map(|age| age.as_secs_f64()),
-                point: arguments.point,
-                leave_stopped: arguments.leave_stopped,
-                names,
-            };
-            let promoted = client.promote_standby(&arguments.name, &order).await?;
+            let promoted = promote(client, arguments).await?;
             output::print(format, &promoted, standbys::promoted)?;
         }
         StandbyCommand::Remove { name, force } => {
@@ -88,6 +83,41 @@ fn paused(paused: bool) -> SetStandby {
 async fn set(client: &Client, name: &str, change: SetStandby, format: Format) -> Result<(), CommandError> {
     let set = client.set_standby(name, &change).await?;
     Ok(output::print(format, &set, standbys::show)?)
+}
+
+/// Promotes a standby. With a fence program, the first order shows whether anything but the other host is in the way.
+async fn promote(client: &Client, arguments: PromoteStandbyArguments) -> Result<Standby, CommandError> {
+    let names = names(client, &arguments).await?;
+    let order = PromoteStandby {
+        source_is_off: arguments.source_is_off,
+        older_than_ok_seconds: arguments.older_than_ok.map(|age| age.as_secs_f64()),
+        point: arguments.point,
+        leave_stopped: arguments.leave_stopped,
+        names,
+    };
+    let first = client.promote_standby(&arguments.name, &order).await;
+    let Some(program) = arguments.fence else { return Ok(first?) };
+    match first {
+        Err(ClientError::Refused(detail)) if detail.code == ErrorCode::StandbyMayBeServed => {}
+        ended => return Ok(ended?),
+    }
+    let host = client.standby(&arguments.name).await?.host;
+    fence(&program, &host).await?;
+    let order = PromoteStandby { source_is_off: Some(host), ..order };
+    Ok(client.promote_standby(&arguments.name, &order).await?)
+}
+
+/// Runs the program that switches a host off. It must succeed.
+async fn fence(program: &Path, host: &str) -> Result<(), CommandError> {
+    eprintln!("{} switches host \"{host}\" off", program.display());
+    // Standard output is for the result.
+    let status = Command::new(program).arg(host).stdout(std::io::stderr()).status().await;
+    let reason = match status {
+        Ok(status) if status.success() => return Ok(()),
+        Ok(status) => status.to_string(),
+        Err(error) => error.to_string(),
+    };
+    Err(CommandError::NotFenced { program: program.to_owned(), host: host.to_owned(), reason })
 }
 
 /// Returns the names that volumes get at a promotion. A name alone is that of the one volume of the standby.

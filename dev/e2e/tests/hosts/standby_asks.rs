@@ -42,7 +42,7 @@ fn a_host_that_comes_back_after_a_promotion_serves_nothing_and_can_yield() {
     play_pair(|pair| {
         begin(pair)?;
         lose_alpha(pair, "v")?;
-        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        pair.beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?.success()?;
         write(&mut connect(&pair.beta, "v")?, 0, 2)?;
         pair.alpha.start()?;
         until_replaced(&pair.alpha)?;
@@ -78,7 +78,7 @@ fn a_promotion_that_is_given_up_lets_the_first_host_serve() {
         let early = pair.beta.sterna(["volume", "yield", "v"])?;
         ensure!(early.code == 4 && early.stderr.contains("was not promoted here"), "{early:?}");
         lose_alpha(pair, "v")?;
-        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        pair.beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?.success()?;
         pair.alpha.start()?;
         until_replaced(&pair.alpha)?;
         pair.beta.sterna(["volume", "yield", "v"])?.success()?;

@@ -209,11 +209,12 @@ fn a_promotion_or_removal_ends_the_test_first() {
         pair.alpha.kill()?;
         until("the loss is noticed", || {
             let refused = pair.beta.sterna(["standby", "promote", "v"])?;
-            Ok(refused.stderr.contains("add --force").then_some(()))
+            Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
         })?;
         // A refused promotion has left it alone.
         ensure!(shown(&pair.beta)?.state == StandbyTestState::Running, "the test has ended");
-        let promoted: Standby = pair.beta.ask(&["standby", "promote", "v", "--force"])?;
+        let promoted: Standby =
+            pair.beta.ask(&["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?;
         ensure!(promoted.state == StandbyState::Promoted, "{promoted:?}");
         let volumes: Vec<Volume> = pair.beta.ask(&["volume", "list"])?;
         ensure!(volumes.len() == 1 && volumes[0].name == "v", "{volumes:?}");

@@ -85,9 +85,10 @@ fn a_log_and_its_data_on_two_volumes_are_of_one_moment_after_the_loss_and_hardly
         pair.alpha.kill()?;
         until("the loss is noticed", || {
             let refused = pair.beta.sterna(["standby", "promote", "v"])?;
-            Ok(refused.stderr.contains("add --force").then_some(()))
+            Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
         })?;
-        let promoted: Standby = pair.beta.ask(&["standby", "promote", "v", "--force"])?;
+        let promoted: Standby =
+            pair.beta.ask(&["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?;
         ensure!(promoted.state == StandbyState::Promoted, "{promoted:?}");
         let newest = |host: &Host, volume| -> anyhow::Result<u64> {
             let mut client = connect(host, volume)?;
@@ -186,8 +187,10 @@ fn a_planned_move_that_is_cancelled_leaves_the_standby_what_it_has() {
             Ok((shown.state == StandbyState::Used).then_some(()))
         })?;
         // It may come back: it is neither promoted nor deleted by the way.
-        let orders =
-            [(&["promote", "v", "--force"][..], "sterna migration cancel"), (&["remove", "v"], "--force")];
+        let orders = [
+            (&["promote", "v", "--force", "--source-is-off", "alpha"][..], "sterna migration cancel"),
+            (&["remove", "v"], "--force"),
+        ];
         for (order, words) in orders {
             let refused = pair.beta.sterna([&["standby"], order].concat())?;
             ensure!(refused.code == 4 && refused.stderr.contains(words), "{refused:?}");
@@ -227,11 +230,22 @@ fn an_older_recovery_point_is_promoted_when_it_is_named() {
         pair.alpha.kill()?;
         until("the loss is noticed", || {
             let refused = pair.beta.sterna(["standby", "promote", "v"])?;
-            Ok(refused.stderr.contains("add --force").then_some(()))
+            Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
         })?;
-        let wrong = pair.beta.sterna(["standby", "promote", "v", "--force", "--point", "yesterday"])?;
+        let wrong = pair.beta.sterna([
+            "standby",
+            "promote",
+            "v",
+            "--force",
+            "--source-is-off",
+            "alpha",
+            "--point",
+            "yesterday",
+        ])?;
         ensure!(wrong.code == 4 && wrong.stderr.contains("no name of a recovery point"), "{wrong:?}");
-        pair.beta.sterna(["standby", "promote", "v", "--force", "--point", &first])?.success()?;
+        pair.beta
+            .sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha", "--point", &first])?
+            .success()?;
         let mut client = connect(&pair.beta, "v")?;
         let found = (read(&mut client, 0)?, read(&mut client, 2 * BLOCK_BYTES as u64)?);
         ensure!(found == (1, 0), "{found:?}");
@@ -273,7 +287,12 @@ fn orders_that_cannot_be_carried_out_say_what_to_do() {
             "has a standby at host \"beta\" already",
         )?;
         refused(&pair.alpha, &["standby", "promote", "v"], 4, "give this order at host \"beta\"")?;
-        refused(&pair.beta, &["standby", "promote", "v", "--force"], 4, "can be reached")?;
+        refused(
+            &pair.beta,
+            &["standby", "promote", "v", "--force", "--source-is-off", "alpha"],
+            4,
+            "can be reached",
+        )?;
         refused(&pair.beta, &["standby", "pause", "v"], 4, "give this order there")?;
         pair.alpha.sterna(["standby", "pause", "v"])?.success()?;
         let late = pair.alpha.sterna(["standby", "check"])?;

@@ -55,10 +55,11 @@ fn a_vm_of_a_lost_host_runs_at_its_standby_with_its_files_and_tpm() {
         lose(&mut pair.alpha)?;
         until("the loss is noticed", || {
             let refused = pair.beta.sterna(["standby", "promote", vm::NAME])?;
-            Ok(refused.stderr.contains("add --force").then_some(()))
+            Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
         })?;
         console.forget();
-        let order = ["standby", "promote", vm::NAME, "--force", "--name", "moved"];
+        let order =
+            ["standby", "promote", vm::NAME, "--force", "--source-is-off", "alpha", "--name", "moved"];
         let promoted: Standby = pair.beta.ask(&order)?;
         let known: Vm = pair.beta.ask(&["vm", "show", vm::NAME])?;
         ensure!(known.volumes == ["moved"], "{known:?}");
@@ -71,7 +72,8 @@ fn a_vm_of_a_lost_host_runs_at_its_standby_with_its_files_and_tpm() {
             ensure!(counter > 1, "its TPM has forgotten everything");
         }
         // The same order again finds everything done.
-        let again: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        let again: Standby =
+            pair.beta.ask(&["standby", "promote", vm::NAME, "--force", "--source-is-off", "alpha"])?;
         ensure!(again.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", again.vms);
         pair.beta.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
         Ok(())
@@ -123,13 +125,15 @@ fn a_host_that_may_bring_no_vms_brings_none_by_a_standby_either() {
         pair.alpha.kill()?;
         until("the loss is noticed", || {
             let refused = pair.beta.sterna(["standby", "promote", vm::NAME])?;
-            Ok(refused.stderr.contains("add --force").then_some(()))
+            Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
         })?;
-        let promoted: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        let promoted: Standby =
+            pair.beta.ask(&["standby", "promote", vm::NAME, "--force", "--source-is-off", "alpha"])?;
         ensure!(is_refused(&promoted), "{:?}", promoted.vms);
         ensure!(pair.beta.sterna(["vm", "show", vm::NAME])?.code == 3, "it is a VM there");
         permit(pair, "--allow-machines")?;
-        let promoted: Standby = pair.beta.ask(&["standby", "promote", vm::NAME, "--force"])?;
+        let promoted: Standby =
+            pair.beta.ask(&["standby", "promote", vm::NAME, "--force", "--source-is-off", "alpha"])?;
         ensure!(promoted.vms.iter().all(|vm| vm.problem.is_none()), "{:?}", promoted.vms);
         pair.beta.sterna(["vm", "stop", vm::NAME, "--now"])?.success().map(drop)
     });

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use chronicle::BlockCount;
 use lane::capture::BLOCK_BYTES;
 use standby::asking::{Question, Word};
-use standby::receiver::{Action, Event, Image, Journal, PromoteOrder, Settings};
+use standby::receiver::{Action, Event, Image, Journal, PromoteOrder, Refusal, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
@@ -42,7 +42,7 @@ pub(crate) enum Input {
     /// The source's host is not connected.
     Lost,
     /// An administrator orders to promote the standby.
-    Promote { order: PromoteOrder, answer: oneshot::Sender<Result<Promoted, String>> },
+    Promote { order: PromoteOrder, answer: oneshot::Sender<Result<Promoted, NotPromoted>> },
     /// A migration to this host, of this number, begins with the images: they get these names as well.
     Lend { migration: u64, to: Vec<PathBuf>, answer: oneshot::Sender<Result<(), String>> },
     /// That migration has ended. An error is tried again.
@@ -67,6 +67,15 @@ pub(crate) enum Input {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Promoted {
     pub(crate) at: Watermark,
+}
+
+/// Why a standby was not promoted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum NotPromoted {
+    /// The order was refused.
+    Refused(Refusal),
+    /// Something failed; the text says what.
+    Failed(String),
 }
 
 /// Why a keeper ends.
@@ -164,7 +173,7 @@ pub(super) struct Keeper {
     pub(super) line: Option<Line>,
     /// When the source last said that the images are current.
     pub(super) current_unix_ms: Option<u64>,
-    promotion: Option<oneshot::Sender<Result<Promoted, String>>>,
+    promotion: Option<oneshot::Sender<Result<Promoted, NotPromoted>>>,
     /// The migration that has begun with the images, and has not ended.
     pub(super) lent_to: Option<u64>,
     /// What happened to the images, until they have everything again.
@@ -354,10 +363,10 @@ impl Keeper {
                 if let Some(at) = self.open.as_ref().and_then(|open| open.owned) {
                     // It was promoted before, and a volume of it was not made. The asker may have gone.
                     let _ = answer.send(match order.point {
-                        Some(point) if point != at => Err(format!(
+                        Some(point) if point != at => Err(NotPromoted::Failed(format!(
                             "it was promoted before, as of the recovery point {}",
                             super::text(at)
-                        )),
+                        ))),
                         _ => Ok(Promoted { at }),
                     });
                     return;
@@ -367,7 +376,7 @@ impl Keeper {
                 if let (Some(answer), Some(fault)) =
                     (self.promotion.take_if(|_| self.open.is_none()), &self.fault)
                 {
-                    let _ = answer.send(Err(fault.clone()));
+                    let _ = answer.send(Err(NotPromoted::Failed(fault.clone())));
                 }
             }
             Input::Lend { migration, to, answer } => {
@@ -569,7 +578,7 @@ impl Keeper {
             Action::Consumed(_) => open.is_consumed = true,
             Action::Refuse(refusal) => {
                 if let Some(answer) = self.promotion.take() {
-                    let _ = answer.send(Err(words_of(refusal)));
+                    let _ = answer.send(Err(NotPromoted::Refused(refusal)));
                 }
             }
             Action::Clone(at) => self.clone_point(at),

@@ -56,13 +56,14 @@ pub(super) fn grown(room: Room) -> Grown {
     }
 }
 
-pub(super) fn words_of(refusal: Refusal) -> String {
+/// Returns why an order was refused, for an administrator.
+pub(in crate::standbys) fn words_of(refusal: Refusal) -> String {
     match refusal {
         Refusal::OwnerReachable => {
             "the host that has the volumes can be reached: move them here with sterna migrate there, or disconnect that host".to_owned()
         }
         Refusal::ForceNeeded => {
-            "the host that has the volumes is silent, but it may still serve them: make sure that it is off, then add --force".to_owned()
+            "the host that has the volumes is silent, but it may still serve them".to_owned()
         }
         Refusal::TooOld(age) => {
             let seconds = age.as_secs();
@@ -70,7 +71,7 @@ pub(super) fn words_of(refusal: Refusal) -> String {
         }
         Refusal::NoRecoveryPoint => "the standby has no recovery point: it never had everything, or has lost it".to_owned(),
         Refusal::NoSuchPoint => "the standby has no such recovery point; list them with: sterna standby show".to_owned(),
-        Refusal::Unsure => "this host's journal was restored, and the source has not confirmed the standby yet; if the source is lost: --force".to_owned(),
+        Refusal::Unsure => "this host's journal was restored, and the source has not confirmed the standby yet; if the source is lost: sterna standby promote".to_owned(),
         Refusal::Ended => "the standby was promoted already, or a migration uses it".to_owned(),
     }
 }
