@@ -1,4 +1,4 @@
-// The inventory: volumes, VMs, stores and other hosts.
+// The inventory: volumes, VMs, standbys, stores and other hosts.
 
 import { byId, el, keyed, set, table, text, within } from "./dom.js";
 import { showMove } from "./orders.js";
@@ -9,6 +9,8 @@ import * as units from "./units.js";
 const POINTS = 120;
 const VOLUME_TONES = { serving: "good", failed: "bad", unconfirmed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
 const VM_TONES = { running: "good", paused: "warm", io_error: "bad", shut_down: "calm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
+
+const STANDBY_TONES = { current: "good", seeding: "busy", used: "busy", paused: "warm", waiting: "warm", promoted: "calm", behind: "bad", "no-recovery-point": "bad", diverged: "bad" };
 
 // States in which a VM can move, with its memory or without.
 const MOVABLE = new Set(["running", "paused", "stopped", "shut_down"]);
@@ -54,6 +56,7 @@ export function show(overview) {
   latest = overview;
   showVolumes(overview.volumes);
   showVms(overview.vms);
+  showStandbys(overview.standbys);
   showStores(overview.stores);
   showPeers(overview.peers);
 }
@@ -161,6 +164,30 @@ function showVms(vms) {
   ], (vm) => vm.name, { column: "VM" }), "There are no virtual machines here: sterna vm add, or sterna vm adopt");
   text(byId("count-vms"), vms.length);
   vmTable.update(vms);
+}
+
+let standbyTable = null;
+
+// Only the source of a standby knows some of its figures.
+const lasting = (seconds) => seconds === undefined ? "–" : units.duration(seconds);
+
+function showStandbys(standbys) {
+  standbyTable ??= mount("standby-table", table("Standbys", [
+    { name: "Standby", head: true, class: "name", value: (standby) => standby.name, cell: (cell, standby) => { text(cell, standby.name); set(cell, "title", standby.volumes.join(", ")); } },
+    { name: "State", value: (standby) => standby.state, cell: (cell, standby) => {
+      const { pill, why } = within(cell, () => { const pill = el("span"), why = el("small", { class: "reason" }); return { pill, why, node: [pill, why] }; });
+      text(pill, standby.state.replaceAll("-", " "));
+      set(pill, "class", "pill small " + (STANDBY_TONES[standby.state] ?? "warm"));
+      text(why, standby.reason ?? standby.vms?.find((vm) => vm.problem)?.problem ?? "");
+    } },
+    { name: "Host", class: "place", value: (standby) => standby.host, cell: (cell, standby) => text(cell, (standby.role === "source" ? "kept at " : "kept for ") + standby.host) },
+    { name: "Age", falling: true, title: "What a promotion would lose", class: "number", value: (standby) => standby.age_seconds, cell: (cell, standby) => text(cell, lasting(standby.age_seconds)) },
+    { name: "Allowed", falling: true, title: "The age beyond which it is behind", class: "number wide", value: (standby) => standby.rpo_seconds, cell: (cell, standby) => text(cell, lasting(standby.rpo_seconds)) },
+    { name: "Waiting", falling: true, title: "What it lacks", class: "number wide", value: (standby) => standby.bytes_waiting, cell: (cell, standby) => text(cell, units.bytes(standby.bytes_waiting)) },
+    { name: "Sent", falling: true, class: "number wide", value: (standby) => standby.bytes_sent, cell: (cell, standby) => text(cell, units.bytes(standby.bytes_sent)) },
+  ], (standby) => standby.id, { column: "Standby" }), "No volume has a standby: sterna standby add VOLUME --to HOST");
+  text(byId("count-standbys"), standbys.length);
+  standbyTable.update(standbys);
 }
 
 function showStores(stores) {

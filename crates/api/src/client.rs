@@ -20,9 +20,9 @@ pub use self::way::{Connect, Connecting, Stream};
 use crate::{
     Address, AdoptVm, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost,
     MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVm, NewVolume,
-    Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
-    RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, StopVm, Store, StoreContent,
-    StoreFile, Vm, Volume, Watch, YieldVolume,
+    NoticeDestination, Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer,
+    RemoveVolume, RemovedPeer, RemovedVm, RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer,
+    StopVm, Store, StoreContent, StoreFile, Vm, Volume, Watch, YieldVolume,
 };
 
 /// A client of one daemon.
@@ -136,6 +136,22 @@ impl Client {
     /// [`ClientError`]; problems of the daemon are no error.
     pub async fn readiness(&self) -> Result<Readiness, ClientError> {
         self.ask(Method::GET, "/ready", None::<&()>).await?.parse_also(StatusCode::SERVICE_UNAVAILABLE)
+    }
+
+    /// Lists where notices go.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn notices(&self) -> Result<Vec<NoticeDestination>, ClientError> {
+        self.get("/v1/notices").await
+    }
+
+    /// Sends a notice to each destination, and returns them with what has become of it.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::InvalidRequest`]: there is no destination.
+    pub async fn test_notices(&self) -> Result<Vec<NoticeDestination>, ClientError> {
+        self.send(Method::POST, "/v1/notices/test", None::<&()>).await
     }
 
     /// Returns the figures of the daemon, in Prometheus' text format.

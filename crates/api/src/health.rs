@@ -37,7 +37,7 @@ pub struct Problem {
 }
 
 /// A part of a daemon.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Part {
     /// The daemon itself: it is stopping.

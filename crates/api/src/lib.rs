@@ -58,6 +58,8 @@
 //!   DELETE /v1/access/{name}            Grant
 //!   POST   /v1/redemption               RedeemGrant    -> Grant
 //!   POST   /v1/page-links               PageLink
+//!   GET    /v1/notices                  -> [NoticeDestination]
+//!   POST   /v1/notices/test             -> [NoticeDestination]
 //! ```
 //!
 //! The path carries the version. Within a version fields and codes are only added: readers ignore fields that they do
@@ -73,6 +75,7 @@ mod health;
 mod history;
 mod host;
 mod migration;
+mod notice;
 mod overview;
 mod pace;
 mod page;
@@ -101,6 +104,7 @@ pub use migration::{
     MemoryMove, MigrateVolume, Migration, MigrationState, Named, Phase, QueuePlace, RemainingSeconds,
     ReplicaUsed, SharedTarget, SwitchOver, WaitingFor, Watch,
 };
+pub use notice::{Notice, NoticeDestination, NoticeEvent, NoticeLevel};
 pub use overview::{Activity, ConnectionAtWork, MigrationAtWork, Overview, PeerAtWork, VolumeAtWork};
 pub use pace::{Deadline, FULL_SPEED_PERCENT, LimitedBy, Pace, SetMigration};
 pub use page::PageLink;

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::{
-    HistorySample, Host, ImageFormat, ImageKind, Migration, Peer, PeerConnection, Readiness, Store, Vm,
-    VolumeCreation, VolumeFilling, VolumeState,
+    HistorySample, Host, ImageFormat, ImageKind, Migration, Peer, PeerConnection, Readiness, Standby, Store,
+    Vm, VolumeCreation, VolumeFilling, VolumeState,
 };
 
 /// The host at one instant. The daemon collects it at most once a second; requests in between get the latest one.
@@ -29,6 +29,9 @@ pub struct Overview {
     pub volumes: Vec<VolumeAtWork>,
     /// The VMs, by name, without their definitions; some seconds old.
     pub vms: Vec<Vm>,
+    /// The standbys of both roles, by name, without recovery points and tests; some seconds old.
+    #[serde(default)]
+    pub standbys: Vec<Standby>,
     /// Queued migrations, migrations under way and the latest ended ones, oldest first; without tickets.
     pub migrations: Vec<MigrationAtWork>,
     /// Number of ended migrations that the daemon knows; `migrations` may have fewer.

@@ -37,6 +37,11 @@
 //! [standby]                                 # standbys of this host's volumes at other hosts
 //! if_silent = "wait"                        # or "serve": without their word, after 15 s
 //!
+//! [notify]                                  # problems, and migrations that failed, are told by themselves
+//! program = "/etc/sterna/tell"              # runs for each notice
+//! webhook = "https://example.net/hook"      # gets each by HTTP, signed with
+//! secret_file = "/etc/sterna/notify.secret"
+//!
 //! [stores.fast]                             # none: one store `default`, in `images/` of the data folder
 //! path = "/srv/fast"                        # or device = "/dev/vg/lv", or nbd = "nbd://host/export"
 //! format = "raw"                            # of new images in a folder; or "qcow2"
@@ -77,6 +82,7 @@ mod keys;
 mod limits;
 mod machines;
 mod nbd;
+mod notify;
 mod sockets;
 mod standby;
 mod stores;
@@ -95,6 +101,7 @@ use self::hosts::FileHosts;
 use self::limits::FileLimits;
 use self::machines::FileMachines;
 use self::nbd::FileNbd;
+use self::notify::FileNotify;
 use self::sockets::FileSocket;
 use self::stores::FileStore;
 use self::web::FileWeb;
@@ -108,6 +115,8 @@ pub use keys::UnknownKey;
 pub use limits::{KeptLimits, Limits, MoverLimits};
 pub use machines::{MachinesConfig, QemuUser, RunsAs, VmUsers};
 pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
+pub use notify::{NotifyConfig, NotifyFault, SecretProblem};
+pub(crate) use notify::{program_problem, read_secret};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
 pub use standby::StandbyConfig;
 pub use stores::{StoreConfig, StoreFault};
@@ -149,6 +158,8 @@ pub struct Config {
     pub hooks: HooksConfig,
     /// What concerns all standbys.
     pub standby: StandbyConfig,
+    /// Where notices go.
+    pub notify: NotifyConfig,
     /// The address of the page for browsers.
     pub web: WebConfig,
     /// The stores by name, at least one.
@@ -253,6 +264,14 @@ pub enum ConfigError {
         program: PathBuf,
         /// The problem with the program.
         problem: HookProblem,
+    },
+    /// Notices cannot be sent as configured.
+    #[error("{path}: notify: {fault}")]
+    Notify {
+        /// The path of the configuration file.
+        path: PathBuf,
+        /// The problem with the settings.
+        fault: NotifyFault,
     },
     /// An entry of `machines.allow` is not an option of QEMU.
     #[error(
@@ -367,7 +386,7 @@ impl Config {
         match read(path) {
             Ok(text) => {
                 let config = Self::parse_whole(path, &text, overrides, folders)?;
-                config.hooks.look(path)?;
+                both(config.hooks.look(path), config.notify.look(path))?;
                 Ok(config)
             }
             Err(ConfigError::Read { source, .. })
@@ -427,10 +446,13 @@ impl Config {
         );
         let ports = both(file.web.check(path), file.api_tls.check(path));
         let network = both(both(file.nbd.check(path), file.hosts.check(path)), ports);
-        let vms = both(file.machines.check(path), file.hooks.check(path));
+        let vms = both(file.machines.check(path), both(file.hooks.check(path), file.notify.check(path)));
         let (((data_dir, (stores, impairments)), limits), rest) =
             both(storage, both(both(api, sockets), both(network, vms)))?;
-        let ((api, (api_socket, volume_sockets)), (((nbd, hosts), (web, api_tls)), (machines, hooks))) = rest;
+        let (
+            (api, (api_socket, volume_sockets)),
+            (((nbd, hosts), (web, api_tls)), (machines, (hooks, notify))),
+        ) = rest;
         let volume_sockets_dir =
             api.path().parent().unwrap_or_else(|| Path::new("/")).join(VOLUME_SOCKETS_FOLDER);
         Ok(Self {
@@ -446,6 +468,7 @@ impl Config {
             machines,
             hooks,
             standby: file.standby,
+            notify,
             web,
             stores,
             impairments,
@@ -486,6 +509,7 @@ struct File {
     machines: FileMachines,
     hooks: FileHooks,
     standby: StandbyConfig,
+    notify: FileNotify,
     web: FileWeb,
     stores: BTreeMap<String, FileStore>,
     limits: FileLimits,

@@ -69,7 +69,10 @@ fn advice(fault: &ConfigError) -> String {
         ConfigError::OutOfRange { key, .. } => {
             return format!("write a number in this range, or leave {key} out: the default suits most hosts");
         }
-        ConfigError::Hook { .. } => "correct the path or the program, or remove the key: then no hook runs",
+        ConfigError::Hook { .. } => {
+            "correct the path or the program, or remove the key: then no program runs"
+        }
+        ConfigError::Notify { .. } => "correct the key, or remove it: then that is not told",
         ConfigError::Allowed { .. } => "write the option as QEMU knows it",
         ConfigError::QemuUser { .. } | ConfigError::Socket { .. } => {
             "create the user or the group, or name an existing one"

@@ -5,6 +5,7 @@
 //!                  ├─ migration orders ──► departures ──► arrivals ─┐     ownership ─────► resumption
 //!                  ├─ resumption ──────────┴──────────────┘         ├──► runner ──► VM orders ──┬──► volume orders ──► views
 //!                  │                                                                            ├──► migration hooks
+//!                  ├─ notices ──► description
 //!                  ├─ access, reloading, shutdown                                               └──► serving ──► claims, exports
 //!                  ├─ standbys ──► serving, volume orders; arrivals and the description use them
 //!                  └─ operations: each runs in a task of its own, so a client that disconnects does not leave it half done
@@ -48,6 +49,7 @@ use crate::config::Config;
 use crate::error::RequestError;
 use crate::hosts::Hosts;
 use crate::journal::Journal;
+use crate::notices::Notices;
 
 /// The rooms of a host, for the API, for other hosts, and for the start and the end of the daemon.
 pub(crate) struct Host {
@@ -73,6 +75,7 @@ pub(crate) struct Host {
     pub(crate) reloading: Arc<Reloading>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) standbys: Arc<Standbys>,
+    pub(crate) notices: Arc<Notices>,
 }
 
 impl Host {
@@ -98,6 +101,7 @@ impl Host {
         let pairing = Pairing::new(parts, &migration_orders, &ownership);
         let access = Access::new(parts);
         let description = Description::new(parts, &views, &vm_orders, &standbys);
+        let notices = Notices::new(parts, &description);
         let reloading = Reloading::new(parts, &exports);
         let shutdown = Shutdown::new(parts, &serving, &migration_orders);
         let Parts { config, journal, hosts, operations, stopping, .. } = parts.clone();
@@ -124,6 +128,7 @@ impl Host {
             reloading,
             shutdown,
             standbys,
+            notices,
         })
     }
 

@@ -35,6 +35,7 @@ pub mod log;
 mod metrics;
 mod migrations;
 pub mod names;
+mod notices;
 mod peers;
 mod serve;
 mod service_manager;

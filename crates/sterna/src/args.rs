@@ -5,6 +5,7 @@ mod config;
 mod host;
 mod journal;
 mod migration;
+mod notices;
 mod pace;
 mod replica;
 mod standby;
@@ -22,6 +23,7 @@ pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArguments};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
+pub(crate) use self::notices::NoticesCommand;
 use self::pace::PaceArguments;
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::standby::{
@@ -131,6 +133,9 @@ pub(crate) enum Command {
     /// Print the daemon's problems; the exit code says whether there are any.
     #[command(after_help = "Example:\n  sterna health --json")]
     Health,
+    /// Show where the daemon sends notices of its problems, and try it.
+    #[command(subcommand)]
+    Notices(NoticesCommand),
     /// Print the daemon's figures in Prometheus' text format.
     #[command(after_help = "Example:\n  sterna metrics >/var/lib/prometheus/node-exporter/sterna.prom")]
     Metrics,

@@ -11,6 +11,7 @@ mod metrics;
 mod migrate;
 mod migration;
 mod named;
+mod notices;
 mod remote;
 mod replica;
 mod report;
@@ -87,6 +88,12 @@ pub(crate) enum CommandError {
         /// What the system answered.
         source: std::io::Error,
     },
+    /// The program that should switch a host off has failed.
+    #[error(
+        "{} has not switched host \"{host}\" off: {reason}; nothing is promoted; once that host is off: --source-is-off {host}",
+        program.display()
+    )]
+    NotFenced { program: PathBuf, host: String, reason: String },
     /// The path of this program's own file is unknown.
     #[error("the program cannot find its own file")]
     Program(#[source] std::io::Error),
@@ -210,6 +217,7 @@ async fn run_command(
         Command::Health => health::run(&client()?, format).await,
         Command::Top(order) => top::run(&client()?, &order, format).await,
         Command::Watch => watch::run(&client()?, format).await,
+        Command::Notices(command) => notices::run(&client()?, command, format).await,
         Command::Metrics => metrics::run(&client()?, format).await,
         Command::Migration(command) => migration::run(&client()?, &command, format).await,
     }

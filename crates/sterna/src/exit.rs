@@ -30,7 +30,8 @@ pub(crate) enum Exit {
     ServeFailed = 8,
     /// This user may not use the daemon, or the daemon may not read a named file.
     NotPermitted = 9,
-    /// `health`: the daemon has problems. `standby check`: a standby is too old. `standby test`: its VM has not booted.
+    /// `health`: the daemon has problems. `standby check`: a standby is too old. `standby test`: its VM has not booted. `notices test`: one was not
+    /// taken.
     NotReady = 10,
     /// Interrupted a second time before the end.
     Interrupted = 130,
@@ -49,7 +50,7 @@ Exit codes:
     8  the daemon could not start, or had to stop
     9  not permitted: this user may not ask the daemon, or the daemon may not read an image
    10  of `health`: the daemon answers, but does not do all that it is to do; of `standby check`: a standby is too old; of
-       `standby test --boot-check`: the text has not appeared in time
+       `standby test --boot-check`: the text has not appeared in time; of `notices test`: a notice was not taken
   130  interrupted a second time: nobody waited for the end";
 
 impl Exit {
@@ -59,6 +60,7 @@ impl Exit {
             CommandError::Lost { .. } | CommandError::Tunnel(_) | CommandError::NoDaemonThere { .. } => {
                 Self::Unreachable
             }
+            CommandError::NotFenced { .. } => Self::Refused,
             CommandError::Config(_) | CommandError::File { .. } | CommandError::NoTerminal => Self::Usage,
             CommandError::NoJournal { .. } | CommandError::Remote(RemoteError::Unknown(_)) => Self::NotFound,
             CommandError::Remote(RemoteError::Token(_) | RemoteError::Key) => Self::Usage,
@@ -121,6 +123,7 @@ impl Exit {
             ErrorCode::VolumeExists
             | ErrorCode::StandbyExists
             | ErrorCode::StandbyRefused
+            | ErrorCode::StandbyMayBeServed
             | ErrorCode::VmExists
             | ErrorCode::VmWrongState
             | ErrorCode::VmUnsuitable

@@ -13,7 +13,7 @@ use api::{Migration, Overview, VmState, VolumeState};
 use serde::Serialize;
 
 use crate::moments::moment;
-use crate::top::sheet::{vm_state, volume_place};
+use crate::top::sheet::{standby_state, vm_state, volume_place};
 use crate::top::words::{clean, latency, place};
 use console::units::{bytes, duration};
 
@@ -38,6 +38,7 @@ pub(crate) enum About {
     Migration,
     Volume,
     Vm,
+    Standby,
     Host,
     Store,
 }
@@ -81,6 +82,7 @@ impl Happening {
             About::Migration => "migration",
             About::Volume => "volume",
             About::Vm => "vm",
+            About::Standby => "standby",
             About::Host => "host",
             About::Store => "store",
         };
@@ -116,6 +118,8 @@ impl Seen {
         let volume = |volume: &api::VolumeAtWork| (volume.name.clone(), volume_words(volume));
         differ(About::Volume, &before.volumes, &overview.volumes, volume, &mut tell);
         differ(About::Vm, &before.vms, &overview.vms, |vm| (vm.name.clone(), vm_words(vm)), &mut tell);
+        let standby = |standby: &api::Standby| (standby.name.clone(), standby_words(standby));
+        differ(About::Standby, &before.standbys, &overview.standbys, standby, &mut tell);
         let host = |told: &api::PeerAtWork| (told.peer.name.clone(), host_words(&told.peer));
         differ(About::Host, &before.peers, &overview.peers, host, &mut tell);
         let store = |store: &api::Store| (store.name.clone(), store_words(store));
@@ -344,6 +348,12 @@ fn vm_words(vm: &api::Vm) -> String {
         Some(message) if vm.state != VmState::Running => format!("{word}: {message}"),
         _ => word.to_owned(),
     }
+}
+
+/// Without its age, and why it is old: both change all the time.
+fn standby_words(standby: &api::Standby) -> String {
+    let (word, _) = standby_state(standby.state);
+    format!("{word}, for {}", standby.volumes.join(", "))
 }
 
 fn host_words(peer: &api::Peer) -> String {

@@ -26,6 +26,7 @@ from .types import (
     NewVm,
     NewVolume,
     NewlyGranted,
+    NoticeDestination,
     Overview,
     PageLink,
     Peer,
@@ -157,6 +158,14 @@ class Operations(Connection):
     def retry_migration(self, id: str) -> Migration:
         """Repeats a failed or cancelled migration with the same options. Answers with the new migration."""
         return self.ask("POST", f"/v1/migrations/{segment(id)}/retry")
+
+    def list_destinations(self) -> list[NoticeDestination]:
+        """Lists where notices go, and what waits there."""
+        return self.ask("GET", "/v1/notices")
+
+    def test_notices(self) -> list[NoticeDestination]:
+        """Sends a notice to each destination at once. Answers when all have taken it, or have failed."""
+        return self.ask("POST", "/v1/notices/test")
 
     def show_overview(self) -> Overview:
         """Returns an overview of the host, at most a second old."""

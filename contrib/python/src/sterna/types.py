@@ -173,6 +173,7 @@ ErrorCode = Literal[
     "volume_exists",
     "standby_exists",
     "standby_refused",
+    "standby_may_be_served",
     "vm_exists",
     "vm_wrong_state",
     "vm_unsuitable",
@@ -846,6 +847,21 @@ class NewlyGranted(TypedDict):
     token: NotRequired[str | None]
 
 
+class NoticeDestination(TypedDict):
+    """A program or webhook that notices go to."""
+
+    # When it last took one, in milliseconds since 1970; null: not since the daemon's start.
+    delivered_unix_ms: NotRequired[int | None]
+    # Why it does not take the present one; null: it does, or there is none.
+    fault: NotRequired[str | None]
+    # Number of notices that it never got since the daemon's start: they were too many, or a day old.
+    lost: int
+    # The path of the program, or the address of the webhook.
+    to: str
+    # Number of notices that wait for it.
+    waiting: int
+
+
 class Overview(TypedDict):
     """The host at one instant. The daemon collects it at most once a second; requests in between get the latest one."""
 
@@ -1083,8 +1099,6 @@ class Problem(TypedDict):
 class PromoteStandby(TypedDict):
     """An order to promote a standby that is kept here."""
 
-    # The host that had the volumes is lost, and does not serve them.
-    force: NotRequired[bool]
     # Leave its VMs stopped.
     leave_stopped: NotRequired[bool]
     # Other names that its volumes get here, by their own.
@@ -1093,6 +1107,8 @@ class PromoteStandby(TypedDict):
     older_than_ok_seconds: NotRequired[float | None]
     # The recovery point; by default the newest.
     point: NotRequired[str | None]
+    # Name of the host that had the volumes, and is off: it does not serve them, and will not.
+    source_is_off: NotRequired[str | None]
 
 
 class PromoteVolume(TypedDict):

@@ -107,7 +107,8 @@ fn problem(key: &str, program: &Path) -> Option<String> {
     Some(format!("the hook {} ({key}) cannot be run: {problem}", program.display()))
 }
 
-fn check(program: &Path) -> Result<(), HookProblem> {
+/// Checks whether a program of an administrator can be run. May block.
+pub(super) fn check(program: &Path) -> Result<(), HookProblem> {
     let metadata = std::fs::metadata(program).map_err(|error| HookProblem::Unreadable(error.to_string()))?;
     if !metadata.is_file() {
         return Err(HookProblem::NoFile);

@@ -51,6 +51,7 @@ const ROOT: Table = Table::Keys(
         "limits",
         "machines",
         "nbd",
+        "notify",
         "standby",
         "stores",
         "volume_sockets",
@@ -85,6 +86,7 @@ const ROOT: Table = Table::Keys(
         ),
         ("machines", Table::Keys(&["allow", "folders", "user", "users"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
+        ("notify", Table::Keys(&["program", "secret_file", "warnings", "webhook"], &[])),
         ("standby", Table::Keys(&["if_silent"], &[])),
         (
             "stores",

@@ -79,7 +79,7 @@ fn unknown_key_is_named_with_its_line_and_the_nearest_valid_one() {
         (
             "zzz = 1\n[stores.a]\npth = '/a'",
             "sterna.toml: line 1: unknown key \"zzz\"; valid here: api, api_socket, api_tls, data_dir, engine, hooks, hosts, limits, \
-             machines, nbd, standby, stores, volume_sockets, web",
+             machines, nbd, notify, standby, stores, volume_sockets, web",
         ),
     ];
     for (text, expected) in cases {
@@ -246,7 +246,8 @@ fn the_file_that_packages_install_is_valid_and_so_is_each_key_that_it_explains()
         .map(|line| line.strip_prefix('#').filter(|_| is_key(&line)).unwrap_or(line).to_owned() + "\n")
         .collect();
     // Neither the hooks nor the host's files exist.
-    let keys = keys.replace("/etc/sterna/before", "/bin/true").replace("/etc/sterna/after", "/bin/true");
+    let programs = ["/etc/sterna/before", "/etc/sterna/after", "/etc/sterna/tell"];
+    let keys = programs.iter().fold(keys, |keys, program| keys.replace(program, "/bin/true"));
     let explained = load(&keys).unwrap();
     assert_eq!((explained.limits, explained.engine), (default.limits, default.engine));
     assert_eq!((explained.hosts, explained.data_dir), (default.hosts, "/var/lib/sterna".into()));

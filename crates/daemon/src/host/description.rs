@@ -4,9 +4,11 @@ pub(crate) mod metrics;
 pub(crate) mod overview;
 pub(crate) mod readiness;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
+use migration::MigrationId;
 use tokio::sync::Semaphore;
 
 use crate::audit::Audit;
@@ -19,7 +21,7 @@ use crate::journal::Journal;
 use crate::migrations::ends::Ends;
 use crate::migrations::history::Histories;
 use crate::migrations::queue::Queue;
-use crate::migrations::registry::Migrations;
+use crate::migrations::registry::{Migrations, parse_id};
 use crate::migrations::shares::Shares;
 use crate::peers::Peers;
 use crate::stores::Stores;
@@ -101,6 +103,20 @@ impl Description {
             vm_orders: Arc::clone(vm_orders),
             standbys: Arc::clone(standbys),
         })
+    }
+
+    /// Returns the numbers of the migrations that have not ended, and of all that the journal knows.
+    pub(crate) fn migration_numbers(&self) -> (BTreeSet<u64>, Vec<u64>) {
+        let unfinished = self.migrations.list_unfinished(&self.journal).into_iter();
+        let unfinished = unfinished.filter_map(|migration| parse_id(&migration.id).ok());
+        let all = self.journal.read(|state| state.migrations.keys().map(|id| id.0).collect());
+        (unfinished.map(|id| id.0).collect(), all)
+    }
+
+    /// Describes a migration, without its ticket; `None`: it is not known.
+    pub(crate) fn migration(&self, number: u64) -> Option<api::Migration> {
+        let migration = self.migrations.get(&self.journal, MigrationId(number)).ok()?;
+        Some(api::Migration { ticket: None, ..migration })
     }
 
     pub(crate) fn describe(&self) -> api::Host {

@@ -54,6 +54,7 @@ impl Changes {
             machines,
             hooks,
             standby,
+            notify,
             web,
             stores: _,
             impairments: _,
@@ -75,6 +76,7 @@ impl Changes {
         compare("[machines]", *machines == now.machines);
         compare("[hooks]", *hooks == now.hooks);
         compare("[standby]", *standby == now.standby);
+        compare("[notify]", *notify == now.notify);
         compare("[web]", *web == now.web);
         let names: BTreeSet<&String> = stores.keys().chain(now.stores.keys()).collect();
         let mut added = BTreeMap::new();

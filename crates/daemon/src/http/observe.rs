@@ -10,6 +10,7 @@ use axum::response::{IntoResponse, Response};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
+use super::Answer;
 use crate::error::RequestError;
 use crate::host::Host;
 use crate::metrics;
@@ -19,6 +20,22 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_metrics))
         .routes(routes!(show_health))
         .routes(routes!(show_readiness))
+        .routes(routes!(list_destinations))
+        .routes(routes!(test_notices))
+}
+
+/// Lists where notices go, and what waits there.
+#[utoipa::path(get, path = "/v1/notices",
+    responses((status = 200, description = "The destinations", body = Vec<api::NoticeDestination>)))]
+async fn list_destinations(State(host): State<Arc<Host>>) -> Json<Vec<api::NoticeDestination>> {
+    Json(host.notices.describe())
+}
+
+/// Sends a notice to each destination at once. Answers when all have taken it, or have failed.
+#[utoipa::path(post, path = "/v1/notices/test",
+    responses((status = 200, description = "The destinations, each with the fault of this notice", body = Vec<api::NoticeDestination>)))]
+async fn test_notices(State(host): State<Arc<Host>>) -> Answer<Vec<api::NoticeDestination>> {
+    host.operate(Arc::clone(&host.notices).test()).await.map(Json)
 }
 
 /// Returns metrics of volumes, migrations, links, stores and the journal, in Prometheus' text format.

@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 60] = [
+const TABLE: [(&str, &str, Takes); 62] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -58,6 +58,8 @@ const TABLE: [(&str, &str, Takes); 60] = [
     ("POST", "/v1/migrations/{id}/pause", OPERATE),
     ("POST", "/v1/migrations/{id}/resume", OPERATE),
     ("POST", "/v1/migrations/{id}/retry", OPERATE),
+    ("GET", "/v1/notices", READ),
+    ("POST", "/v1/notices/test", OPERATE),
     ("GET", OPENAPI, READ),
     ("GET", "/v1/overview", READ),
     ("POST", "/v1/page-links", OPERATE),

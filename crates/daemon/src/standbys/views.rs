@@ -38,10 +38,7 @@ impl Standbys {
     pub(crate) async fn list(&self) -> Vec<api::Standby> {
         let mut found: Vec<Found> = lock(&self.sources).values().cloned().map(Found::Source).collect();
         found.extend(lock(&self.copies).values().cloned().map(Found::Kept));
-        let mut views = Vec::new();
-        for found in &found {
-            views.push(self.view(found).await);
-        }
+        let mut views = futures_util::future::join_all(found.iter().map(|found| self.view(found))).await;
         views.sort_by(|one, other| one.name.cmp(&other.name));
         views
     }

@@ -155,6 +155,7 @@ fn as_text(overview: &Overview) -> String {
     }
     for part in [
         sheet::vms(overview),
+        sheet::standbys(&overview.standbys),
         sheet::migrations(&sheet::under_way(overview)),
         sheet::volumes(&volumes),
         sheet::stores(&overview.stores.iter().collect::<Vec<_>>()),

@@ -40,6 +40,18 @@ fn volumes_come_and_go_and_change_their_state() {
 }
 
 #[test]
+fn the_state_of_a_standby_is_told_and_not_its_age() {
+    let older = |second: u64, state: &str| {
+        let mut overview = host(second, &[], &[]);
+        overview.standbys[0].age_seconds = Some(second as f64);
+        overview.standbys[0].state = serde_json::from_value(state.into()).unwrap();
+        overview
+    };
+    let lines = told([older(1, "current"), older(2, "current"), older(3, "behind")]);
+    assert_eq!(lines[1..], ["standby web1@rack9: behind, for web1"]);
+}
+
+#[test]
 fn a_migration_is_told_from_its_beginning_to_its_end_once() {
     let lines = told([
         host(1, &[], &[migration("m1", "moved", "ended")]),

@@ -178,7 +178,8 @@ pub(crate) fn checked(late: &[Standby], count: usize) -> String {
     late.iter().map(line).collect()
 }
 
-fn state(state: StandbyState) -> &'static str {
+/// Returns the state in words.
+pub(crate) fn state(state: StandbyState) -> &'static str {
     match state {
         StandbyState::Seeding => "seeding",
         StandbyState::Current => "current",

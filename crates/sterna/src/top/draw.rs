@@ -299,6 +299,7 @@ fn tab_line(top: &Top, overview: &Overview, width: u16) -> Line<'static> {
         let count = match view {
             View::Volumes => overview.volumes.len() as u64,
             View::Vms => overview.vms.len() as u64,
+            View::Standbys => overview.standbys.len() as u64,
             View::Stores => overview.stores.len() as u64,
             View::Hosts => overview.peers.len() as u64,
             View::History => overview.migrations_ended,

@@ -1,6 +1,9 @@
 //! Tables of cells: the screen shows the part that fits, `--once` everything.
 
-use api::{MigrationAtWork, Overview, PeerAtWork, Store, StoreKind, Vm, VmState, VolumeAtWork, VolumeState};
+use api::{
+    MigrationAtWork, Overview, PeerAtWork, Standby, StandbyRole, StandbyState, Store, StoreKind, Vm, VmState,
+    VolumeAtWork, VolumeState,
+};
 
 use super::words::{course, latency, place, rate, requests, whole};
 use crate::moments::moment;
@@ -158,6 +161,55 @@ pub(crate) fn vms(overview: &Overview) -> Sheet {
         rows: rows.collect(),
         when_empty: "no VMs; add one with: sterna vm add, or take one over with: sterna vm adopt",
     }
+}
+
+pub(crate) fn standbys(standbys: &[Standby]) -> Sheet {
+    let rows = standbys.iter().map(|standby| {
+        let (word, tone) = standby_state(standby.state);
+        let role = match standby.role {
+            StandbyRole::Source => "kept at",
+            StandbyRole::Standby => "kept for",
+        };
+        let problem = standby.vms.iter().find_map(|vm| vm.problem.clone());
+        vec![
+            name(&standby.name),
+            Cell { text: word.to_owned(), tone },
+            plain(format!("{role} {}", standby.host)),
+            plain(standby.age_seconds.map_or_else(dash, duration)),
+            plain(standby.every_seconds.map_or_else(dash, duration)),
+            plain(standby.bytes_waiting.map_or_else(dash, bytes)),
+            plain(standby.bytes_sent.map_or_else(dash, bytes)),
+            plain(standby.volumes.join(", ")),
+            quiet(standby.reason.clone().or(problem).unwrap_or_default()),
+        ]
+    });
+    Sheet {
+        columns: columns(&[
+            ("STANDBY", Side::Left, 0),
+            ("STATE", Side::Left, 0),
+            ("HOST", Side::Left, 1),
+            ("AGE", Side::Right, 0),
+            ("EVERY", Side::Right, 2),
+            ("WAITING", Side::Right, 1),
+            ("SENT", Side::Right, 3),
+            ("VOLUMES", Side::Left, 4),
+            ("", Side::Left, 5),
+        ]),
+        rows: rows.collect(),
+        when_empty: "no standbys; keep one with: sterna standby add VOLUME --to HOST",
+    }
+}
+
+/// Returns the state of a standby in words.
+pub(crate) fn standby_state(state: StandbyState) -> (&'static str, Tone) {
+    let tone = match state {
+        StandbyState::Current => Tone::Good,
+        StandbyState::Seeding | StandbyState::Used => Tone::Busy,
+        StandbyState::Paused | StandbyState::Waiting => Tone::Warm,
+        StandbyState::Promoted => Tone::Quiet,
+        StandbyState::Behind | StandbyState::NoRecoveryPoint | StandbyState::Diverged => Tone::Bad,
+    };
+    (output::standbys::state(state), tone)
 }
 
 /// Returns the volumes of a VM with their places and, if one is not served or moves, that.

@@ -58,6 +58,7 @@ pub(crate) struct Totals {
 pub(crate) enum View {
     Volumes,
     Vms,
+    Standbys,
     Stores,
     Hosts,
     History,
@@ -80,12 +81,14 @@ pub(crate) enum Next {
 }
 
 impl View {
-    pub(crate) const ALL: [Self; 5] = [Self::Volumes, Self::Vms, Self::Stores, Self::Hosts, Self::History];
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Volumes, Self::Vms, Self::Standbys, Self::Stores, Self::Hosts, Self::History];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Volumes => "volumes",
             Self::Vms => "VMs",
+            Self::Standbys => "standbys",
             Self::Stores => "stores",
             Self::Hosts => "hosts",
             Self::History => "history",
@@ -189,6 +192,7 @@ impl Top {
         let mut shown = match self.view {
             View::Volumes => sheet::volumes(&self.volumes_in_order(overview)),
             View::Vms => sheet::vms(overview),
+            View::Standbys => sheet::standbys(&overview.standbys),
             View::Stores => sheet::stores(&overview.stores.iter().collect::<Vec<_>>()),
             View::Hosts => sheet::hosts(&overview.peers.iter().collect::<Vec<_>>()),
             View::History => sheet::migrations(&sheet::ended(overview)),
@@ -227,7 +231,7 @@ impl Top {
                 backwards.reverse();
                 self.turn_to(following(&backwards, self.view));
             }
-            KeyCode::Char(digit @ '1'..='5') => self.turn_to(View::ALL[digit as usize - '1' as usize]),
+            KeyCode::Char(digit @ '1'..='6') => self.turn_to(View::ALL[digit as usize - '1' as usize]),
             KeyCode::Down | KeyCode::Char('j') => self.first_row += 1,
             KeyCode::Up | KeyCode::Char('k') => self.first_row = self.first_row.saturating_sub(1),
             KeyCode::PageDown | KeyCode::Char(' ') => self.first_row += 10,

@@ -57,7 +57,10 @@ pub(crate) fn host(second: u64, volumes: &[Value], migrations: &[Value]) -> Over
                 "since_ms": 1000, "bytes_sent": 0, "bytes_received": 0, "round_trip_us": 174, "packed_per_mille": 1000 },
                 "bytes_sent_per_second": 2048.0, "bytes_received_per_second": null }] }],
         "stores": [{ "name": "fast", "path": "/srv/fast", "bytes_total": 100_u64 << 30, "bytes_free": 25_u64 << 30, "volumes": 2 }],
-        "volumes": volumes, "vms": [], "migrations": migrations, "migrations_ended": ended,
+        "volumes": volumes, "vms": [], "standbys": [{ "name": "web1@rack9", "id": "5e1f", "role": "source", "host": "rack9",
+            "store": "fast", "volumes": ["web1"], "state": "behind", "reason": "the link is slower than the guests write",
+            "age_seconds": 95.0, "every_seconds": 10.0, "rpo_seconds": 60.0, "bytes_waiting": 1 << 20 }],
+        "migrations": migrations, "migrations_ended": ended,
     });
     serde_json::from_value(told).unwrap()
 }
@@ -106,6 +109,18 @@ fn an_ordinary_terminal_has_room_for_what_matters() {
         ));
     }
     insta::assert_snapshot!(drawn(&mut top));
+}
+
+#[test]
+fn standbys_are_shown_with_their_age_and_what_holds_them_up() {
+    let mut top = Top::new();
+    top.see(host(1, &[volume("web1", 840.0)], &[]));
+    press(&mut top, "3");
+    let screen = drawn_at(&mut top, 140, 24);
+    let shown = screen.lines().find(|line| line.starts_with("web1@rack9")).unwrap();
+    for words in ["behind", "kept at rack9", "1 min 35 s", "1.0 MiB", "the link is slower"] {
+        assert!(shown.contains(words), "{shown}");
+    }
 }
 
 #[test]

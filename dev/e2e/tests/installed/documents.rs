@@ -87,7 +87,7 @@ const RUN: [&str; 16] = [
 ];
 
 /// Blocks that are not run, by document and heading, with the reason.
-const NOT_RUN: [(&str, &str); 12] = [
+const NOT_RUN: [(&str, &str); 13] = [
     ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),
     ("docs/hostile-input.md#Fuzzing", "it takes ten minutes a target, and a nightly compiler"),
@@ -98,6 +98,7 @@ const NOT_RUN: [(&str, &str); 12] = [
         "it would wait until four; e2e/tests/program/queue.rs and pacing.rs",
     ),
     ("docs/observe.md#What happens", "it waits for ever; e2e/tests/program/watch.rs"),
+    ("docs/observe.md#Notices", "somebody is told; e2e/tests/program/notices.rs"),
     ("docs/standby.md#", "it needs another host; e2e/tests/hosts/standbys.rs"),
     ("docs/standby.md#Trying a standby", "it needs another host; e2e/tests/hosts/standby_tests.rs"),
     (

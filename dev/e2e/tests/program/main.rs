@@ -21,6 +21,7 @@ mod life;
 mod log;
 mod machines;
 mod metrics;
+mod notices;
 mod observe;
 mod operations;
 mod pacing;

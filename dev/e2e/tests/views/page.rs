@@ -163,6 +163,31 @@ fn vms_come_first_with_their_state_and_disks() {
 }
 
 #[test]
+fn a_standby_is_there_with_its_state_and_age_on_the_pages_of_both_hosts() {
+    e2e::play_pair(|pair| {
+        pair.alpha.create_volume(1 << 20)?;
+        let mut pages = Vec::new();
+        for host in [&mut pair.alpha, &mut pair.beta] {
+            let address = testbed::own_address()?;
+            host.stop()?;
+            host.configure(&format!("[web]\nlisten = '{address}'\n"))?;
+            host.start()?;
+            pages.push(format!("http://{address}/"));
+        }
+        let order = ["standby", "add", "v", "--to", "beta:a", "--every", "1s"];
+        until("it is ordered", || Ok((pair.alpha.sterna(order)?.code == 0).then_some(())))?;
+        for (url, role) in pages.iter().zip(["kept at beta", "kept for alpha"]) {
+            let mut browser = Browser::start()?;
+            until("the page's port answers", || Ok(browser.open(url).is_ok().then_some(())))?;
+            browser.take_complaints()?;
+            browser.until("it is current", &row("standby-table", &["v@", "current", role, " s"]))?;
+            ensure_content(&mut browser)?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn the_filter_the_order_and_the_colours_are_the_readers_choice() {
     play_with_page("", |scene, browser, _| {
         for name in ["alpha", "beta", "gamma"] {

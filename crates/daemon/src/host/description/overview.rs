@@ -76,9 +76,20 @@ pub(crate) struct Told {
     /// The space of the data folder; `None`: its disk does not answer.
     data: Option<Space>,
     pub(crate) vms: Vec<api::Vm>,
+    standbys: Vec<api::Standby>,
     /// The allocated bytes of images, by volume.
     allocated: BTreeMap<String, u64>,
     recorded: std::collections::BTreeSet<MigrationId>,
+}
+
+impl Told {
+    pub(super) fn spaces(&self) -> &[SeenStore] {
+        &self.spaces
+    }
+
+    pub(super) fn data(&self) -> Option<Space> {
+        self.data
+    }
 }
 
 impl Description {
@@ -123,17 +134,23 @@ impl Description {
         let (migrations, migrations_ended) = self.migrations_at_work(&told);
         let overview = Overview {
             taken_unix_ms,
-            name: self.hosts.describe_identity().map_or_else(|_| name_of_system(), |identity| identity.name),
+            name: self.own_name(),
             host: self.describe(),
             readiness: self.readiness_with(&told.vms, &told.spaces, told.data),
             peers,
             stores: told.stores.clone(),
             volumes,
             vms: told.vms.clone(),
+            standbys: told.standbys.clone(),
             migrations,
             migrations_ended,
         };
         (overview, counted)
+    }
+
+    /// Returns its name for other hosts, or else the system's host name.
+    pub(crate) fn own_name(&self) -> String {
+        self.hosts.describe_identity().map_or_else(|_| name_of_system(), |identity| identity.name)
     }
 
     fn migrations_at_work(&self, told: &Told) -> (Vec<MigrationAtWork>, u64) {
@@ -195,9 +212,10 @@ impl Description {
     async fn ask_the_slow(self: &Arc<Self>) -> Told {
         let host = Arc::clone(self);
         let recorded = tokio::task::spawn_blocking(move || host.histories.recorded());
-        let (stores, mut vms, volumes, recorded, spaces, data) = tokio::join!(
+        let (stores, mut vms, mut standbys, volumes, recorded, spaces, data) = tokio::join!(
             self.views.describe_stores(),
             self.vm_orders.describe_vms(),
+            self.standbys.list(),
             self.views.describe_volumes(),
             recorded,
             self.stores_seen(),
@@ -207,9 +225,14 @@ impl Description {
             // A command line may contain passwords, for example of a display.
             vm.definition = None;
         }
+        for standby in &mut standbys {
+            // There may be many, and nobody looks at them all the time.
+            standby.points.clear();
+            standby.test = None;
+        }
         let allocated = volumes.into_iter().filter_map(|volume| Some((volume.name, volume.allocated_bytes?)));
         let (allocated, recorded) = (allocated.collect(), recorded.unwrap_or_default());
-        Told { stores, spaces, data, vms, allocated, recorded }
+        Told { stores, spaces, data, vms, standbys, allocated, recorded }
     }
 }
 

@@ -40,6 +40,12 @@ impl Description {
         self.readiness_with(&vms, &stores, data)
     }
 
+    /// Does the same with answers of VMs and disks that are some seconds old.
+    pub(crate) async fn attention(self: &Arc<Self>) -> Readiness {
+        let told = self.told_by_the_slow().await;
+        self.readiness_with(&told.vms, told.spaces(), told.data())
+    }
+
     /// Does the same with what VMs and disks have answered.
     pub(crate) fn readiness_with(&self, vms: &[Vm], stores: &[SeenStore], data: Option<Space>) -> Readiness {
         let mut readiness = self.services();
