@@ -7,7 +7,8 @@
 //!     ├─────no word, and IfSilent::Serve────────────────────────► permitted
 //!     └─────Promoted──► replaced, and recorded ──Yielded, or an order that knows of it──► permitted
 //! ```
-//! Unknown is never "no": whatever the host does not say for certain leaves the group waiting (law 37).
+//! Unknown is never "no": whatever the host does not say for certain leaves the group waiting (law 37). A permission ends with its
+//! time: a group whose image was locked meanwhile asks again, because its standby may have been promoted since.
 
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub const SILENT_MAX: Duration = Duration::from_secs(15);
 const AWAY_INTERVALS: u32 = 2;
 /// It needs one after this time, however long the interval is.
 const AWAY_MAX: Duration = Duration::from_secs(30);
+/// How long a permission counts, unless an administrator has given it.
+pub const PERMIT_MAX: Duration = Duration::from_secs(5);
 
 /// What the owner asks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,7 +113,7 @@ pub enum Permission {
     Asking,
     /// The standby was promoted: another host has the group.
     Replaced,
-    /// It may be served.
+    /// It may be served, if that begins soon ([`Asking::may_begin`]).
     Permitted,
 }
 
@@ -128,6 +131,8 @@ pub struct Asking {
     asks_at: Duration,
     /// When silence counts as permission; `None`: never.
     silent_until: Option<Duration>,
+    /// When the permission ends; `None`: an administrator has given it.
+    permitted_until: Option<Duration>,
     outbox: Outbox<Action>,
 }
 
@@ -140,13 +145,14 @@ impl Asking {
             word: None,
             asks_at: now + ASK_AGAIN,
             silent_until: (known.if_silent == IfSilent::Serve).then_some(now + SILENT_MAX),
+            permitted_until: None,
             outbox: Outbox::new(),
         };
         let away_max = known.every.saturating_mul(AWAY_INTERVALS).min(AWAY_MAX);
         let was_just_served = known.away.is_some_and(|away| away <= away_max);
         // A group that both hosts have served until a moment ago is served on: who has it is for an administrator to say.
         if was_just_served || broken(Bug::ServesUnasked) {
-            asking.permit();
+            asking.permit(Some(now));
         } else if known.is_replaced && !broken(Bug::ReplacedForgotten) {
             asking.permission = Permission::Replaced;
         }
@@ -157,6 +163,12 @@ impl Asking {
     /// Returns whether the group may be served.
     pub fn permission(&self) -> Permission {
         self.permission
+    }
+
+    /// Returns whether serving may begin at `now`. If not, and the group is not served yet, another machine has to ask.
+    pub fn may_begin(&self, now: Duration) -> bool {
+        let counts = self.permitted_until.is_none_or(|until| now <= until) || broken(Bug::OldPermission);
+        self.permission == Permission::Permitted && counts
     }
 
     /// Returns whether it is known that the standby was promoted, and not given up since.
@@ -183,11 +195,11 @@ impl Asking {
     }
 
     /// Handles an event.
-    pub fn handle_event(&mut self, event: Event) {
+    pub fn handle_event(&mut self, now: Duration, event: Event) {
         match event {
             Event::Connected if self.permission != Permission::Permitted => self.outbox.push(Action::Ask),
             Event::Connected => {}
-            Event::Said(word) => self.hear(word),
+            Event::Said(word) => self.hear(now, word),
         }
     }
 
@@ -198,7 +210,7 @@ impl Asking {
             self.outbox.push(Action::Ask);
         }
         if self.permission == Permission::Asking && self.silent_until.is_some_and(|until| now >= until) {
-            self.permit();
+            self.permit(Some(now));
         }
     }
 
@@ -206,19 +218,20 @@ impl Asking {
     pub fn order(&mut self, knows_of_promotion: bool) -> Result<(), Promoted> {
         match self.permission {
             Permission::Replaced if !knows_of_promotion => return Err(Promoted),
-            Permission::Replaced | Permission::Asking => self.permit(),
-            Permission::Permitted => {}
+            Permission::Replaced | Permission::Asking | Permission::Permitted => self.permit(None),
         }
         Ok(())
     }
 
-    fn hear(&mut self, word: Word) {
+    fn hear(&mut self, now: Duration, word: Word) {
         self.word = Some(word);
         match word {
             Word::Promoted => {
                 // N.B. Also of a group that is served: then both hosts have it, and the next start waits.
                 if !std::mem::replace(&mut self.known.is_replaced, true) {
                     self.outbox.push(Action::Record { is_replaced: true });
+                    // What was not known when it was permitted ends that, if the group is not served yet.
+                    self.permitted_until = Some(Duration::ZERO);
                 }
                 if self.permission == Permission::Asking {
                     self.permission = Permission::Replaced;
@@ -228,17 +241,21 @@ impl Asking {
                 if std::mem::take(&mut self.known.is_replaced) {
                     self.outbox.push(Action::Record { is_replaced: false });
                 }
-                self.permit();
+                self.permit(Some(now));
             }
             // A record that says otherwise is newer than what that host knows: its journal was restored.
-            Word::NotPromoted if self.permission == Permission::Asking => self.permit(),
+            Word::NotPromoted if self.permission == Permission::Asking => self.permit(Some(now)),
             // This journal has released the group to that migration before another host could own it, or it has not.
-            Word::Used if self.permission == Permission::Asking && self.known.knows_history => self.permit(),
+            Word::Used if self.permission == Permission::Asking && self.known.knows_history => {
+                self.permit(Some(now));
+            }
             Word::NotPromoted | Word::Used | Word::Unsure => {}
         }
     }
 
-    fn permit(&mut self) {
+    /// Permits, since `now`, or by an administrator's order.
+    fn permit(&mut self, now: Option<Duration>) {
+        self.permitted_until = now.map(|now| now + PERMIT_MAX);
         if self.permission != Permission::Permitted {
             self.permission = Permission::Permitted;
             self.outbox.push(Action::Permit);
@@ -262,7 +279,7 @@ mod tests {
 
     fn after(known: Known, words: &[Word]) -> (Permission, Vec<Action>) {
         let mut asking = Asking::begin(Duration::ZERO, known);
-        words.iter().for_each(|word| asking.handle_event(Event::Said(*word)));
+        words.iter().for_each(|word| asking.handle_event(Duration::ZERO, Event::Said(*word)));
         (asking.permission(), actions(&mut asking))
     }
 
@@ -306,7 +323,7 @@ mod tests {
     fn silence_permits_where_that_is_ordered_and_never_after_a_promotion() {
         let silent = |if_silent, words: &[Word]| {
             let mut asking = Asking::begin(Duration::ZERO, Known { if_silent, ..known() });
-            words.iter().for_each(|word| asking.handle_event(Event::Said(*word)));
+            words.iter().for_each(|word| asking.handle_event(Duration::ZERO, Event::Said(*word)));
             while let Some(at) = asking.poll_timeout().filter(|at| *at <= 2 * SILENT_MAX) {
                 asking.handle_timeout(at);
             }
@@ -321,9 +338,29 @@ mod tests {
     }
 
     #[test]
+    fn a_permission_ends_and_an_order_does_not() {
+        let later = PERMIT_MAX + Duration::from_millis(1);
+        let permitted = |known: Known, event: fn(&mut Asking)| {
+            let mut asking = Asking::begin(Duration::ZERO, known);
+            event(&mut asking);
+            assert!(asking.may_begin(Duration::ZERO));
+            (asking.may_begin(PERMIT_MAX), asking.may_begin(later))
+        };
+        let said = |asking: &mut Asking| asking.handle_event(Duration::ZERO, Event::Said(Word::NotPromoted));
+        assert_eq!(permitted(known(), said), (true, false));
+        let just_served = Known { away: Some(Duration::ZERO), ..known() };
+        assert_eq!(permitted(just_served, |_: &mut Asking| {}), (true, false));
+        assert_eq!(permitted(known(), |asking: &mut Asking| asking.order(false).unwrap()), (true, true));
+        assert!(!Asking::begin(Duration::ZERO, known()).may_begin(Duration::ZERO));
+        let mut promoted = Asking::begin(Duration::ZERO, just_served);
+        promoted.handle_event(Duration::from_secs(1), Event::Said(Word::Promoted));
+        assert!(!promoted.may_begin(Duration::from_secs(1)));
+    }
+
+    #[test]
     fn an_order_has_to_know_of_a_promotion() {
         let mut asking = Asking::begin(Duration::ZERO, known());
-        asking.handle_event(Event::Said(Word::Promoted));
+        asking.handle_event(Duration::ZERO, Event::Said(Word::Promoted));
         assert_eq!(asking.order(false), Err(Promoted));
         assert_eq!(asking.permission(), Permission::Replaced);
         assert_eq!(asking.order(true), Ok(()));

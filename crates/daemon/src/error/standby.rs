@@ -27,6 +27,10 @@ pub(crate) enum StandbyError {
          for each of them"
     )]
     Replaced { name: String, volume: String, host: String },
+    #[error(
+        "host \"{host}\" and this one both serve the volumes of standby \"{name}\". To end that, at the host whose content is not needed: sterna volume yield {volume}; to forget it, so that both go on: --force"
+    )]
+    Diverged { name: String, volume: String, host: String },
     #[error("\"{name}\" is not given up: {reason}. To remove a volume: sterna volume remove")]
     NotYielded { name: String, reason: String },
     #[error(
@@ -105,6 +109,7 @@ impl StandbyError {
             | Self::HasStandby { .. }
             | Self::PromotedThere(_)
             | Self::Replaced { .. }
+            | Self::Diverged { .. }
             | Self::NotYielded { .. }
             | Self::NotAsked { .. }
             | Self::ServedElsewhere { .. }

@@ -22,6 +22,6 @@ mod view;
 
 pub(crate) use cloning::{Progress, delete_clone, has_room_in, name_clone};
 pub(crate) use files::text;
-pub(crate) use keeper::{Copy, Ending, Input, LendingEnd, NotPromoted, delete_files};
+pub(crate) use keeper::{Copy, Ending, Input, LendingEnd, NotPromoted, Seen, delete_files};
 pub(super) use messages::words_of;
 pub(crate) use view::CopyView;

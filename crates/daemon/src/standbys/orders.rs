@@ -168,7 +168,13 @@ impl Standbys {
         match found {
             Found::Kept(kept) => {
                 let is_connected = self.hosts.silence_of(kept.host()).is_none();
-                let is_over = matches!(was.state, api::StandbyState::Promoted | api::StandbyState::Used);
+                let is_over = matches!(
+                    was.state,
+                    api::StandbyState::Promoted | api::StandbyState::Diverged | api::StandbyState::Used
+                );
+                if was.state == api::StandbyState::Diverged && !how.force {
+                    return Err(diverged(name, was));
+                }
                 if let Some(migration) = Self::look(&kept).await.lent_to.filter(|_| !how.force) {
                     let migration = migration::MigrationId(migration).to_string();
                     return Err(StandbyError::Lent { name, migration }.into());
@@ -195,6 +201,9 @@ impl Standbys {
                     Some(Permission::Replaced) => {
                         let volume = was.volumes.first().cloned().unwrap_or_default();
                         return Err(StandbyError::Replaced { name, volume, host: was.host }.into());
+                    }
+                    _ if was.state == api::StandbyState::Diverged && !how.force => {
+                        return Err(diverged(name, was));
                     }
                     Some(Permission::Asking) if !how.force => {
                         return Err(StandbyError::Silent { name, host: was.host }.into());
@@ -317,6 +326,12 @@ impl Standbys {
         let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
         sources.into_iter().filter(move |source| source.host() == host)
     }
+}
+
+/// Says what to do about a standby whose volumes both hosts serve.
+fn diverged(name: String, was: api::Standby) -> RequestError {
+    let volume = was.volumes.into_iter().next().unwrap_or_default();
+    StandbyError::Diverged { name, volume, host: was.host }.into()
 }
 
 /// Returns a configuration with what an order changes.

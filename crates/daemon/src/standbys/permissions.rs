@@ -40,6 +40,9 @@ use crate::volumes::registry::{Service, Volumes};
 
 /// How often it is noted which volumes are served.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
+/// How long ago a volume may have been served that is served although it is unknown whether it has a standby: two of the shortest
+/// intervals.
+const DAMAGED_AWAY_MAX: Duration = Duration::from_secs(2);
 /// The time before a host that cannot be asked is looked for again.
 const RETRY: Duration = Duration::from_secs(5);
 
@@ -52,6 +55,10 @@ pub(crate) struct Permissions {
     /// What silence means where a standby does not say it.
     if_silent: IfSilent,
     groups: Mutex<BTreeMap<StandbyId, Group>>,
+    /// Why it is unknown which volumes have standbys: files that cannot be read.
+    damage: Option<String>,
+    /// The volumes that wait for that, with their names.
+    held: Mutex<BTreeMap<VolumeId, String>>,
     served: Mutex<Served>,
     /// Held while it is recorded whether a standby was promoted.
     writing: Mutex<()>,
@@ -86,7 +93,17 @@ impl Permissions {
     ) -> Arc<Self> {
         // `Standbys` says what is wrong with the book.
         let book = Book::open(data_dir).ok();
-        let found = book.as_ref().and_then(|book| book.configs::<SourceConfig>(Side::Source).ok());
+        let found = match &book {
+            Some(book) => book.configs::<SourceConfig>(Side::Source).map_err(|error| error.to_string()),
+            None => Err("the folder of standbys cannot be used".to_owned()),
+        };
+        let (found, damage) = match found {
+            Ok((found, damaged)) => {
+                let paths: Vec<_> = damaged.iter().map(|file| file.path.display().to_string()).collect();
+                (found, (!paths.is_empty()).then(|| format!("{} cannot be read", paths.join(", "))))
+            }
+            Err(error) => (Vec::new(), Some(error)),
+        };
         let permissions = Arc::new(Self {
             book,
             volumes: Arc::clone(volumes),
@@ -94,16 +111,31 @@ impl Permissions {
             peers: Arc::clone(peers),
             if_silent,
             groups: Mutex::default(),
+            damage,
+            held: Mutex::default(),
             served: Mutex::new(Served::open(sockets.folder())),
             writing: Mutex::default(),
             changed: Notify::new(),
             began: Instant::now(),
         });
-        for config in found.map(|(configs, _)| configs).unwrap_or_default() {
+        for config in found {
             permissions.know(config);
         }
         tokio::spawn(note_served(Arc::downgrade(&permissions)));
         permissions
+    }
+
+    /// Holds the volumes of the journal back if it is unknown which of them have standbys, but for those that were served a moment
+    /// ago. What is made later has none that is unknown.
+    pub(crate) fn hold_if_unsure(&self, volumes: impl IntoIterator<Item = (String, VolumeId)>) {
+        if self.damage.is_none() {
+            return;
+        }
+        let served = lock(&self.served);
+        let was_served =
+            |volume: &VolumeId| served.away(*volume).is_some_and(|away| away <= DAMAGED_AWAY_MAX);
+        let unsure = volumes.into_iter().filter(|(_, volume)| !was_served(volume));
+        lock(&self.held).extend(unsure.map(|(name, volume)| (volume, name)));
     }
 
     /// Knows a standby, or what was changed of it.
@@ -150,7 +182,8 @@ impl Permissions {
             let is_replaced = self.is_replaced(standby);
             let mut groups = lock(&self.groups);
             let Some(group) = groups.get_mut(&standby) else { continue };
-            if group.is_waiting() {
+            let may_begin = |asking: &Asking| asking.may_begin(self.began.elapsed());
+            if group.is_waiting() || group.asking.as_ref().is_some_and(may_begin) {
                 continue;
             }
             let served = lock(&self.served);
@@ -166,6 +199,15 @@ impl Permissions {
                 tokio::spawn(Arc::clone(self).ask(standby));
             }
         }
+    }
+
+    /// Returns whether a volume that was permitted may still begin to be served: that may have been long ago.
+    pub(crate) fn may_begin(&self, volume: VolumeId) -> bool {
+        let now = self.began.elapsed();
+        let groups = lock(&self.groups);
+        let mut of_volume = groups.values().filter(|group| group.volumes.contains(&volume));
+        of_volume.all(|group| group.asking.as_ref().is_none_or(|asking| asking.may_begin(now)))
+            && !lock(&self.held).contains_key(&volume)
     }
 
     fn known(&self, group: &Group, away: Option<Duration>, is_replaced: bool) -> Known {
@@ -286,7 +328,8 @@ impl Permissions {
     }
 
     fn tell(&self, standby: StandbyId, event: Event) {
-        self.with(standby, |asking| asking.handle_event(event));
+        let now = self.began.elapsed();
+        self.with(standby, |asking| asking.handle_event(now, event));
     }
 
     fn with(&self, standby: StandbyId, change: impl FnOnce(&mut Asking)) {
@@ -315,9 +358,6 @@ impl Permissions {
             self.record(standby);
         }
         if is_permitted {
-            // The permission counts for all volumes of the group, which begin one after the other.
-            let volumes = lock(&self.groups).get(&standby).map(|group| group.volumes.clone());
-            lock(&self.served).note(volumes.unwrap_or_default());
             self.changed.notify_waiters();
         }
         asks
@@ -348,6 +388,7 @@ impl Permissions {
     /// An administrator orders to serve a volume. Errors: the host that has promoted a standby of it.
     pub(crate) fn order(self: &Arc<Self>, volume: VolumeId, knows_of_promotion: bool) -> Result<(), String> {
         let mut ordered = Vec::new();
+        lock(&self.held).remove(&volume);
         {
             let mut groups = lock(&self.groups);
             for (standby, group) in groups.iter_mut().filter(|(_, group)| group.volumes.contains(&volume)) {
@@ -378,6 +419,12 @@ impl Permissions {
 
     /// Returns what a volume waits for, and what can be done; `None`: it may be served.
     fn obstacle(&self, volume: VolumeId) -> Option<String> {
+        if let (Some(damage), Some(name)) = (&self.damage, lock(&self.held).get(&volume)) {
+            return Some(format!(
+                "it may have a standby that was promoted while this host was away, and {damage}: restore that file, and restart the \
+                 daemon. If you know that no standby of it was promoted: sterna volume promote {name} --unasked"
+            ));
+        }
         let groups = lock(&self.groups);
         let of_volume = groups.values().filter(|group| group.volumes.contains(&volume));
         of_volume.into_iter().find_map(|group| {

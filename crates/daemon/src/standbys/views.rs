@@ -10,7 +10,7 @@ use standby::owner::{BehindBecause, State};
 use tokio::sync::oneshot;
 
 use super::book::CopiedVolume;
-use super::copy::{CopyView, Input, text};
+use super::copy::{CopyView, Input, Seen, text};
 use super::orders::Found;
 use super::source::Shown;
 use super::{Standbys, lock};
@@ -66,9 +66,24 @@ impl Standbys {
         }
         let kept: Vec<_> = lock(&self.copies).values().cloned().collect();
         for kept in kept {
-            let fault = kept.copy.seen().fault.map(|fault| format!("it cannot be kept: {fault}"));
+            let Seen { fault, is_contested, .. } = kept.copy.seen();
+            let fault = fault.map(|fault| format!("it cannot be kept: {fault}"));
+            let contested = is_contested.then(|| {
+                let (host, volume) = (self.hosts.name_of(kept.host()), kept.config.volumes.first());
+                let volume = volume.map(|volume| kept.name_here(&volume.name)).unwrap_or_default();
+                format!(
+                    "it was promoted, and host \"{host}\" serves its volumes, too; at the host whose content is not needed: sterna volume \
+                     yield {volume}"
+                )
+            });
             let name = self.name_of(&Found::Kept(Arc::clone(&kept)));
-            stuck.extend(fault.into_iter().chain(Self::stuck_test(&kept)).map(|what| (name.clone(), what)));
+            stuck.extend(
+                fault
+                    .into_iter()
+                    .chain(contested)
+                    .chain(Self::stuck_test(&kept))
+                    .map(|what| (name.clone(), what)),
+            );
         }
         stuck
     }
@@ -228,10 +243,11 @@ impl Standbys {
             .silence_of(kept.host())
             .map(|_| "the host that has the volumes is not connected".to_owned());
         let age_ms = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of));
-        let terms = kept.copy.seen().terms;
+        let Seen { terms, is_contested, .. } = kept.copy.seen();
         let late = terms.filter(|terms| age_ms.is_some_and(|age| age > terms.rpo_ms));
         let late = late.map(|_| "nothing newer has come from the host that has the volumes".to_owned());
         let state = match &look {
+            _ if look.is_promoted && is_contested => api::StandbyState::Diverged,
             _ if look.is_promoted => api::StandbyState::Promoted,
             _ if look.is_consumed => api::StandbyState::Used,
             _ if look.points.is_empty() && look.fault.is_none() => api::StandbyState::Seeding,

@@ -142,6 +142,7 @@ impl Serving {
             records.collect::<Vec<_>>()
         });
         self.restoring.hold();
+        self.permissions.hold_if_unsure(volumes.iter().cloned());
         for (name, volume) in volumes {
             self.volumes.add(&name, volume);
             self.serve_in_background(&name);
@@ -260,18 +261,13 @@ impl Serving {
             *listener = Some(bound.map_err(|error| unavailable(name, &error))?);
         }
         let volume = self.claims.record_named(name)?.volume;
-        let say = |reason: String| {
-            tracing::warn!(volume = %name, %reason, "the volume waits");
-            self.volumes.set(name, attempt, Service::Waiting(reason));
-        };
-        tokio::select! {
-            () = self.permissions.permit(volume, say) => {}
-            () = self.given_up(attempt) => return Err(RequestError::VolumeNotFound(name.to_owned())),
-        }
+        self.wait_for_permission(name, volume, attempt).await?;
         self.finish_resize(name, attempt).await?;
         let record = self.claims.record_named(name)?;
         let (host, given_up, opened) = (Arc::clone(self), Arc::clone(attempt), record.clone());
         let store = blocking(move || host.wait_for_image(&opened, None, &given_up)).await?;
+        // N.B. It may have been locked for long, and a standby promoted meanwhile.
+        self.wait_for_permission(name, volume, attempt).await?;
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
@@ -284,6 +280,23 @@ impl Serving {
         let stay = self.stay_of(record.volume);
         let store = self.with_what_is_missing(&record, store).await?;
         self.start_lane(&record, stay, store, listeners, Opening::Serving).await
+    }
+
+    /// Waits until no standby of a volume can have been promoted.
+    async fn wait_for_permission(
+        self: &Arc<Self>,
+        name: &str,
+        volume: VolumeId,
+        attempt: &Arc<AtomicBool>,
+    ) -> Result<(), RequestError> {
+        let say = |reason: String| {
+            tracing::warn!(volume = %name, %reason, "the volume waits");
+            self.volumes.set(name, attempt, Service::Waiting(reason));
+        };
+        tokio::select! {
+            () = self.permissions.permit(volume, say) => Ok(()),
+            () = self.given_up(attempt) => Err(RequestError::VolumeNotFound(name.to_owned())),
+        }
     }
 
     /// Returns a volume's store; for an incomplete volume with the way to its missing blocks. Errors:
@@ -414,7 +427,15 @@ impl Serving {
         };
         listeners.nbd.passed = self.sockets.listening().claim_clients(record.volume);
         let name = record.name.clone();
+        let (permissions, volume) = (Arc::clone(&self.permissions), record.volume);
+        let needs_permission = matches!(settings.opening, Opening::Serving);
         let lane = blocking(move || {
+            // N.B. Reading what is known of the volume may have taken long.
+            if needs_permission && !permissions.may_begin(volume) {
+                let reason =
+                    "it has taken long to open; the hosts of its standbys are asked again".to_owned();
+                return Err(RequestError::VolumeUnavailable { volume: name, reason });
+            }
             let started = lane::start(settings, store, listeners, engine, || control.into_control());
             started.map_err(|error| unavailable(&name, &error))
         });

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use anyhow::ensure;
-use api::{RemovedVolume, Standby, Volume, VolumeState};
-use e2e::{Host, Pair, play_pair, until};
+use api::{RemovedVolume, Standby, StandbyState, Volume, VolumeState};
+use e2e::{Host, Pair, Program, play_pair, until};
+use rustix::process::Signal;
 
 use crate::standby_ends::{lose_alpha, until_replaced};
 use crate::standbys::{DISK_BYTES, add, connect, read, until_current, write};
@@ -133,5 +134,82 @@ fn a_daemon_that_was_away_for_a_moment_asks_nobody() {
         pair.alpha.kill()?;
         pair.alpha.start()?;
         until_served(&pair.alpha)
+    });
+}
+
+/// Stops alpha's daemon with a signal until it counts as lost, and promotes beta's standby meanwhile.
+fn promote_while_frozen(pair: &Pair, meanwhile: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<()> {
+    pair.alpha.signal(Signal::STOP)?;
+    until("the loss is noticed", || {
+        let refused = pair.beta.sterna(["standby", "promote", "v"])?;
+        Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
+    })?;
+    meanwhile()?;
+    pair.beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?.success()?;
+    pair.alpha.signal(Signal::CONT)
+}
+
+#[test]
+fn a_permission_ends_while_an_image_is_locked() {
+    play_pair(|pair| {
+        begin(pair)?;
+        pair.alpha.kill()?;
+        // Only a host that was away for so long asks.
+        std::thread::sleep(LONG);
+        let image = pair.alpha.path("a/v.img");
+        let socket = pair.alpha.path("other.sock");
+        let other = Program::of_package("qemu-nbd", "qemu-utils")
+            .args(["--format", "raw", "--persistent", "--socket"])
+            .args([&socket, &image])
+            .start()?;
+        until("another program has the image", || Ok(socket.exists().then_some(())))?;
+        pair.alpha.start()?;
+        until_waiting(&pair.alpha, "another program")?;
+        promote_while_frozen(pair, || Ok(drop(other)))?;
+        until_waiting(&pair.alpha, "sterna volume yield v")
+    });
+}
+
+#[test]
+fn volumes_wait_if_what_is_known_of_standbys_is_damaged() {
+    play_pair(|pair| {
+        begin(pair)?;
+        pair.beta.kill()?;
+        pair.alpha.kill()?;
+        for entry in std::fs::read_dir(pair.alpha.path("data/standbys"))? {
+            let path = entry?.path();
+            if path.to_str().is_some_and(|path| path.ends_with(".source.json")) {
+                std::fs::write(path, "garbage")?;
+            }
+        }
+        // Only a host that was away for so long asks.
+        std::thread::sleep(LONG);
+        pair.alpha.start()?;
+        until_waiting(&pair.alpha, "cannot be read")?;
+        // What is made now was promoted nowhere.
+        pair.alpha.sterna(["volume", "create", "w", "--store", "a", "--size", "1MiB"])?.success()?;
+        drop(connect(&pair.alpha, "w")?);
+        pair.alpha.sterna(["volume", "promote", "v", "--unasked"])?.success()?;
+        until_served(&pair.alpha)
+    });
+}
+
+#[test]
+fn two_hosts_that_serve_the_same_volume_both_say_so_until_one_gives_it_up() {
+    play_pair(|pair| {
+        begin(pair)?;
+        promote_while_frozen(pair, || Ok(()))?;
+        for host in [&pair.alpha, &pair.beta] {
+            until("it is said", || {
+                let standby: Standby = host.ask(&["standby", "show", "v"])?;
+                Ok((standby.state == StandbyState::Diverged).then_some(()))
+            })?;
+            let health = host.sterna(["health"])?;
+            ensure!(health.code == 10 && health.stdout.contains("sterna volume yield v"), "{health:?}");
+            let removed = host.sterna(["standby", "remove", "v"])?;
+            ensure!(removed.code == 4 && removed.stderr.contains("sterna volume yield v"), "{removed:?}");
+        }
+        pair.alpha.sterna(["volume", "yield", "v"])?.success()?;
+        until("nothing is wrong any more", || Ok((pair.beta.sterna(["health"])?.code == 0).then_some(())))
     });
 }

@@ -40,6 +40,8 @@ pub(super) enum OwnerTask {
     Replaced(bool),
     MaySend,
     Fetched,
+    /// The images of a group that may be served are not locked any more.
+    Unlocked,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -76,6 +78,8 @@ pub(super) struct OwnerHost {
     is_replaced: bool,
     /// Whether anything permits the process to serve.
     may_serve: bool,
+    /// Until when the newest permission counts.
+    may_serve_until: Duration,
     /// Whether it has heard of a promotion, and that is durable.
     has_heard: bool,
     /// When its last process has ended, unless the host has lost its power since.
@@ -287,6 +291,7 @@ impl World {
                 self.owner_event(host, Event::ReadEnded { read, outcome: Outcome::Done });
             }
             OwnerTask::GatesClosed => self.cut(host),
+            OwnerTask::Unlocked => self.unlocked(host),
             OwnerTask::Flushed(flushes) => {
                 if !self.is_calm && self.random.percent(6) {
                     self.fail_owners_flush(host);

@@ -62,7 +62,8 @@ impl Description {
         let unreadable = self.standbys.unreadable().into_iter();
         readiness.problems.extend(unreadable.map(|what| {
             let text = format!(
-                "{what}; its standby is not kept: restore that file, or delete it, and restart the daemon"
+                "{what}; its standby is not kept, and volumes that may have been promoted elsewhere wait: restore that file, and restart \
+                 the daemon; without it nobody knows of a promotion"
             );
             problem(Part::Standby, None, &text)
         }));
@@ -220,7 +221,16 @@ fn late_standby(standby: &api::Standby) -> Option<Problem> {
     let what = match standby.state {
         State::Behind => "it is older than it may be",
         State::NoRecoveryPoint => "it has no recovery point",
-        State::Promoted | State::Diverged => "it was promoted at the other host",
+        State::Promoted => "it was promoted at the other host",
+        State::Diverged => {
+            let volume = standby.volumes.first().map(String::as_str).unwrap_or_default();
+            let message = format!(
+                "it was promoted at host \"{}\", and both hosts serve its volumes; at the host whose content is not needed: sterna \
+                 volume yield {volume}",
+                standby.host
+            );
+            return Some(problem(Part::Standby, Some(&standby.name), &message));
+        }
         State::Paused if is_old => "it is paused, and older than it may be",
         State::Waiting if is_old => "it does not run",
         State::Seeding | State::Current | State::Paused | State::Used | State::Waiting => return None,

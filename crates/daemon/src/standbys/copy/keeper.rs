@@ -111,6 +111,8 @@ pub(crate) struct Copy {
 pub(crate) struct Seen {
     /// Why it cannot go on.
     pub(crate) fault: Option<String>,
+    /// Whether the source still serves what was promoted here.
+    pub(crate) is_contested: bool,
     /// How old the source lets it become; `None`: not known since this daemon began.
     pub(crate) terms: Option<Terms>,
 }
@@ -352,6 +354,8 @@ impl Keeper {
                 drop(credit);
             }
             Input::Question { question, answer } => {
+                // It offers what it serves, and may say so again.
+                lock(&self.seen).is_contested = false;
                 // The asker may have gone.
                 let _ = answer.send(self.word(question));
             }
@@ -417,6 +421,11 @@ impl Keeper {
 
     fn take_frame(&mut self, line: &Line, stream: StreamId, message: ToStandby, payload: &Bytes) {
         self.line = Some(line.clone());
+        let promoted = |open: &Open| matches!(open.machine.record().standing, Standing::Promoted { .. });
+        let is_promoted = self.open.as_ref().is_some_and(promoted);
+        if is_promoted && !std::mem::replace(&mut lock(&self.seen).is_contested, true) {
+            tracing::error!(standby = %self.config.name, "the host that had the volumes serves them, too");
+        }
         let is_offer = matches!(message, ToStandby::Offer { .. });
         if self.open.is_none() && is_offer {
             // The disk may be mounted, or may have room again.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use standby::asking::{Action, Asking, Event, Known, Permission, Question, SILENT_MAX, Word};
+use standby::asking::{Action, Asking, Event, Known, PERMIT_MAX, Permission, Question, SILENT_MAX, Word};
 
 use super::{Knows, OwnerTask, STANDBY};
 use crate::standbys::met::Fault;
@@ -33,20 +33,27 @@ impl World {
         if self.owners[host].is_up() {
             return;
         }
+        self.meet(Fault::Asked);
+        self.in_about(Duration::from_millis(300), Task::Connect(host));
+        self.begin_to_ask(host);
+    }
+
+    /// Asks whether a group may be served.
+    fn begin_to_ask(&mut self, host: usize) {
         let known = self.known(Some(host));
         let owner = &mut self.owners[host];
         owner.began_at = self.now;
         owner.may_serve = known.away.is_some_and(|away| away <= EVERY * 2);
+        owner.may_serve_until = self.now + PERMIT_MAX;
         owner.asking = Some(Asking::begin(self.now, known));
-        self.tell(|_| format!("owner {host} starts: {known:?}"));
-        self.meet(Fault::Asked);
-        self.in_about(Duration::from_millis(300), Task::Connect(host));
+        self.tell(|_| format!("owner {host} asks: {known:?}"));
         self.drain_asking(host);
     }
 
     pub(super) fn asking_event(&mut self, host: usize, event: Event) {
+        let now = self.now;
         if let Some(asking) = &mut self.owners[host].asking {
-            asking.handle_event(event);
+            asking.handle_event(now, event);
         }
         self.drain_asking(host);
     }
@@ -70,7 +77,9 @@ impl World {
         if is_replaced && !knows_of_promotion && ordered.is_ok() {
             self.violate("a group that was replaced is served although the order does not know of it");
         }
-        self.owners[host].may_serve |= ordered.is_ok();
+        if ordered.is_ok() {
+            (self.owners[host].may_serve, self.owners[host].may_serve_until) = (true, Duration::MAX);
+        }
         self.drain_asking(host);
     }
 
@@ -101,6 +110,29 @@ impl World {
         if !owner.may_serve && !was_silent {
             self.violate("a host that has started serves before it has asked");
         }
+        if was_silent {
+            self.owners[host].may_serve_until = self.now + PERMIT_MAX;
+        }
+        // Another program has the images locked.
+        if self.random.percent(10) && !self.is_calm {
+            return self.owner_later(host, 3 * PERMIT_MAX, OwnerTask::Unlocked);
+        }
+        self.serve(host);
+    }
+
+    /// Serves a group whose images were locked, if it still may.
+    pub(super) fn unlocked(&mut self, host: usize) {
+        let (now, owner) = (self.now, &self.owners[host]);
+        let may_begin = owner.asking.as_ref().is_some_and(|asking| asking.may_begin(now));
+        if owner.is_serving {
+            return;
+        }
+        if !may_begin {
+            return self.begin_to_ask(host);
+        }
+        if now > owner.may_serve_until {
+            self.violate("a group is served by a permission that has ended");
+        }
         self.serve(host);
     }
 
@@ -113,7 +145,9 @@ impl World {
         }
         let is_used = word == Word::Used && self.owners[host].knows != Some(Knows::Nothing);
         let owner = &mut self.owners[host];
-        owner.may_serve |= (denies || is_used) && !owner.has_heard;
+        if (denies || is_used) && !owner.has_heard {
+            (owner.may_serve, owner.may_serve_until) = (true, self.now + PERMIT_MAX);
+        }
         self.asking_event(host, Event::Said(word));
     }
 }
