@@ -34,6 +34,8 @@ use crate::journal::now_unix_ms;
 
 /// Time between two looks at the host. Disks and hypervisors are not asked more often anyway.
 const LOOK_EVERY: Duration = Duration::from_secs(5);
+/// The most bytes of a message. A system takes 128 KiB for one variable of a program.
+const MESSAGE_BYTES_MAX: usize = 8 << 10;
 /// The longest that a destination may take for one notice.
 const DELIVERY_MAX: Duration = Duration::from_secs(30);
 
@@ -230,6 +232,7 @@ impl Notices {
         let Subject { level, part, name } = subject;
         let id = keeping::draw_identity();
         let host = self.description.own_name();
+        let message = shortened(message);
         Notice { id, time_unix_ms: now_unix_ms(), host, event, level, part, name, message }
     }
 
@@ -273,6 +276,16 @@ impl Way {
     }
 }
 
+/// Returns a message of which a program can have a copy in its environment.
+fn shortened(mut message: String) -> String {
+    if message.len() > MESSAGE_BYTES_MAX {
+        let end = (0..=MESSAGE_BYTES_MAX).rev().find(|end| message.is_char_boundary(*end));
+        message.truncate(end.unwrap_or(0));
+        message.push('…');
+    }
+    message
+}
+
 /// Returns the present conditions by what they are about. Several about one thing are one, with the words of all.
 fn conditions(readiness: Readiness, with_warnings: bool) -> BTreeMap<Subject, String> {
     let problems = readiness.problems.into_iter().map(|problem| (NoticeLevel::Problem, problem));
@@ -286,4 +299,16 @@ fn conditions(readiness: Readiness, with_warnings: bool) -> BTreeMap<Subject, St
         words.push_str(&message);
     }
     conditions
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_long_message_is_cut_between_two_characters() {
+        assert_eq!(shortened("ä".to_owned()), "ä");
+        let long = shortened("ä".repeat(MESSAGE_BYTES_MAX) + "ä");
+        assert!(long.len() <= MESSAGE_BYTES_MAX + '…'.len_utf8() && long.ends_with("ä…"));
+    }
 }

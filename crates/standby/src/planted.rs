@@ -25,6 +25,8 @@ macro_rules! bugs {
 bugs! {
     /// A host that has booted serves before it has asked the standby's host.
     ServesUnasked = "standby-serves-unasked",
+    /// A point stays one after an older one was begun to be put back from what was overwritten since.
+    PassedPointKept = "standby-passed-point-kept",
     /// A host serves by a permission that it was given before its image was locked for long.
     OldPermission = "standby-old-permission",
     /// A host forgets in a restart that its group was replaced.

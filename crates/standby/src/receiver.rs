@@ -455,7 +455,17 @@ impl Standby {
 
     /// Returns whether a point holds what it held. One that depends on the image does not if others have changed that.
     fn is_of_use(&self, point: &Point) -> bool {
-        point.kept_by == KeptBy::Reflink || self.rights != Rights::None(Image::Touched)
+        match point.kept_by {
+            KeptBy::Reflink => true,
+            KeptBy::Undo => self.rights != Rights::None(Image::Touched),
+            KeptBy::Passed => false,
+        }
+    }
+
+    /// Returns the newest point that holds what it held.
+    fn newest_point(&self) -> Option<Watermark> {
+        let of_use = self.record.points.iter().rev().find(|point| self.is_of_use(point));
+        of_use.map(|point| point.watermark)
     }
 
     /// Forgets an epoch without a seal. What of it was written in place stays there, below a point.
@@ -497,7 +507,7 @@ impl Standby {
 
     /// Removes the points from the record that are of no use once others have changed the image. Returns them.
     fn forget_undo_points(&mut self) -> Vec<Watermark> {
-        let keeps = |point: &mut Point| point.kept_by == KeptBy::Undo;
+        let keeps = |point: &mut Point| point.kept_by.is_undo();
         let useless: Vec<_> = self.record.points.extract_if(.., keeps).map(|point| point.watermark).collect();
         if self.test.is_some_and(|(tested, _)| useless.contains(&tested)) {
             self.give_test_up();

@@ -128,6 +128,15 @@ pub enum KeptBy {
     Reflink,
     /// The former content of what later epochs have overwritten. It is of no use if others change the image.
     Undo,
+    /// The same, after an older point was begun to be put back: older ones need it, and it is no point any more.
+    Passed,
+}
+
+impl KeptBy {
+    /// Returns whether what was overwritten is kept, and not the image.
+    pub fn is_undo(self) -> bool {
+        matches!(self, Self::Undo | Self::Passed)
+    }
 }
 
 impl Record for OwnerRecord {

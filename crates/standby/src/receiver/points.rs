@@ -7,7 +7,7 @@ use chronicle::BlockCount;
 use super::{Action, Next, Order, Refusal, Rights, Stage, Standby, Unsealed, Work};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
-use crate::record::{Point, Standing};
+use crate::record::{KeptBy, Point, Standing};
 use crate::retention::{Keep, surplus};
 use crate::wire::{RefusedBecause, ToOwner};
 
@@ -23,9 +23,11 @@ impl Standby {
 
     /// Deletes points that the order does not keep.
     pub(super) fn prune(&mut self) {
-        let gone: Vec<Point> = surplus(&self.record.points, self.settings.keep);
-        let gone: Vec<_> =
-            gone.into_iter().map(|point| point.watermark).filter(|at| self.may_go(*at)).collect();
+        let is_point = |point: &&Point| point.kept_by != KeptBy::Passed;
+        let (points, passed): (Vec<&Point>, Vec<&Point>) = self.record.points.iter().partition(is_point);
+        let points: Vec<Point> = points.into_iter().copied().collect();
+        let gone = surplus(&points, self.settings.keep).into_iter().chain(passed.into_iter().copied());
+        let gone: Vec<_> = gone.map(|point| point.watermark).filter(|at| self.may_go(*at)).collect();
         self.drop_points(&gone);
     }
 
@@ -112,7 +114,7 @@ impl Standby {
     fn may_go(&self, at: Watermark) -> bool {
         let is_tested = self.test.is_some_and(|(tested, _)| tested == at) && !broken(Bug::TestedPointPruned);
         let is_ordered = matches!(self.order, Some(Order::Promote(Some(point), _)) if point == at);
-        let is_newest = self.record.points.last().is_some_and(|newest| newest.watermark == at);
+        let is_newest = self.newest_point() == Some(at);
         let is_last = is_newest && !self.image_is_point() && !broken(Bug::LastPointPruned);
         !is_tested && !is_ordered && !is_last
     }
@@ -150,9 +152,10 @@ impl Standby {
     pub(super) fn pin_tested(&mut self) {
         let Some((point, until)) = self.waiting_test else { return };
         let image = self.record.watermark.filter(|_| self.image_is_point());
-        let newest = image.or(self.record.points.last().map(|point| point.watermark));
-        match point.or(newest) {
-            Some(at) if self.is_kept(at) => {
+        let is_point =
+            |at| self.record.points.iter().any(|point| point.watermark == at && self.is_of_use(point));
+        match point.or(image).or(self.newest_point()) {
+            Some(at) if is_point(at) => {
                 self.waiting_test = None;
                 self.test = Some((at, until));
                 self.outbox.push(Action::Clone(at));

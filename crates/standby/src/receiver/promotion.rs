@@ -206,12 +206,13 @@ impl Standby {
     }
 
     fn end_promotion_of(&mut self, point: Option<Watermark>) {
-        let newest = self.record.points.last().map(|point| point.watermark);
+        let newest = self.newest_point();
         match point.or(newest.filter(|_| !self.image_is_point())) {
             Some(at) => {
                 // A restart may find the image half-way between both.
                 self.record.image = ImageState::Torn;
                 self.record.watermark = None;
+                self.pass_points_after(at);
                 self.make_durable();
                 self.work = Work::Restoring(at);
                 self.outbox.push_after_record(Action::RestorePoint(at));
@@ -223,6 +224,19 @@ impl Standby {
                     self.outbox.push(Action::Refuse(Refusal::NoRecoveryPoint));
                 }
             },
+        }
+    }
+
+    /// Ends the points that are newer than one that is put back from what was overwritten since. **N.B.** The image may have blocks
+    /// from before them from now on, which what they keep does not replace.
+    fn pass_points_after(&mut self, at: Watermark) {
+        let points = &mut self.record.points;
+        let since = points.iter().position(|point| point.watermark == at).unwrap_or(points.len());
+        let put_back = points.get(since).is_some_and(|point| point.kept_by.is_undo());
+        for point in points.iter_mut().skip(since + 1).filter(|point| put_back && point.kept_by.is_undo()) {
+            if !broken(Bug::PassedPointKept) {
+                point.kept_by = KeptBy::Passed;
+            }
         }
     }
 

@@ -109,7 +109,7 @@ async fn promote(client: &Client, arguments: PromoteStandbyArguments) -> Result<
 
 /// Runs the program that switches a host off. It must succeed.
 async fn fence(program: &Path, host: &str) -> Result<(), CommandError> {
-    eprintln!("{} switches host \"{host}\" off", program.display());
+    output::say(&format!("{} switches host \"{host}\" off", program.display()));
     // Standard output is for the result.
     let status = Command::new(program).arg(host).stdout(std::io::stderr()).status().await;
     let reason = match status {

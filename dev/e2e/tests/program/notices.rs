@@ -7,7 +7,7 @@ use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 
-use crate::scene::{Scene, until};
+use crate::scene::{Scene, qemu_io, until};
 
 /// Prints its port, writes each notice with a good signature to the file, and fails the first request.
 const SERVER: &str = r#"
@@ -134,6 +134,8 @@ fn a_program_and_a_web_server_are_told_of_problems_their_ends_and_failed_migrati
         assert_eq!(events, ["begun", "ended"], "{file}");
     }
 
+    let socket = told.scene.path("run/volumes/v.sock");
+    qemu_io(&["-f", "raw", "-c", "write -P 7 0 64k", &format!("nbd+unix:///v?socket={}", socket.display())]);
     told.scene.run(&["migrate", "v", "--to", "b"]);
     let failed = told.scene.json(&["migration", "list"]).1;
     assert_eq!(failed[0]["state"], "failed", "{failed}");

@@ -2,12 +2,12 @@
 
 mod lives;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use chronicle::{BlockCount, BlockRange};
 use standby::receiver::{Action, Event, Grown, PromoteOrder, Refusal, Settings};
-use standby::record::{ImageState, KeptBy, Sealed, StandbyRecord};
+use standby::record::{ImageState, KeptBy, Sealed, StandbyRecord, Standing};
 use standby::retention::Keep;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
 use standby::{Standby, VolumeIndex, Watermark};
@@ -73,6 +73,8 @@ pub(super) struct StandbyHost {
     unnamed: Spools,
     named: BTreeMap<Watermark, Spools>,
     pub(super) points: BTreeMap<Watermark, Vec<Vec<u64>>>,
+    /// Points that are none any more: an older one was begun to be put back from what was overwritten since.
+    passed: BTreeSet<Watermark>,
     doing: Doing,
     spool_flushes: usize,
     /// The number of writes of others to the images, of those that were reported, and of those that a durable record knows.
@@ -132,6 +134,7 @@ impl StandbyHost {
             is_agreed: false,
             named: BTreeMap::new(),
             points: BTreeMap::new(),
+            passed: BTreeSet::new(),
             doing: Doing::Nothing,
             spool_flushes: 0,
             received: None,
@@ -158,6 +161,12 @@ impl StandbyHost {
 
     pub(super) fn record(&self) -> Option<&StandbyRecord> {
         self.machine.as_ref().map(Standby::record)
+    }
+
+    /// Returns whether a durable record says that it was promoted.
+    pub(super) fn is_promoted(&self) -> bool {
+        let standing = self.record.as_ref().map(|record| record.standing);
+        matches!(standing, Some(Standing::Promoted { .. }))
     }
 
     pub(super) fn content(&self) -> Vec<Vec<u64>> {
@@ -413,6 +422,14 @@ impl World {
 
     fn restore_point(&mut self, at: Watermark, percent: u64) {
         self.expect_image_is_free();
+        if self.standby.passed.contains(&at) {
+            self.violate("a point is put back over an image that has older blocks already");
+        }
+        if self.standby.settings.kept_by == KeptBy::Undo {
+            let newer = self.standby.record.iter().flat_map(|record| &record.points).rev();
+            let newer: Vec<_> = newer.map(|point| point.watermark).take_while(|point| *point != at).collect();
+            self.standby.passed.extend(newer);
+        }
         let Some(point) = self.standby.points.get(&at).cloned() else {
             return self.violate("a point that is to be promoted does not exist");
         };
@@ -554,6 +571,9 @@ impl World {
             Action::Refuse(refusal) => self.standby.refused = Some(refusal),
             Action::Clone(at) => {
                 self.standby.tested = Some(at);
+                if self.standby.passed.contains(&at) {
+                    self.violate("a test is made of a point that is none any more");
+                }
                 match self.standby.points.get(&at) {
                     None => self.violate("a point that is to be tested does not exist"),
                     Some(point) => {

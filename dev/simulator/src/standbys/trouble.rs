@@ -111,6 +111,10 @@ impl World {
     }
 
     fn touch_image(&mut self) {
+        if self.standby.is_promoted() {
+            // It is a volume of that host.
+            return;
+        }
         self.meet(Fault::ImageTouched);
         let value = self.number();
         let mut random = self.random.fork();

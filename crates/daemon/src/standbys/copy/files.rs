@@ -111,7 +111,7 @@ impl Files {
     /// Deletes what no record names: it was being made, or being deleted.
     fn sweep(&self, sealed: &[Sealed]) -> io::Result<()> {
         let mut known: Vec<String> = sealed.iter().map(|sealed| spool_name(sealed.watermark)).collect();
-        let undo = |(at, kept_by): &(Watermark, KeptBy)| (*kept_by == KeptBy::Undo).then(|| undo_name(*at));
+        let undo = |(at, kept_by): &(Watermark, KeptBy)| kept_by.is_undo().then(|| undo_name(*at));
         known.extend(self.points.iter().filter_map(undo));
         // N.B. A point has a file for each volume, also while the images are lent, and none of them is open here.
         let points: Vec<String> = self.points.iter().map(|(at, _)| point_name(*at, "")).collect();
@@ -290,7 +290,7 @@ impl Files {
     pub(crate) fn keep_point(&mut self, at: Watermark, kept_by: KeptBy) -> io::Result<()> {
         self.write_waiting()?;
         match kept_by {
-            KeptBy::Undo => {
+            KeptBy::Undo | KeptBy::Passed => {
                 self.undo = Some(Undo::new(self.folder.new_file(&undo_name(at))?, &self.images)?);
             }
             KeptBy::Reflink => {
@@ -312,7 +312,7 @@ impl Files {
         self.write_waiting()?;
         let is_kept = |at: Watermark| kept.iter().any(|point| point.watermark == at);
         let undo: Vec<Watermark> =
-            self.points.iter().filter(|(_, by)| *by == KeptBy::Undo).map(|(at, _)| *at).collect();
+            self.points.iter().filter(|(_, by)| by.is_undo()).map(|(at, _)| *at).collect();
         let mut newest = undo.last().copied();
         // N.B. What only dropped points have is copied nowhere: a full store has no room for it.
         let first = undo.iter().position(|at| is_kept(*at)).unwrap_or(undo.len());
@@ -338,7 +338,7 @@ impl Files {
             KeptBy::Reflink => {
                 (0..self.images.len()).try_for_each(|index| self.folder.remove(&point_name(at, index)))
             }
-            KeptBy::Undo => {
+            KeptBy::Undo | KeptBy::Passed => {
                 self.folder.remove(&undo_name(at))?;
                 self.open_undo()
             }
@@ -372,7 +372,7 @@ impl Files {
         let cloned = (0..self.images.len()).map(|number| {
             let name = match kept_by {
                 KeptBy::Reflink => point_name(at, number),
-                KeptBy::Undo => image_name(number),
+                KeptBy::Undo | KeptBy::Passed => image_name(number),
             };
             // N.B. Opened anew: a clone that is being made does not hold the lock of the image.
             let (from, to) = (self.folder.file(&name)?, self.folder.new_file(&clone_name(number))?);
@@ -392,7 +392,7 @@ impl Files {
         if since.first().is_none_or(|(_, kept_by)| *kept_by == KeptBy::Reflink) {
             return Ok(Vec::new());
         }
-        let undo = since.iter().rev().filter(|(_, kept_by)| *kept_by == KeptBy::Undo);
+        let undo = since.iter().rev().filter(|(_, kept_by)| kept_by.is_undo());
         undo.map(|(at, _)| Extents::open(self.folder.file(&undo_name(*at))?, |_| {})).collect()
     }
 
@@ -453,7 +453,7 @@ impl Files {
 
     /// Opens the undo file of the newest recovery point that has one.
     fn open_undo(&mut self) -> io::Result<()> {
-        let newest = self.points.iter().rev().find(|(_, kept_by)| *kept_by == KeptBy::Undo);
+        let newest = self.points.iter().rev().find(|(_, kept_by)| kept_by.is_undo());
         self.undo = match newest {
             Some((at, _)) => Some(Undo::open(self.folder.file(&undo_name(*at))?, &self.images)?),
             None => None,

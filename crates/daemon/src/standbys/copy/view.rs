@@ -1,7 +1,7 @@
 //! What of a keeper is shown.
 
 use standby::Watermark;
-use standby::record::{ImageState, KeptBy, Standing};
+use standby::record::{ImageState, KeptBy, Point, Standing};
 
 use super::keeper::Keeper;
 use crate::standbys::book::Side;
@@ -37,7 +37,12 @@ impl Keeper {
         // N.B. What a migration has begun with is overwritten, and with it what depends on it.
         let is_point =
             record.image == ImageState::AsOfWatermark && record.watermark.is_some() && !is_consumed;
-        let points = record.points.iter().filter(|point| !is_consumed || point.kept_by == KeptBy::Reflink);
+        let is_shown = |point: &&Point| match point.kept_by {
+            KeptBy::Reflink => true,
+            KeptBy::Undo => !is_consumed,
+            KeptBy::Passed => false,
+        };
+        let points = record.points.iter().filter(is_shown);
         let newest = points.clone().next_back().map(|point| point.as_of_ms);
         let arrived = if is_point { Some(record.as_of_ms) } else { newest };
         let is_kept = record.points.last().map(|point| point.watermark) == record.watermark;
