@@ -110,7 +110,7 @@ pub(crate) fn program_problem(program: &Path) -> Option<HookProblem> {
 
 /// Reads a secret: the content of a file that is only the daemon's, without white space around it. May block.
 pub(crate) fn read_secret(path: &Path) -> Result<Vec<u8>, SecretProblem> {
-    let file = std::fs::File::open(path)?;
+    let file = whole_file::open(path)?;
     let metadata = file.metadata()?;
     if metadata.mode() & OTHERS != 0 || metadata.uid() != rustix::process::geteuid().as_raw() {
         return Err(SecretProblem::OfOthers);
@@ -150,5 +150,9 @@ mod tests {
         assert!(matches!(read_secret(&path), Err(SecretProblem::OfOthers)));
         set("\n", 0o600);
         assert!(matches!(read_secret(&path), Err(SecretProblem::Empty)));
+        // Whoever opens a pipe would wait for its other end.
+        std::fs::remove_file(&path).unwrap();
+        rustix::fs::mkfifoat(rustix::fs::CWD, &path, rustix::fs::Mode::RUSR).unwrap();
+        assert!(matches!(read_secret(&path), Err(SecretProblem::Unreadable(_))));
     }
 }

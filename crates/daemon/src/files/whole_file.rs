@@ -10,6 +10,8 @@ use std::io::{self, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
+
 use crate::files::folder_entries::sync_folder_of;
 
 /// A file that an earlier process may have left in the page cache, in part or as a whole.
@@ -23,7 +25,7 @@ pub(crate) trait Left {
 
 impl Left for Path {
     fn settle(&self) -> io::Result<()> {
-        match File::open(self) {
+        match open(self) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             opened => opened?.sync_all()?,
         }
@@ -46,11 +48,21 @@ pub(crate) fn believe(left: &(impl Left + ?Sized), bytes_max: u64) -> io::Result
 
 /// Reads a file; `None`: there is none. Fails if it has more than `bytes_max` bytes.
 pub(crate) fn read(path: &Path, bytes_max: u64) -> io::Result<Option<Vec<u8>>> {
-    let file = match File::open(path) {
+    let file = match open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         opened => opened?,
     };
     content(file, bytes_max).map(Some)
+}
+
+/// Opens a file to read it. Fails if it is none: whoever opens a pipe waits for its other end.
+pub(crate) fn open(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is no file"));
+    }
+    Ok(file)
 }
 
 /// Reads the rest of an open file. Fails like [`read`].

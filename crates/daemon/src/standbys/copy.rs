@@ -11,6 +11,7 @@ mod cloning;
 mod extents;
 mod files;
 mod folder;
+mod input;
 mod keeper;
 mod lending;
 mod messages;
@@ -22,6 +23,7 @@ mod view;
 
 pub(crate) use cloning::{Progress, delete_clone, has_room_in, name_clone};
 pub(crate) use files::text;
-pub(crate) use keeper::{Copy, Ending, Input, LendingEnd, NotPromoted, Seen, delete_files};
+pub(crate) use input::{Ending, Input, LendingEnd, NotPromoted};
+pub(crate) use keeper::{Copy, Seen, delete_files};
 pub(super) use messages::words_of;
 pub(crate) use view::CopyView;

@@ -23,7 +23,8 @@ use tokio::sync::oneshot;
 use super::extents::Extents;
 use super::files::{Cloned, clone_name, put_back};
 use super::folder::Folder;
-use super::keeper::{Input, Keeper, now};
+use super::input::Input;
+use super::keeper::{Keeper, now};
 use super::room::has_room;
 use super::undo::next_data;
 

@@ -1,6 +1,5 @@
 //! Carries out the actions of one standby's machine on its files.
 
-use std::any::Any;
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
@@ -10,7 +9,7 @@ use bytes::Bytes;
 use chronicle::BlockCount;
 use lane::capture::BLOCK_BYTES;
 use standby::asking::{Question, Word};
-use standby::receiver::{Action, Event, Image, Journal, PromoteOrder, Refusal, Settings};
+use standby::receiver::{Action, Event, Image, Journal, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
@@ -18,9 +17,9 @@ use standby::{Standby, StandbyId, Watermark};
 use tokio::sync::oneshot;
 
 use super::cloning::{CloneAnswer, CloneOrder, Cloning, Progress};
-use super::extents::Extents;
 use super::files::Files;
 use super::folder::Folder;
+use super::input::{Ending, Input, LendingEnd, NotPromoted, Promoted};
 use super::messages::{bytes_of, check, grown, words_of};
 use super::room::room;
 use super::view::CopyView;
@@ -33,71 +32,8 @@ const SPOOL_BLOCKS: u64 = 1 << 20;
 /// Time between two looks at a source that says nothing.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// An input of a keeper.
-pub(crate) enum Input {
-    /// A message of the source. `credit` goes back to it when the message is done.
-    Frame { line: Line, stream: StreamId, message: ToStandby, payload: Bytes, credit: Box<dyn Any + Send> },
-    /// The host that has the volumes asks whether they were promoted here.
-    Question { question: Question, answer: oneshot::Sender<Word> },
-    /// The source's host is not connected.
-    Lost,
-    /// An administrator orders to promote the standby.
-    Promote { order: PromoteOrder, answer: oneshot::Sender<Result<Promoted, NotPromoted>> },
-    /// A migration to this host, of this number, begins with the images: they get these names as well.
-    Lend { migration: u64, to: Vec<PathBuf>, answer: oneshot::Sender<Result<(), String>> },
-    /// That migration has ended. An error is tried again.
-    EndLending { to: Vec<PathBuf>, end: LendingEnd, answer: oneshot::Sender<io::Result<()>> },
-    /// Moves the images to these paths and closes them: they belong to volumes.
-    Release { to: Vec<PathBuf>, answer: oneshot::Sender<io::Result<()>> },
-    /// Makes a clone of a recovery point, for a test.
-    Clone(CloneOrder),
-    /// The thread of the clone of this number has copied the images, and asks for what was overwritten meanwhile.
-    Copied { number: u64, answer: mpsc::Sender<io::Result<Vec<Extents>>> },
-    /// That clone is complete, or has failed.
-    Cloned { number: u64, result: Result<(), String> },
-    /// The clone that is being made is not wanted any more.
-    EndClone,
-    /// Asks for the present state.
-    Look { answer: oneshot::Sender<CopyView> },
-    /// Ends the keeper, and closes its files first.
-    End(Ending, oneshot::Sender<()>),
-}
-
-/// A standby that was promoted, and whose volumes this host owns.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Promoted {
-    pub(crate) at: Watermark,
-}
-
-/// Why a standby was not promoted.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum NotPromoted {
-    /// The order was refused.
-    Refused(Refusal),
-    /// Something failed; the text says what.
-    Failed(String),
-}
-
-/// Why a keeper ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ending {
-    /// The standby is removed.
-    Removed,
-    /// The daemon ends in order.
-    InOrder,
-}
-
 /// Returns the folder of the store, or why there is none.
 pub(crate) type Locate = Box<dyn Fn() -> Result<PathBuf, String> + Send>;
-
-/// How a migration has ended that began with the images.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum LendingEnd {
-    /// The images are those of volumes of this host.
-    UsedUp,
-    /// It has failed. The images have lost their other names.
-    GivenBack,
-}
 
 /// A keeper's thread, from outside.
 #[derive(Clone)]

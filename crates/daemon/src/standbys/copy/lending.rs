@@ -14,7 +14,8 @@ use standby::receiver::{Event, Image};
 use standby::record::Standing;
 
 use super::files::Files;
-use super::keeper::{Keeper, LendingEnd};
+use super::input::LendingEnd;
+use super::keeper::Keeper;
 use crate::files::folder_entries::sync_folder_of;
 use crate::standbys::book::Lent;
 use crate::standbys::frames::Frame;

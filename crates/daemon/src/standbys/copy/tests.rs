@@ -13,7 +13,8 @@ use standby::{LifeId, StandbyId, VolumeIndex, Watermark};
 
 use super::cloning::{CloneOrder, delete_clone, name_clone};
 use super::files::Files;
-use super::keeper::{Ending, Input, Keeper, LendingEnd};
+use super::input::{Ending, Input, LendingEnd};
+use super::keeper::Keeper;
 use crate::standbys::book::{Book, CopiedVolume, CopyConfig, Keep, hex};
 
 const ID: StandbyId = StandbyId(9);
