@@ -877,6 +877,8 @@ class Overview(TypedDict):
     peers: list[PeerAtWork]
     # The daemon's problems.
     readiness: Readiness
+    # The standbys of both roles, by name, without recovery points and tests; some seconds old.
+    standbys: NotRequired[list[Standby]]
     # The stores, by name; some seconds old.
     stores: list[Store]
     # When it was taken, in milliseconds since 1970.

@@ -23,7 +23,7 @@ const BYTES_MAX: u64 = 8 << 20;
 #[serde(default)]
 pub(super) struct Kept {
     told: Vec<(Subject, String)>,
-    newest_migration: Option<u64>,
+    next_migration: Option<u64>,
     unfinished_migrations: BTreeSet<u64>,
     waiting: BTreeMap<String, Vec<Notice>>,
 }
@@ -33,7 +33,7 @@ impl Kept {
         let waiting = destinations.zip(&book.posts);
         Self {
             told: book.watch.told().map(|(subject, message)| (subject.clone(), message.to_owned())).collect(),
-            newest_migration: book.migrations.newest,
+            next_migration: book.migrations.next,
             unfinished_migrations: book.migrations.unfinished.clone(),
             waiting: waiting.map(|(name, posted)| (name, posted.post.waiting().cloned().collect())).collect(),
         }
@@ -48,10 +48,7 @@ impl Kept {
         Book {
             posts: posts.collect(),
             watch: Watch::with_told(self.told),
-            migrations: SeenMigrations {
-                newest: self.newest_migration,
-                unfinished: self.unfinished_migrations,
-            },
+            migrations: SeenMigrations { next: self.next_migration, unfinished: self.unfinished_migrations },
         }
     }
 }

@@ -10,8 +10,8 @@ use crate::host::Description;
 /// The migrations that were seen, by their numbers, which rise.
 #[derive(Debug, Default)]
 pub(super) struct SeenMigrations {
-    /// `None`: nothing was seen yet, so what has ended is no news.
-    pub(super) newest: Option<u64>,
+    /// The lowest number that was not given yet; `None`: nothing was seen yet, so what has ended is no news.
+    pub(super) next: Option<u64>,
     /// Those that had not ended.
     pub(super) unfinished: BTreeSet<u64>,
 }
@@ -19,13 +19,13 @@ pub(super) struct SeenMigrations {
 impl SeenMigrations {
     /// Takes all migrations, and returns those that have ended since the last look.
     fn look(&mut self, unfinished: BTreeSet<u64>, all: impl IntoIterator<Item = u64>) -> Vec<u64> {
-        let newest = self.newest;
+        let next = self.next;
         let was_open =
-            |number: u64| newest.is_some_and(|newest| number > newest) || self.unfinished.contains(&number);
+            |number: u64| next.is_some_and(|next| number >= next) || self.unfinished.contains(&number);
         let all: Vec<u64> = all.into_iter().collect();
         let ended =
             all.iter().copied().filter(|number| was_open(*number) && !unfinished.contains(number)).collect();
-        self.newest = Some(all.iter().chain(&unfinished).copied().max().max(newest).unwrap_or(0));
+        self.next = all.iter().chain(&unfinished).map(|number| number + 1).max().max(next).or(Some(0));
         self.unfinished = unfinished;
         ended
     }
@@ -34,11 +34,11 @@ impl SeenMigrations {
 impl Description {
     /// Returns what is to be told of migrations that have ended, and whether anything was seen that was not before.
     pub(super) fn look_at_migrations(&self, seen: &mut SeenMigrations) -> (Vec<News>, bool) {
-        let before = (seen.newest, seen.unfinished.clone());
+        let before = (seen.next, seen.unfinished.clone());
         let (unfinished, all) = self.migration_numbers();
         let ended = seen.look(unfinished, all);
         let failed = ended.into_iter().filter_map(|number| of_failed(&self.migration(number)?));
-        (failed.collect(), before != (seen.newest, seen.unfinished.clone()))
+        (failed.collect(), before != (seen.next, seen.unfinished.clone()))
     }
 }
 
@@ -73,5 +73,9 @@ mod tests {
         // Old ones are forgotten by the journal.
         assert_eq!(seen.look(set(&[]), []), Vec::<u64>::new());
         assert_eq!(seen.look(set(&[]), 5..=6), [6]);
+        // The first one of all has the number 0.
+        let mut seen = SeenMigrations::default();
+        assert_eq!(seen.look(set(&[]), []), Vec::<u64>::new());
+        assert_eq!(seen.look(set(&[]), 0..=0), [0]);
     }
 }

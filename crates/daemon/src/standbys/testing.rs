@@ -333,6 +333,11 @@ impl Standbys {
         self.stores.get(&kept.config.store)?.require_writable()?;
         for TestVolume { name, .. } in &volumes {
             names::check(name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
+            if copied.iter().any(|volume| volume.name == *name) {
+                let reason =
+                    format!("a promotion gives its volume the name \"{name}\": give the test another one");
+                return Err(StandbyError::NotTested { name: kept.config.name.clone(), reason }.into());
+            }
             self.require_free(&kept.config.store, name)?;
         }
         let vms = described.iter().map(|vm| TestVm {

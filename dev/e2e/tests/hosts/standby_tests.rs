@@ -139,6 +139,9 @@ fn a_test_ends_after_its_time_also_if_the_daemon_is_killed_meanwhile() {
         pair.beta.sterna(["standby", "test", "v", "--end"])?.success()?;
         let none = pair.beta.sterna(["standby", "test", "v", "--end"])?;
         ensure!(none.code == 3, "{none:?}");
+        // A promotion would find the name taken.
+        let named = pair.beta.sterna(["standby", "test", "v", "--name", "v"])?;
+        ensure!(named.code == 4 && named.stderr.contains("give the test another one"), "{named:?}");
         pair.beta.sterna(["standby", "test", "v", "--for", "3s"])?.success()?;
         pair.beta.kill()?;
         // Its time passes while no daemon runs.
