@@ -7,6 +7,7 @@
 //!                  │                                                                            ├──► migration hooks
 //!                  ├─ access, reloading, shutdown                                               └──► serving ──► claims, exports
 //!                  ├─ standbys ──► serving, volume orders; arrivals and the description use them
+//!                  ├─ evacuations ──► migration orders, VM orders, standbys, views
 //!                  └─ operations: each runs in a task of its own, so a client that disconnects does not leave it half done
 //! ```
 //! An arrow is a field: a room has no way to the rooms above it. [`Parts`] is what rooms are made of: the journal, the stores, the
@@ -14,6 +15,7 @@
 
 mod access;
 pub(crate) mod description;
+mod draining;
 mod pairing;
 mod parts;
 pub(crate) mod reload;
@@ -21,10 +23,12 @@ mod shutdown;
 
 pub(crate) use self::access::Access;
 pub(crate) use self::description::Description;
+pub(crate) use self::draining::Draining;
 pub(crate) use self::pairing::Pairing;
 pub(crate) use self::parts::{Books, Operations, Parts, PresentLimits, Stopping};
 pub(crate) use self::reload::Reloading;
 pub(crate) use self::shutdown::Shutdown;
+pub(crate) use crate::evacuations::Evacuations;
 pub(crate) use crate::migrations::arrivals::Arrivals;
 pub(crate) use crate::migrations::departures::Departures;
 pub(crate) use crate::migrations::departures::ahead::roomy;
@@ -73,6 +77,7 @@ pub(crate) struct Host {
     pub(crate) reloading: Arc<Reloading>,
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) standbys: Arc<Standbys>,
+    pub(crate) evacuations: Arc<Evacuations>,
 }
 
 impl Host {
@@ -100,6 +105,7 @@ impl Host {
         let description = Description::new(parts, &views, &vm_orders, &standbys);
         let reloading = Reloading::new(parts, &exports);
         let shutdown = Shutdown::new(parts, &serving, &migration_orders);
+        let evacuations = Evacuations::new(parts, &views, &vm_orders, &migration_orders, &standbys);
         let Parts { config, journal, hosts, operations, stopping, .. } = parts.clone();
         Arc::new(Self {
             config,
@@ -124,6 +130,7 @@ impl Host {
             reloading,
             shutdown,
             standbys,
+            evacuations,
         })
     }
 

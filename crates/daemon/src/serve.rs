@@ -249,6 +249,7 @@ impl Daemon {
         peers.begin();
         host.ownership.begin_restoration();
         host.volume_orders.begin_retention();
+        host.evacuations.resume().await;
         tracing::info!(api = %api.display(), volumes = parts.volumes.list().len(), "ready");
         Ok(Self { host, listener, api, hang_ups, successors })
     }

@@ -13,7 +13,7 @@ use crate::audit::Audit;
 use crate::config::Config;
 use crate::grants::Grants;
 use crate::host::description::overview::Overviews;
-use crate::host::{Parts, PresentLimits, Standbys, Stopping, VmOrders, VolumeViews};
+use crate::host::{Draining, Parts, PresentLimits, Standbys, Stopping, VmOrders, VolumeViews};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::ends::Ends;
@@ -45,6 +45,7 @@ pub(crate) struct Description {
     started_unix_ms: u64,
     looks: Arc<Semaphore>,
     stopping: Stopping,
+    draining: Arc<Draining>,
     views: Arc<VolumeViews>,
     vm_orders: Arc<VmOrders>,
     standbys: Arc<Standbys>,
@@ -76,6 +77,7 @@ impl Description {
             started_unix_ms,
             looks,
             stopping,
+            draining,
             ..
         } = parts.clone();
         Arc::new(Self {
@@ -97,6 +99,7 @@ impl Description {
             started_unix_ms,
             looks,
             stopping,
+            draining,
             views: Arc::clone(views),
             vm_orders: Arc::clone(vm_orders),
             standbys: Arc::clone(standbys),
@@ -114,6 +117,8 @@ impl Description {
             engine: self.config.engine.name().to_owned(),
             volumes: self.volumes.list().len(),
             migrations_running: self.migrations.running(),
+            drained: self.draining.is_drained(),
+            evacuating: self.draining.is_evacuating(),
         }
     }
 }
