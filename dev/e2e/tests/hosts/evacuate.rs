@@ -81,7 +81,7 @@ fn sees(host: &Host, names: &[&str]) -> anyhow::Result<()> {
     until("the hosts see each other", || {
         let peers: Vec<api::Peer> = host.ask(&["host", "list"])?;
         let is_there = |name: &&str| peers.iter().any(|peer| peer.name == **name && peer.connected);
-        Ok(names.iter().all(|name| is_there(&name)).then_some(()))
+        Ok(names.iter().all(|name| is_there(name)).then_some(()))
     })
 }
 
@@ -92,7 +92,7 @@ fn run_script(host: &Host, arguments: &[&str]) -> anyhow::Result<Outcome> {
     let script = Program::at(&repository().join("contrib/nut/sterna-evacuate"));
     arguments
         .iter()
-        .fold(script, |script, argument| script.arg(argument))
+        .fold(script, Program::arg)
         .env("PATH", format!("{folders}:{}", std::env::var("PATH")?))
         .env("STERNA_HOST", host.address()?.to_string())
         .run()
