@@ -8,7 +8,7 @@
 //!                                            └──► outcome of each workload
 //! ```
 //!
-//! The rules, from [XNBD] §2 and §6 (Hirofuchi et al., evacuation of VMs upon a disaster):
+//! The rules, from \[XNBD\] §2 and §6 (Hirofuchi et al., evacuation of VMs upon a disaster):
 //!
 //! - A workload of a higher priority goes before those of a lower one. Among equals those with a standby go first, because they
 //!   need little time; then the longest.
