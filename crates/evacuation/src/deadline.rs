@@ -4,7 +4,7 @@
 use crate::planner::{Cancelled, Moment, Moving, Planner, State};
 use crate::planted::{Bug, broken};
 use crate::vocabulary::{Action, Strategy, Why};
-use crate::workload::{Kind, Way, Workload, WorkloadIndex};
+use crate::workload::{Kind, PathIndex, Way, Workload, WorkloadIndex};
 
 /// A transfer that began this long ago has a measured rate that counts.
 const MEASURED_AFTER: Moment = Moment::from_secs(3);
@@ -18,7 +18,7 @@ const HOPE_OF_RUNNING: f64 = 1.1;
 impl Planner {
     /// Returns when a transfer will have ended by its present rate; `None`: unknown.
     pub(crate) fn ends_of(&self, moving: &Moving, now: Moment) -> Option<Moment> {
-        if moving.is_held {
+        if !moving.uses_paths() {
             return None;
         }
         let rate = moving.rate.filter(|rate| *rate > 0.0)?;
@@ -44,7 +44,7 @@ impl Planner {
     /// Returns the transfers that run and are not held, except hopeless ones, which use one of these paths.
     fn running_beside(&self, way: Way, now: Moment) -> Vec<(WorkloadIndex, &Moving)> {
         let moving = self.moving.iter().filter_map(|index| match &self.jobs[index.as_usize()].state {
-            State::Moving(moving) if !moving.is_held => Some((*index, moving)),
+            State::Moving(moving) if moving.uses_paths() => Some((*index, moving)),
             _ => None,
         });
         moving
@@ -81,29 +81,64 @@ impl Planner {
         })
     }
 
-    /// Holds lower transfers, so that the paths of a workload that waits have places.
+    /// Holds lower transfers, so that the paths of a workload that waits have places. Where the administrator's limit leaves none
+    /// even then, a lower one is cancelled, and waits again.
     pub(crate) fn make_place(&mut self, now: Moment, index: WorkloadIndex, way: Way) {
         if self.terms.deadline.is_none() || broken(Bug::LateIsNotProtected) {
             return;
         }
         let full: Vec<_> =
             way.paths().into_iter().filter(|path| !self.gauges[path.as_usize()].has_place()).collect();
-        let mut held = Vec::new();
+        let uses = |planner: &Self, other: WorkloadIndex, path: PathIndex| match &planner.jobs
+            [other.as_usize()]
+        .state
+        {
+            State::Moving(moving) => planner.way(other, moving.route).paths().contains(&path),
+            _ => false,
+        };
+        let mut held: Vec<WorkloadIndex> = Vec::new();
         for path in full {
-            let uses = |planner: &Self, other: WorkloadIndex| match &planner.jobs[other.as_usize()].state {
-                State::Moving(moving) => planner.way(other, moving.route).paths().contains(&path),
-                _ => false,
-            };
-            if held.iter().any(|other| uses(self, *other)) {
-                continue;
+            if self.gauges[path.as_usize()].is_crowded() {
+                return self.make_room_on(index, |planner, other| uses(planner, other, path));
             }
-            let Some(lowest) = self.lowest_below(index, |planner, other| uses(planner, other)) else {
-                return;
-            };
-            held.push(lowest);
+            // More may run than are allowed, since the number was lowered.
+            let excess = self.gauges[path.as_usize()].excess();
+            while held.iter().filter(|other| uses(self, **other, path)).count() < excess {
+                let suits = |planner: &Self, other| uses(planner, other, path) && !held.contains(&other);
+                let Some(lowest) = self.lowest_below(index, suits) else { return };
+                held.push(lowest);
+            }
         }
         for other in held {
             self.hold(now, other);
+        }
+    }
+
+    /// Cancels the lowest transfer below a workload, one at a time.
+    fn make_room_on(&mut self, index: WorkloadIndex, suits: impl Fn(&Self, WorkloadIndex) -> bool) {
+        let below: Vec<(WorkloadIndex, &Moving)> = self
+            .moving
+            .iter()
+            .filter_map(|other| match &self.jobs[other.as_usize()].state {
+                State::Moving(moving)
+                    if self.priority(*other) < self.priority(index) && suits(self, *other) =>
+                {
+                    Some((*other, moving))
+                }
+                _ => None,
+            })
+            .collect();
+        if below.iter().any(|(_, moving)| moving.cancelled.is_some()) {
+            return;
+        }
+        let can_end =
+            below.into_iter().filter(|(_, moving)| !moving.is_final && moving.strategy == Strategy::Usual);
+        // One that is held loses least of the time.
+        let lowest = can_end.min_by_key(|(other, moving)| {
+            (self.priority(*other), moving.uses_paths(), std::cmp::Reverse(*other))
+        });
+        if let Some((lowest, _)) = lowest {
+            self.cancel(lowest, Cancelled::Elsewhere);
         }
     }
 
@@ -115,7 +150,7 @@ impl Planner {
     ) -> Option<WorkloadIndex> {
         let below = self.moving.iter().copied().filter(|other| {
             let can_be_held = matches!(&self.jobs[other.as_usize()].state, State::Moving(moving)
-                if !moving.is_held && !moving.is_final && moving.cancelled.is_none() && moving.strategy == Strategy::Usual);
+                if moving.uses_paths() && !moving.is_final && moving.cancelled.is_none() && moving.strategy == Strategy::Usual);
             can_be_held && self.priority(*other) < self.priority(index) && suits(self, *other)
         });
         below.min_by_key(|other| (self.priority(*other), std::cmp::Reverse(*other)))

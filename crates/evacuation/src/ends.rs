@@ -12,6 +12,8 @@ use crate::workload::{Kind, Target, TargetState, WorkloadIndex};
 pub(crate) const TRIES_OF_ROUTE: u8 = 2;
 /// The number of tries of one workload: a defect of its own would fail at each target.
 const TRIES_OF_WORKLOAD: u32 = 6;
+/// How long a lost target may take to come back before its workloads go elsewhere: a daemon that restarts.
+pub(crate) const RESTART_MAX: Duration = Duration::from_secs(10);
 /// How long a lost target may take to come back, if nothing else takes its workloads: a daemon or a switch that starts again.
 const RETURN_MAX: Duration = Duration::from_secs(60);
 
@@ -26,7 +28,8 @@ impl Planner {
             let workload = &self.workloads[index.as_usize()];
             let target = &self.targets[workload.routes[moving.route].target.as_usize()];
             let TargetState::Lost(since) = target.state else { continue };
-            let is_long = now.saturating_sub(since) >= RETURN_MAX;
+            let lost_for = now.saturating_sub(since);
+            let is_long = lost_for >= RETURN_MAX;
             if moving.is_final {
                 if is_long {
                     self.exit(index, Stays::There);
@@ -34,8 +37,9 @@ impl Planner {
                 }
                 continue;
             }
-            let elsewhere = (0..workload.routes.len())
-                .any(|route| self.is_usable(index, route) && self.has_room(index, route));
+            let elsewhere = lost_for >= RESTART_MAX
+                && (0..workload.routes.len())
+                    .any(|route| self.is_usable(index, route) && self.has_room(index, route));
             if moving.cancelled.is_none() && (is_long || elsewhere) {
                 self.cancel(index, Cancelled::Elsewhere);
             }

@@ -218,7 +218,10 @@ impl Planner {
             if !ledger.has_room(route, memory_bytes) {
                 continue;
             }
-            let choice = self.choice(index, number, start, ledger);
+            let choice = Choice {
+                is_hopeless: self.is_hopeless_alone(workload, route, now),
+                ..self.choice(index, number, start, ledger)
+            };
             if best.as_ref().is_none_or(|best| choice.is_before(best)) {
                 best = Some(choice);
             }
@@ -229,7 +232,7 @@ impl Planner {
         };
         let deadline = self.terms.deadline.map(|deadline| deadline.as_secs_f64());
         let is_late = best.is_known && deadline.is_some_and(|deadline| best.ends > deadline);
-        let is_hopeless = self.is_hopeless_alone(workload, &workload.routes[best.route], now);
+        let is_hopeless = best.is_hopeless;
         let keeps_room = match purpose {
             Purpose::Telling => !is_late,
             Purpose::Beginning => !is_hopeless,
@@ -265,7 +268,16 @@ impl Planner {
             false => (Strategy::Usual, usual),
         };
         let tries = self.jobs[index.as_usize()].tries_of(number);
-        Choice { route: number, tries, origin: route.origin, strategy, until, ends, is_known }
+        Choice {
+            is_hopeless: false,
+            route: number,
+            tries,
+            origin: route.origin,
+            strategy,
+            until,
+            ends,
+            is_known,
+        }
     }
 
     /// Returns the expected rate of each path of a way, and whether it is known.
@@ -295,6 +307,8 @@ impl Planner {
 
 /// A route that a workload could take.
 struct Choice {
+    /// Whether the workload would be late on it even if it had its paths to itself.
+    is_hopeless: bool,
     route: usize,
     tries: u8,
     origin: Origin,
@@ -307,9 +321,9 @@ struct Choice {
 }
 
 impl Choice {
-    /// Returns whether it is better: it has failed less often, it leads to a standby, it ends sooner.
+    /// Returns whether it is better: it may be in time, it has failed less often, it leads to a standby, it ends sooner.
     fn is_before(&self, other: &Self) -> bool {
-        let key = |choice: &Self| (choice.tries, choice.origin != Origin::Standby);
+        let key = |choice: &Self| (choice.is_hopeless, choice.tries, choice.origin != Origin::Standby);
         key(self).cmp(&key(other)).then(self.ends.total_cmp(&other.ends)).is_lt()
     }
 }

@@ -28,6 +28,8 @@ pub(crate) struct Gauge {
     transfers_max: u32,
     allowed: u32,
     running: u32,
+    /// Transfers that are held or stalled. They count for the administrator's limit.
+    idle: u32,
     phase: Phase,
     /// The latest rate of a full window, in bytes a second.
     measured: Option<f64>,
@@ -62,6 +64,7 @@ impl Gauge {
             transfers_max: path.transfers_max.max(1),
             allowed: 1,
             running: 0,
+            idle: 0,
             phase: Phase::Growing { before: 0.0 },
             measured: None,
             peak: None,
@@ -72,7 +75,22 @@ impl Gauge {
 
     /// Returns whether another transfer may begin.
     pub(crate) fn has_place(&self) -> bool {
-        broken(Bug::PlacesUnlimited) || self.running < self.allowed
+        broken(Bug::PlacesUnlimited) || self.may_resume() && !self.is_crowded()
+    }
+
+    /// Returns whether a transfer that is held may go on.
+    pub(crate) fn may_resume(&self) -> bool {
+        self.running < self.allowed
+    }
+
+    /// Returns how many transfers have to be held until another one may begin.
+    pub(crate) fn excess(&self) -> usize {
+        (self.running + 1).saturating_sub(self.allowed) as usize
+    }
+
+    /// Returns whether there are as many transfers as the administrator allows, those included that are held or stalled.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.running + self.idle >= self.transfers_max
     }
 
     pub(crate) fn running(&self) -> u32 {
@@ -92,7 +110,24 @@ impl Gauge {
         }
     }
 
-    /// Notes that a transfer begins or goes on.
+    /// Notes that a transfer is held or stalled.
+    pub(crate) fn pause(&mut self) {
+        self.leave();
+        self.idle += 1;
+    }
+
+    /// Notes that a transfer goes on that was held or stalled.
+    pub(crate) fn resume(&mut self, now: Moment) {
+        self.leave_idle();
+        self.enter(now);
+    }
+
+    /// Notes that a transfer has ended that was held or stalled.
+    pub(crate) fn leave_idle(&mut self) {
+        self.idle = self.idle.saturating_sub(1);
+    }
+
+    /// Notes that a transfer begins.
     pub(crate) fn enter(&mut self, now: Moment) {
         self.running += 1;
         // One that replaces another within a look leaves the window as it is.
@@ -101,7 +136,7 @@ impl Gauge {
         }
     }
 
-    /// Notes that a transfer has ended or is held.
+    /// Notes that a transfer has ended.
     pub(crate) fn leave(&mut self) {
         self.running = self.running.saturating_sub(1);
     }

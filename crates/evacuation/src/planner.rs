@@ -18,7 +18,7 @@ use crate::forecast::{Assigned, take};
 use crate::gauge::Gauge;
 use crate::planted::{Bug, broken};
 use crate::vocabulary::{Action, End, Event, Fault, Strategy, Why};
-use crate::workload::{Origin, Setup, Target, TargetState, Terms, Way, Workload, WorkloadIndex};
+use crate::workload::{Origin, Setup, Target, TargetIndex, TargetState, Terms, Way, Workload, WorkloadIndex};
 
 /// The time since the evacuation began.
 pub type Moment = Duration;
@@ -85,6 +85,8 @@ pub(crate) struct Moving {
     /// When it last shared a path with another one, as far as its rate shows that.
     pub(crate) shared_at: Moment,
     pub(crate) is_held: bool,
+    /// Whether its target is lost, so that it uses no path.
+    pub(crate) is_stalled: bool,
     pub(crate) cancelled: Option<Cancelled>,
     /// Whether it cannot be cancelled any more.
     pub(crate) is_final: bool,
@@ -99,6 +101,13 @@ pub(crate) enum Cancelled {
     ToStop,
     /// The evacuation is aborted.
     ForGood,
+}
+
+impl Moving {
+    /// Returns whether it uses its paths now.
+    pub(crate) fn uses_paths(&self) -> bool {
+        !self.is_held && !self.is_stalled
+    }
 }
 
 impl Job {
@@ -168,6 +177,7 @@ impl Planner {
             Event::Target { target, state } => {
                 self.targets[target.as_usize()].state = state;
                 self.assign_at = now;
+                self.stall(now, target, matches!(state, TargetState::Lost(_)));
             }
             Event::Room { store, free_bytes } => {
                 self.rooms[store.as_usize()] = free_bytes;
@@ -254,6 +264,7 @@ impl Planner {
             mark: (now, 0),
             shared_at: now,
             is_held: false,
+            is_stalled: false,
             cancelled: None,
             is_final: false,
         });
@@ -264,8 +275,9 @@ impl Planner {
         let State::Moving(moving) = self.jobs[index.as_usize()].state.clone() else { return None };
         let memory_bytes = self.workloads[index.as_usize()].memory_bytes();
         let route = self.workloads[index.as_usize()].routes[moving.route];
-        if !moving.is_held {
-            route.way.paths().into_iter().for_each(|path| self.gauges[path.as_usize()].leave());
+        for path in route.way.paths() {
+            let gauge = &mut self.gauges[path.as_usize()];
+            if moving.uses_paths() { gauge.leave() } else { gauge.leave_idle() }
         }
         if stays == Stays::Here {
             let give = |free: &mut Option<u64>, bytes| *free = free.map(|free| free.saturating_add(bytes));
@@ -277,17 +289,34 @@ impl Planner {
     }
 
     pub(crate) fn set_held(&mut self, now: Moment, index: WorkloadIndex, is_held: bool) {
+        self.change_moving(now, index, |moving| moving.is_held = is_held);
+    }
+
+    /// Notes that transfers to a target are stalled, so that others have their places, or go on.
+    fn stall(&mut self, now: Moment, target: TargetIndex, is_stalled: bool) {
+        for index in self.moving.clone() {
+            let State::Moving(moving) = &self.jobs[index.as_usize()].state else { continue };
+            if self.workloads[index.as_usize()].routes[moving.route].target == target {
+                self.change_moving(now, index, |moving| moving.is_stalled = is_stalled);
+            }
+        }
+    }
+
+    /// Changes whether a transfer uses its paths.
+    fn change_moving(&mut self, now: Moment, index: WorkloadIndex, change: impl FnOnce(&mut Moving)) {
         let State::Moving(moving) = &mut self.jobs[index.as_usize()].state else { return };
-        if moving.is_held == is_held {
+        let before = moving.uses_paths();
+        change(moving);
+        let after = moving.uses_paths();
+        if before == after {
             return;
         }
-        moving.is_held = is_held;
         // A pause is no part of its rate.
         moving.mark = (now, moving.sent);
         let route = moving.route;
         for path in self.way(index, route).paths() {
             let gauge = &mut self.gauges[path.as_usize()];
-            if is_held { gauge.leave() } else { gauge.enter(now) }
+            if after { gauge.resume(now) } else { gauge.pause() }
         }
     }
 
@@ -300,7 +329,7 @@ impl Planner {
         let grown = sent.saturating_sub(moving.sent);
         (moving.sent, moving.remaining) = (moving.sent.max(sent), remaining);
         let elapsed = now.saturating_sub(moving.mark.0);
-        if elapsed >= LOOK {
+        if elapsed >= LOOK && moving.uses_paths() {
             let rate = moving.sent.saturating_sub(moving.mark.1) as f64 / elapsed.as_secs_f64();
             moving.rate = Some(moving.rate.map_or(rate, |before| (before + rate) / 2.0));
             moving.mark = (now, moving.sent);

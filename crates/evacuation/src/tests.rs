@@ -107,9 +107,14 @@ fn a_vm_is_handed_over_early_if_only_that_is_in_time() {
 fn a_workload_goes_elsewhere_when_its_target_is_lost() {
     let mut planner = planner(vec![volume(1, 1000, &[0, 1])], Terms::default());
     let Some(Action::Begin { workload, route, .. }) = planner.poll_action() else { panic!("nothing begins") };
-    let now = Duration::from_secs(5);
+    let lost = Duration::from_secs(5);
     let target = TargetIndex(route as u32);
-    planner.handle_event(now, Event::Target { target, state: TargetState::Lost(now) });
+    planner.handle_event(lost, Event::Target { target, state: TargetState::Lost(lost) });
+    planner.handle_timeout(lost);
+    // Its daemon may be restarting. Its place is free meanwhile.
+    assert_eq!(actions(&mut planner), []);
+    assert!(planner.forecast(lost)[0].ends.is_none());
+    let now = lost + crate::ends::RESTART_MAX;
     planner.handle_timeout(now);
     assert_eq!(actions(&mut planner), [Action::Cancel { workload }]);
     planner.handle_event(now, Event::Failed { workload, fault: Fault::Cancelled });

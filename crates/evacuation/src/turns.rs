@@ -67,22 +67,30 @@ impl Planner {
         let Some(route) = route.filter(|route| is_held || self.is_usable(index, *route)) else { return };
         let route = if is_held { route } else { self.with_place(index, route) };
         let way = self.way(index, route);
-        let is_full = |planner: &Self| !planner.has_places(way);
+        let is_full = |planner: &Self| match is_held {
+            true => !way.paths().into_iter().all(|path| planner.gauges[path.as_usize()].may_resume()),
+            false => !planner.has_places(way),
+        };
+        if !is_held && !self.has_room(index, route) {
+            self.assign_at = now;
+            return;
+        }
+        if !self.leaves_time(now, index, way) {
+            return;
+        }
         if is_full(self) {
             self.make_place(now, index, way);
         }
-        if is_full(self) || !self.leaves_time(now, index, way) {
+        if is_full(self) {
             return;
         }
         if is_held {
             self.set_held(now, index, false);
             self.actions.push_back(Action::Resume { workload: index });
-        } else if self.has_room(index, route) {
+        } else {
             let strategy = self.assigned[index.as_usize()].strategy;
             self.enter(now, index, route, strategy);
             self.actions.push_back(Action::Begin { workload: index, route, strategy });
-        } else {
-            self.assign_at = now;
         }
     }
 

@@ -7,8 +7,8 @@ use transport::Peer;
 
 use super::Evacuations;
 
-/// A host that is disconnected for longer counts as lost. A daemon that restarts is back before.
-const LOST_AFTER: Duration = Duration::from_secs(10);
+/// A host that is disconnected for longer counts as lost. A connection that is made again is back before.
+const LOST_AFTER: Duration = Duration::from_secs(1);
 
 /// The hosts of an evacuation, by their [`TargetIndex`].
 #[derive(Default)]

@@ -61,7 +61,7 @@ impl Checks {
         }
         for path in route.way.paths() {
             let uses = |(other, transfer): &(&WorkloadIndex, &super::world::Transfer)| {
-                !transfer.is_held && world.route(**other, transfer.route).way.paths().contains(&path)
+                world.route(**other, transfer.route).way.paths().contains(&path)
             };
             let users = world.transfers.iter().filter(uses).count() as u32;
             if users >= world.story.setup.paths[path.as_usize()].transfers_max {
@@ -69,7 +69,7 @@ impl Checks {
             }
         }
         Self::check_room(world, index, &route).map_err(|fault| format!("{at}, {fault}"))?;
-        Self::check_turn(world, index).map_err(|fault| format!("{at}, {fault}"))?;
+        Self::check_turn(world, index, number).map_err(|fault| format!("{at}, {fault}"))?;
         world.checks.begun.insert(index, number);
         Ok(())
     }
@@ -100,7 +100,7 @@ impl Checks {
     }
 
     /// Checks that no higher workload could have begun instead.
-    fn check_turn(world: &World<'_>, index: WorkloadIndex) -> Result<(), String> {
+    fn check_turn(world: &World<'_>, index: WorkloadIndex, begun: usize) -> Result<(), String> {
         // In a site of hundreds of hosts this would take longer than the evacuation.
         if world.story.setup.workloads.len() > 1000 {
             return Ok(());
@@ -117,11 +117,12 @@ impl Checks {
             }
             let could_begin = (0..other.routes.len()).any(|route| {
                 let known = &other.routes[route];
-                let places = known
-                    .way
-                    .paths()
-                    .into_iter()
-                    .all(|path| world.planner.gauges[path.as_usize()].has_place());
+                // The one that begins has just taken a place of each of its paths.
+                let taken = world.route(index, begun).way.paths();
+                let is_free = |path: PathIndex| {
+                    world.planner.gauges[path.as_usize()].has_place() || taken.contains(&path)
+                };
+                let places = known.way.paths().into_iter().all(is_free);
                 // It does not give up a standby or a kept image for a place.
                 let assigned = world.planner.assigned[number].route.map(|route| other.routes[route].origin);
                 places
