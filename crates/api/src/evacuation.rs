@@ -86,7 +86,7 @@ pub struct EvacuatedWorkload {
     /// What its target had of it beforehand: `standby`, or `kept image`; `None`: nothing.
     #[serde(default)]
     pub origin: Option<String>,
-    /// Whether it is handed over before all of it was sent, because the time is short.
+    /// Whether it runs at its target before all of its memory is there, because the time is short.
     #[serde(default)]
     pub post_copy: bool,
     /// Its migration: the present one, or the last.

@@ -354,6 +354,10 @@ impl Planner {
     fn has_failed(&mut self, now: Moment, index: WorkloadIndex, fault: Fault) {
         let Some(moving) = self.exit(index, Stays::Here) else { return };
         let is_aborted = self.is_aborted || moving.cancelled == Some(Cancelled::ForGood);
+        if moving.strategy == Strategy::PostCopy {
+            // Its target, or its hypervisor, may not be able to do that.
+            self.workloads[index.as_usize()].may_post_copy = false;
+        }
         let job = &mut self.jobs[index.as_usize()];
         self.assign_at = now;
         job.state = match (fault, moving.cancelled) {

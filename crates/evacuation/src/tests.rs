@@ -104,6 +104,32 @@ fn a_vm_is_handed_over_early_if_only_that_is_in_time() {
 }
 
 #[test]
+fn a_vm_that_cannot_be_handed_over_early_is_tried_as_usual() {
+    let writing = Workload { writes_per_second: 60 * MIB, may_post_copy: true, ..vm(1, 600, &[0]) };
+    let mut planner = planner(vec![writing], within(20));
+    let workload = WorkloadIndex(0);
+    assert_eq!(actions(&mut planner), [Action::Begin { workload, route: 0, strategy: Strategy::Usual }]);
+    planner.handle_event(Duration::from_secs(2), Event::Failed { workload, fault: Fault::Transfer });
+    let mut begun = Vec::new();
+    for second in 3..20 {
+        planner.handle_timeout(Duration::from_secs(second));
+        for action in actions(&mut planner) {
+            if let Action::Begin { strategy, .. } = action {
+                begun.push(strategy);
+                if strategy == Strategy::PostCopy {
+                    planner.handle_event(
+                        Duration::from_secs(second),
+                        Event::Failed { workload, fault: Fault::Transfer },
+                    );
+                }
+            }
+        }
+    }
+    assert_eq!(begun, [Strategy::PostCopy], "its route has failed twice");
+    assert!(!planner.workloads[0].may_post_copy);
+}
+
+#[test]
 fn a_workload_goes_elsewhere_when_its_target_is_lost() {
     let mut planner = planner(vec![volume(1, 1000, &[0, 1])], Terms::default());
     let Some(Action::Begin { workload, route, .. }) = planner.poll_action() else { panic!("nothing begins") };

@@ -248,7 +248,7 @@ class EvacuatedWorkload(TypedDict):
     name: str
     # What its target had of it beforehand: `standby`, or `kept image`; null: nothing.
     origin: NotRequired[str | None]
-    # Whether it is handed over before all of it was sent, because the time is short.
+    # Whether it runs at its target before all of its memory is there, because the time is short.
     post_copy: NotRequired[bool]
     # A VM's priority; a volume without a VM has the default.
     priority: int

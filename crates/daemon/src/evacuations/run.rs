@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{Memory, MigrationState, StopVm, Strategy as CopyStrategy};
+use api::{Memory, MigrationState, StopVm};
 use evacuation::{Action, End, Event, Fault, Planner, Strategy, Why, WorkloadIndex};
 use lane::Rest;
 use migration::wire::RefusalCode;
@@ -243,7 +243,8 @@ impl Run {
         let Some((entry, to)) = self.entry(workload).map(|entry| entry.clone()).zip(to) else { return };
         let mut request = request(&entry, &order, &to);
         if strategy == Strategy::PostCopy {
-            (request.strategy, request.memory) = (CopyStrategy::PostCopy, Memory::PostCopy);
+            // Its disks are complete before it runs there.
+            request.memory = Memory::PostCopy;
         }
         tracing::info!(name = %entry.name, %to, ?strategy, "leaves this host");
         let (orders, reports) = (Arc::clone(&self.evacuations.migration_orders), self.reports.clone());
@@ -266,6 +267,9 @@ impl Run {
                 }
             }
             Report::Ordered(workload, Err(error)) => {
+                if let Some(other) = self.moved_otherwise(workload) {
+                    return self.take(Report::Ordered(workload, Ok(other)));
+                }
                 self.cancelled.retain(|other| *other != workload);
                 tracing::warn!(reason = %error.message(), "a migration of the evacuation does not begin");
                 if let Some(entry) = self.entry(workload) {
@@ -284,6 +288,20 @@ impl Run {
                 self.tell(Event::StopFailed { workload });
             }
         }
+    }
+
+    /// Returns the migration by which a workload leaves, or has left, that this run has not ordered: an administrator has, or an
+    /// earlier daemon.
+    fn moved_otherwise(&mut self, workload: WorkloadIndex) -> Option<String> {
+        let since = self.record.started_unix_ms;
+        let evacuations = Arc::clone(&self.evacuations);
+        let entry = self.entry(workload)?.clone();
+        let all = evacuations.migrations.list(&evacuations.journal);
+        let is_it = |migration: &&api::Migration| {
+            let is_good = !migration.state.has_ended() || migration.state == MigrationState::Moved;
+            is_good && migration.started_unix_ms >= since && evacuations.leaves_by(&entry, migration)
+        };
+        all.iter().rev().find(is_it).map(|migration| migration.id.clone())
     }
 
     /// Closes a target that takes nothing new.

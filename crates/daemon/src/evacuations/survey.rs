@@ -113,7 +113,7 @@ impl Evacuations {
     }
 
     /// Returns whether a migration moves a workload to another host.
-    fn leaves_by(&self, entry: &Entry, migration: &Migration) -> bool {
+    pub(super) fn leaves_by(&self, entry: &Entry, migration: &Migration) -> bool {
         let host = migration.target.store.as_deref().and_then(|store| store.split(':').next());
         let moves_it = migration.name == entry.name
             || migration.volume.split(", ").any(|volume| entry.volumes.iter().any(|name| name == volume));

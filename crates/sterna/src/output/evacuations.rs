@@ -45,7 +45,7 @@ fn state(workload: &EvacuatedWorkload, is_planned: bool) -> String {
 
 fn note(workload: &EvacuatedWorkload) -> String {
     let origin = workload.origin.as_ref().map(|origin| format!("begins with its {origin}"));
-    let early = workload.post_copy.then(|| "handed over early (post-copy)".to_owned());
+    let early = workload.post_copy.then(|| "its memory follows it (post-copy)".to_owned());
     let all: Vec<String> = workload.reason.clone().into_iter().chain(origin).chain(early).collect();
     if all.is_empty() { dash() } else { all.join("; ") }
 }
