@@ -2,6 +2,7 @@
 //! tens of microseconds over a socket, and two round trips over TLS.
 
 mod access;
+mod evacuation;
 mod exchange;
 mod standbys;
 mod vms;

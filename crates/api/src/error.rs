@@ -41,6 +41,8 @@ pub enum ErrorCode {
     GrantNotFound,
     /// No standby has this name.
     StandbyNotFound,
+    /// There is no evacuation, or none that runs.
+    EvacuationNotFound,
     /// The API has no such path.
     RouteNotFound,
     /// The path exists, but not with this method; the header `Allow` lists the allowed ones.
@@ -63,6 +65,10 @@ pub enum ErrorCode {
     VmFailed,
     /// A grant with this name or key exists.
     GrantExists,
+    /// An evacuation runs already.
+    EvacuationRuns,
+    /// The host is drained, or is being evacuated: it takes nothing new.
+    HostDrained,
     /// The host has an identity already.
     IdentityExists,
     /// The host has no identity yet, or cannot use it; the message says why.
@@ -151,6 +157,7 @@ impl ErrorCode {
             | Self::ReplicaNotFound
             | Self::GrantNotFound
             | Self::StandbyNotFound
+            | Self::EvacuationNotFound
             | Self::RouteNotFound => 404,
             Self::VolumeExists
             | Self::StandbyExists
@@ -159,6 +166,8 @@ impl ErrorCode {
             | Self::VmExists
             | Self::VmWrongState
             | Self::GrantExists
+            | Self::EvacuationRuns
+            | Self::HostDrained
             | Self::IdentityExists
             | Self::NoIdentity
             | Self::TargetExists

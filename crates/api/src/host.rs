@@ -22,6 +22,12 @@ pub struct Host {
     pub volumes: usize,
     /// Number of migrations under way.
     pub migrations_running: usize,
+    /// Whether it takes nothing new: no volumes and VMs, neither made here nor from other hosts.
+    #[serde(default)]
+    pub drained: bool,
+    /// Whether everything is leaving it.
+    #[serde(default)]
+    pub evacuating: bool,
 }
 
 /// A place for images.

@@ -7,6 +7,11 @@
 //!   GET    /health                      Health
 //!   GET    /ready                       Readiness
 //!   GET    /v1/host                     Host
+//!   PATCH  /v1/host                     SetHost        -> Host
+//!   GET    /v1/evacuation               Evacuation
+//!   POST   /v1/evacuation               NewEvacuation  -> Evacuation
+//!   POST   /v1/evacuation/plan          NewEvacuation  -> Evacuation
+//!   POST   /v1/evacuation/abort         Evacuation
 //!   GET    /v1/overview                 Overview
 //!   GET    /v1/stores                   [Store]
 //!   POST   /v1/stores/{name}/release    Store
@@ -32,6 +37,7 @@
 //!   GET    /v1/vms                      [Vm]
 //!   POST   /v1/vms                      NewVm          -> Vm
 //!   GET    /v1/vms/{name}               Vm
+//!   PATCH  /v1/vms/{name}               SetVm          -> Vm
 //!   DELETE /v1/vms/{name}               RemovedVm
 //!   POST   /v1/vms/{name}/start         Vm
 //!   POST   /v1/vms/{name}/stop          StopVm         -> Vm
@@ -69,6 +75,7 @@ mod address;
 mod amount;
 mod client;
 mod error;
+mod evacuation;
 mod forecast;
 mod grant;
 mod health;
@@ -92,6 +99,9 @@ pub use address::{Address, AddressError};
 pub use amount::Bytes;
 pub use client::{Client, ClientError, Connect, Connecting, Stream};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
+pub use evacuation::{
+    EvacuatedWorkload, Evacuation, EvacuationState, NewEvacuation, SetHost, WorkloadKind, WorkloadState,
+};
 pub use forecast::{Expected, Forecast};
 pub use grant::{Access, Grant, NewGrant, NewlyGranted, RedeemGrant, Role, RoleError, SetGrant};
 pub use health::{Health, Part, Problem, Readiness};
@@ -121,7 +131,7 @@ pub use standby::{
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};
-pub use vm::{AdoptVm, NewVm, RemovedVm, StopVm, Vm, VmState, WholeMove};
+pub use vm::{AdoptVm, NewVm, RemovedVm, SetVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
     ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, MissingRange,
     NewVolume, PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation,

@@ -52,6 +52,9 @@ pub struct Vm {
     pub whole_move: Option<WholeMove>,
     /// When it was added here, in milliseconds since 1970.
     pub added_unix_ms: u64,
+    /// Its priority in an evacuation: a higher one leaves first.
+    #[serde(default = "SetVm::priority_default")]
+    pub priority: u8,
 }
 
 /// Whether an adopted VM can move to another host as a whole.
@@ -114,6 +117,26 @@ impl VmState {
             Self::ShutDown => "shut_down",
             other => other.words(),
         }
+    }
+}
+
+/// Changes a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SetVm {
+    /// Its priority in an evacuation: a higher one leaves first.
+    #[schema(minimum = 0, maximum = 100)]
+    pub priority: u8,
+}
+
+impl SetVm {
+    /// The priority of VMs that were given none, and of volumes without a VM.
+    pub const PRIORITY_DEFAULT: u8 = 50;
+    /// The highest priority.
+    pub const PRIORITY_MAX: u8 = 100;
+
+    fn priority_default() -> u8 {
+        Self::PRIORITY_DEFAULT
     }
 }
 

@@ -1,5 +1,6 @@
 //! Errors of requests, by cause. Each says what to do next.
 
+mod evacuation;
 mod images;
 mod lacking;
 mod restored;
@@ -21,6 +22,7 @@ use migration::ticket::TicketError;
 use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
+pub(crate) use self::evacuation::EvacuationError;
 pub(crate) use self::lacking::LackingError;
 pub(crate) use self::restored::RestoredError;
 pub(crate) use self::retry::RetryObstacle;
@@ -327,6 +329,9 @@ pub(crate) enum RequestError {
     /// An order about a standby is refused.
     #[error(transparent)]
     Standby(#[from] StandbyError),
+    /// An order about an evacuation is refused, or one that a drained host does not carry out.
+    #[error(transparent)]
+    Evacuation(#[from] EvacuationError),
     #[error("volume \"{volume}\" is a disk of the VM \"{vm}\"; remove that first: sterna vm remove {vm}")]
     VolumeOfVm { volume: String, vm: String },
     #[error("the daemon is shutting down; try again when it is back")]
@@ -415,6 +420,7 @@ impl RequestError {
             Self::Grants(error) => error.code(),
             Self::Vm(error) => error.code(),
             Self::Standby(error) => error.code(),
+            Self::Evacuation(error) => error.code(),
             Self::VolumeOfVm { .. } => ErrorCode::VolumeInUse,
             Self::ShuttingDown => ErrorCode::ShuttingDown,
             Self::Journal(_) => ErrorCode::JournalFailed,

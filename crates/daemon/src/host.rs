@@ -8,6 +8,7 @@
 //!                  ├─ notices ──► description
 //!                  ├─ access, reloading, shutdown                                               └──► serving ──► claims, exports
 //!                  ├─ standbys ──► serving, volume orders; arrivals and the description use them
+//!                  ├─ evacuations ──► migration orders, VM orders, standbys, views
 //!                  └─ operations: each runs in a task of its own, so a client that disconnects does not leave it half done
 //! ```
 //! An arrow is a field: a room has no way to the rooms above it. [`Parts`] is what rooms are made of: the journal, the stores, the
@@ -15,6 +16,7 @@
 
 mod access;
 pub(crate) mod description;
+mod draining;
 mod pairing;
 mod parts;
 pub(crate) mod reload;
@@ -22,10 +24,12 @@ mod shutdown;
 
 pub(crate) use self::access::Access;
 pub(crate) use self::description::Description;
+pub(crate) use self::draining::Draining;
 pub(crate) use self::pairing::Pairing;
 pub(crate) use self::parts::{Books, Operations, Parts, PresentLimits, Stopping};
 pub(crate) use self::reload::Reloading;
 pub(crate) use self::shutdown::Shutdown;
+pub(crate) use crate::evacuations::Evacuations;
 pub(crate) use crate::migrations::arrivals::Arrivals;
 pub(crate) use crate::migrations::departures::Departures;
 pub(crate) use crate::migrations::departures::ahead::roomy;
@@ -76,6 +80,7 @@ pub(crate) struct Host {
     pub(crate) shutdown: Arc<Shutdown>,
     pub(crate) standbys: Arc<Standbys>,
     pub(crate) notices: Arc<Notices>,
+    pub(crate) evacuations: Arc<Evacuations>,
 }
 
 impl Host {
@@ -104,6 +109,7 @@ impl Host {
         let notices = Notices::new(parts, &description);
         let reloading = Reloading::new(parts, &exports);
         let shutdown = Shutdown::new(parts, &serving, &migration_orders);
+        let evacuations = Evacuations::new(parts, &views, &vm_orders, &migration_orders, &standbys);
         let Parts { config, journal, hosts, operations, stopping, .. } = parts.clone();
         Arc::new(Self {
             config,
@@ -129,6 +135,7 @@ impl Host {
             shutdown,
             standbys,
             notices,
+            evacuations,
         })
     }
 

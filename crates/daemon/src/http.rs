@@ -2,6 +2,7 @@
 
 mod access;
 mod audited;
+mod evacuation;
 mod hosts;
 mod observe;
 mod openapi;
@@ -92,7 +93,7 @@ pub(crate) async fn answers(router: Router) -> bool {
 /// Returns the operations, with their descriptions for the document.
 fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
-        .routes(routes!(show_host))
+        .routes(routes!(show_host, change_host))
         .routes(routes!(web::show_overview))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, remove_volume))
@@ -109,6 +110,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_history))
         .routes(routes!(page_orders::make_page_link))
         .merge(access::routes())
+        .merge(evacuation::routes())
         .merge(hosts::routes())
         .merge(observe::routes())
         .merge(replicas::routes())
@@ -123,6 +125,16 @@ type Answer<T> = Result<Json<T>, RequestError>;
 #[utoipa::path(get, path = "/v1/host", responses((status = 200, description = "The daemon", body = api::Host)))]
 async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
     Json(host.description.describe())
+}
+
+/// Changes this host: whether it takes anything new. Answers when that is durable.
+#[utoipa::path(patch, path = "/v1/host", request_body = api::SetHost,
+    responses((status = 200, description = "The daemon", body = api::Host)))]
+async fn change_host(State(host): State<Arc<Host>>, request: Request) -> Answer<api::Host> {
+    let order: api::SetHost = body(request).await?;
+    let evacuations = Arc::clone(&host.evacuations);
+    host.operate(async move { evacuations.set_drained(order.drained).await }).await?;
+    Ok(Json(host.description.describe()))
 }
 
 /// Lists the volumes by name.

@@ -22,6 +22,7 @@ pub mod config;
 mod config_check;
 mod custody;
 mod error;
+mod evacuations;
 pub mod fail_point;
 mod files;
 mod grants;

@@ -250,6 +250,7 @@ impl Daemon {
         host.ownership.begin_restoration();
         host.volume_orders.begin_retention();
         host.notices.begin();
+        host.evacuations.resume().await;
         tracing::info!(api = %api.display(), volumes = parts.volumes.list().len(), "ready");
         Ok(Self { host, listener, api, hang_ups, successors })
     }

@@ -47,7 +47,7 @@ use self::turns::Turns;
 use crate::custody::Custody;
 use crate::error::{RequestError, StandbyError};
 use crate::files::sockets::SocketFolder;
-use crate::host::{Parts, Serving, Stopping, VmOrders, VolumeOrders, blocking};
+use crate::host::{Draining, Parts, Serving, Stopping, VmOrders, VolumeOrders, blocking};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::peers::Peers;
@@ -78,6 +78,7 @@ pub(crate) struct Standbys {
     volume_orders: Arc<VolumeOrders>,
     vm_orders: Arc<VmOrders>,
     stopping: Stopping,
+    draining: Arc<Draining>,
     serving: Arc<Serving>,
     sources: Mutex<BTreeMap<StandbyId, Arc<Source>>>,
     copies: Mutex<BTreeMap<StandbyId, Arc<Kept>>>,
@@ -137,6 +138,7 @@ impl Standbys {
             permissions,
             vms,
             stopping,
+            draining,
             ..
         } = parts.clone();
         let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
@@ -155,6 +157,7 @@ impl Standbys {
             volume_orders: Arc::clone(volume_orders),
             vm_orders: Arc::clone(vm_orders),
             stopping,
+            draining,
             serving: Arc::clone(serving),
             sources: Mutex::default(),
             copies: Mutex::default(),

@@ -147,6 +147,8 @@ pub(crate) struct Known {
     /// QEMU's log; `None`: Sterna has not started the VM.
     pub(crate) log: Option<PathBuf>,
     pub(crate) added_unix_ms: u64,
+    /// Its priority in an evacuation.
+    pub(crate) priority: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -228,6 +230,7 @@ impl Vms {
             user: None,
             stays_paused: false,
             is_cold: false,
+            priority: catalogue::usual_priority(),
         };
         let files = manifest::read_files(definition.files(), &Reader::Administrator)?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
@@ -239,6 +242,7 @@ impl Vms {
             files,
             needs: needs::Needs::default(),
             tpm_state: None,
+            priority: catalogue::usual_priority(),
         };
         manifest.encode()?;
         self.enter(&record, definition, &manifest.files, tpm_state.as_deref())
@@ -318,6 +322,7 @@ impl Vms {
             monitor: self.monitor_of(&entry.record),
             log: entry.record.monitor.is_none().then(|| self.log(name)),
             added_unix_ms: entry.record.added_unix_ms,
+            priority: entry.record.priority,
         }
     }
 
@@ -391,6 +396,11 @@ impl Vms {
         self.remove_lifeline(name);
         self.changed.notify_waiters();
         Ok(())
+    }
+
+    /// Changes the priority of a VM durably. May block.
+    pub(crate) fn set_priority(&self, name: &str, priority: u8) -> Result<(), VmError> {
+        self.record(name, |record| record.priority = priority)
     }
 
     /// Changes the record of a VM durably.

@@ -2,6 +2,7 @@
 
 mod access;
 mod config;
+mod evacuate;
 mod host;
 mod journal;
 mod migration;
@@ -20,6 +21,7 @@ use std::path::PathBuf;
 
 pub(crate) use self::access::{AccessCommand, AddRemoteArguments, RemoteCommand};
 pub(crate) use self::config::{ConfigCommand, GenerateArguments};
+pub(crate) use self::evacuate::EvacuateArguments;
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArguments};
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
@@ -121,6 +123,9 @@ pub(crate) enum Command {
     /// Move a volume to another store or host, or a whole VM to another host, while it works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),
+    /// Empty this host: everything moves to other hosts, in order, against a deadline.
+    #[command(after_help = evacuate::EVACUATE_HELP)]
+    Evacuate(EvacuateArguments),
     /// Manage migrations: list, watch, pause, cancel, repeat.
     #[command(subcommand)]
     Migration(MigrationCommand),

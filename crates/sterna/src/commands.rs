@@ -2,6 +2,7 @@
 
 mod access;
 mod config;
+mod evacuate;
 mod generate;
 mod health;
 mod host;
@@ -185,6 +186,9 @@ fn asks_others(command: &Command) -> Option<String> {
             Some((host, _)) => format!("asking {host} about the migration"),
             None => format!("preparing the migration to {}", order.to),
         }),
+        Command::Evacuate(order) if order.dry_run => {
+            Some("asking the other hosts what they can take".to_owned())
+        }
         Command::Host(HostCommand::Join(order)) => Some(format!("asking the host at {}", order.address)),
         Command::Volume(VolumeCommand::Promote(_)) => {
             Some("asking the other hosts about the volume".to_owned())
@@ -214,6 +218,7 @@ async fn run_command(
         Command::Standby(command) => standby::run(&client()?, command, format).await,
         Command::Vm(command) => vm::run(&client()?, command, format).await,
         Command::Migrate(order) => migrate::run(&client()?, order, format).await,
+        Command::Evacuate(order) => evacuate::run(&client()?, order, format).await,
         Command::Health => health::run(&client()?, format).await,
         Command::Top(order) => top::run(&client()?, &order, format).await,
         Command::Watch => watch::run(&client()?, format).await,

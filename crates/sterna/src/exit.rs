@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use api::{ClientError, ErrorCode, Migration, MigrationState};
+use api::{ClientError, ErrorCode, Evacuation, EvacuationState, Migration, MigrationState};
 use daemon::JournalError;
 
 use crate::commands::CommandError;
@@ -21,9 +21,9 @@ pub(crate) enum Exit {
     NotFound = 3,
     /// The daemon refused; nothing has changed.
     Refused = 4,
-    /// The migration failed; the output says where the volume is.
+    /// The migration failed; the output says where the volume is. `evacuate`: something has not left.
     MigrationFailed = 5,
-    /// The migration was cancelled; the volume is at the source.
+    /// The migration was cancelled; the volume is at the source. `evacuate`: it was aborted.
     Cancelled = 6,
     Unreachable = 7,
     /// The daemon could not start, or had to stop.
@@ -44,8 +44,8 @@ Exit codes:
     2  the command line or the configuration is wrong
     3  what was named does not exist
     4  the daemon refused; nothing has changed
-    5  the migration failed; what was printed says where the volume is
-    6  the migration was cancelled; the volume is at the source
+    5  the migration failed; what was printed says where the volume is; of `evacuate`: something has not left
+    6  the migration was cancelled; the volume is at the source; of `evacuate`: it was aborted
     7  no daemon answers
     8  the daemon could not start, or had to stop
     9  not permitted: this user may not ask the daemon, or the daemon may not read an image
@@ -84,6 +84,18 @@ impl Exit {
         }
     }
 
+    /// Returns the code of a command that has waited for an evacuation.
+    pub(crate) fn of_evacuation(evacuation: &Evacuation) -> Self {
+        match (evacuation.leaves_nothing(), evacuation.state) {
+            (true, _) => Self::Success,
+            (false, EvacuationState::Planned) => Self::Refused,
+            (false, _) if evacuation.aborted => Self::Cancelled,
+            (false, EvacuationState::Ended) => Self::MigrationFailed,
+            // The wait ends before the end of an evacuation only by an interrupt.
+            (false, _) => Self::Interrupted,
+        }
+    }
+
     /// Returns the code of a command that has waited for `migration`.
     pub(crate) fn of_migration(migration: &Migration) -> Self {
         match migration.state {
@@ -117,6 +129,7 @@ impl Exit {
             | ErrorCode::ReplicaNotFound
             | ErrorCode::GrantNotFound
             | ErrorCode::StandbyNotFound
+            | ErrorCode::EvacuationNotFound
             | ErrorCode::ImageNotFound => Self::NotFound,
             ErrorCode::InvalidRequest => Self::Usage,
             ErrorCode::NotPermitted => Self::NotPermitted,
@@ -148,6 +161,8 @@ impl Exit {
             | ErrorCode::NotHalfMade
             | ErrorCode::ImageUnsuitable
             | ErrorCode::GrantExists
+            | ErrorCode::EvacuationRuns
+            | ErrorCode::HostDrained
             | ErrorCode::IdentityExists
             | ErrorCode::NoIdentity
             | ErrorCode::InvitationRefused

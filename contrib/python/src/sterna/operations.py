@@ -9,6 +9,7 @@ from .connection import Connection, segment
 from .types import (
     Access,
     AdoptVm,
+    Evacuation,
     Grant,
     Health,
     Host,
@@ -19,6 +20,7 @@ from .types import (
     Migration,
     MigrationHistory,
     MigrationPlan,
+    NewEvacuation,
     NewGrant,
     NewIdentity,
     NewInvitation,
@@ -40,9 +42,11 @@ from .types import (
     Replica,
     ResizeVolume,
     SetGrant,
+    SetHost,
     SetMigration,
     SetPeer,
     SetStandby,
+    SetVm,
     Standby,
     StopVm,
     Store,
@@ -86,9 +90,31 @@ class Operations(Connection):
         """Changes a client's rights over TLS, in effect from its next request."""
         return self.ask("PATCH", f"/v1/access/{segment(name)}", order=order)
 
+    def show_evacuation(self) -> Evacuation:
+        """Describes the evacuation that runs, or the last one."""
+        return self.ask("GET", "/v1/evacuation")
+
+    def begin_evacuation(self, order: NewEvacuation) -> Evacuation:
+        """Begins to empty this host. Answers when the order is durable."""
+        return self.ask("POST", "/v1/evacuation", order=order)
+
+    def abort_evacuation(self) -> Evacuation:
+        """Aborts the evacuation that runs: nothing more begins, and what moves is cancelled. Answers before that has
+        ended.
+        """
+        return self.ask("POST", "/v1/evacuation/abort")
+
+    def plan_evacuation(self, order: NewEvacuation) -> Evacuation:
+        """Returns what an evacuation would do, and what would stay. Changes nothing."""
+        return self.ask("POST", "/v1/evacuation/plan", order=order)
+
     def show_host(self) -> Host:
         """Describes the daemon that answers."""
         return self.ask("GET", "/v1/host")
+
+    def change_host(self, order: SetHost) -> Host:
+        """Changes this host: whether it takes anything new. Answers when that is durable."""
+        return self.ask("PATCH", "/v1/host", order=order)
 
     def list_hosts(self) -> list[Peer]:
         """Lists the paired hosts by name."""
@@ -257,6 +283,10 @@ class Operations(Connection):
     def show_vm(self, name: str) -> Vm:
         """Describes one VM by its name."""
         return self.ask("GET", f"/v1/vms/{segment(name)}")
+
+    def change_vm(self, name: str, order: SetVm) -> Vm:
+        """Changes a VM: its priority in an evacuation."""
+        return self.ask("PATCH", f"/v1/vms/{segment(name)}", order=order)
 
     def adopt_vm(self, name: str, order: AdoptVm) -> Vm:
         """Adopts the disks of a running VM. Answers when they are served."""

@@ -168,6 +168,7 @@ ErrorCode = Literal[
     "replica_not_found",
     "grant_not_found",
     "standby_not_found",
+    "evacuation_not_found",
     "route_not_found",
     "method_not_allowed",
     "volume_exists",
@@ -179,6 +180,8 @@ ErrorCode = Literal[
     "vm_unsuitable",
     "vm_failed",
     "grant_exists",
+    "evacuation_runs",
+    "host_drained",
     "identity_exists",
     "no_identity",
     "target_exists",
@@ -225,6 +228,76 @@ class ErrorDetail(TypedDict):
     code: ErrorCode
     # The cause, and what to do next, for users. The text may change at any time.
     message: str
+
+
+class EvacuatedWorkload(TypedDict):
+    """A VM with its volumes, or a volume that belongs to no VM."""
+
+    # Its bytes to send, memory included, as far as they are known beforehand.
+    bytes: int
+    # When it will have left by forecast, in milliseconds since 1970; null: unknown, or it has ended.
+    expected_unix_ms: NotRequired[int | None]
+    # The share of it that has been sent, from 0 to 1; null: it is not moving.
+    fraction: NotRequired[float | None]
+    # Whether it is a VM.
+    kind: WorkloadKind
+    # Whether it will not have left at the deadline, by forecast.
+    late: NotRequired[bool]
+    # Its migration: the present one, or the last.
+    migration: NotRequired[str | None]
+    # Name of the VM or volume.
+    name: str
+    # What its target had of it beforehand: `standby`, or `kept image`; null: nothing.
+    origin: NotRequired[str | None]
+    # Whether it runs at its target before all of its memory is there, because the time is short.
+    post_copy: NotRequired[bool]
+    # A VM's priority; a volume without a VM has the default.
+    priority: int
+    # Why it stays, or why its last migration failed.
+    reason: NotRequired[str | None]
+    # Whether it is a VM that ran when it was looked at.
+    running: bool
+    # What becomes of it.
+    state: WorkloadState
+    # The host and store where it is, or goes to, as `HOST:STORE`; null: it stays here.
+    target: NotRequired[str | None]
+    # Names of its volumes.
+    volumes: list[str]
+
+
+class Evacuation(TypedDict):
+    """An evacuation: planned, running, or the last one."""
+
+    # Whether it was aborted.
+    aborted: NotRequired[bool]
+    # When everything is to have left; null: there is no deadline.
+    deadline_unix_ms: NotRequired[int | None]
+    # When it ended; null: it has not.
+    ended_unix_ms: NotRequired[int | None]
+    # When the last workload will have left, by forecast; null: unknown, or it has ended.
+    expected_unix_ms: NotRequired[int | None]
+    # Whether something will not have left at the deadline, or not at all, by forecast.
+    misses: bool
+    # When it was ordered, in milliseconds since 1970.
+    started_unix_ms: int
+    # What it does at present.
+    state: EvacuationState
+    # Whether VMs that will not have left are shut down before the deadline.
+    stop_rest: bool
+    # The hosts that may take something, as `HOST` or `HOST:STORE`.
+    to: list[str]
+    # The VMs and volumes of the host, in the order of their turns.
+    workloads: list[EvacuatedWorkload]
+
+
+# What an evacuation does.
+EvacuationState = Literal[
+    "planned",
+    "asking",
+    "running",
+    "aborting",
+    "ended",
+]
 
 
 class Expected(TypedDict):
@@ -375,8 +448,12 @@ class Host(TypedDict):
 
     # Absolute path of the folder that holds its journal.
     data_dir: str
+    # Whether it takes nothing new: no volumes and VMs, neither made here nor from other hosts.
+    drained: NotRequired[bool]
     # The configured I/O engine: `auto`, `io_uring` or `threads`. `auto` is decided for each volume.
     engine: str
+    # Whether everything is leaving it.
+    evacuating: NotRequired[bool]
     # Number of migrations under way.
     migrations_running: int
     # Number of the daemon's process.
@@ -765,6 +842,17 @@ Named = Literal[
     "volume",
     "vm",
 ]
+
+
+class NewEvacuation(TypedDict):
+    """Empties this host."""
+
+    # When everything is to have left, in milliseconds since 1970; null: there is no deadline.
+    deadline_unix_ms: NotRequired[int | None]
+    # Whether VMs that will not have left are shut down before the deadline. Otherwise they go on running here.
+    stop_rest: NotRequired[bool]
+    # The hosts that may take something, each as `HOST` or `HOST:STORE`; empty: every host that is connected.
+    to: NotRequired[list[str]]
 
 
 class NewGrant(TypedDict):
@@ -1337,6 +1425,13 @@ class SetGrant(TypedDict):
     role: Role
 
 
+class SetHost(TypedDict):
+    """Changes this host."""
+
+    # Whether the host takes nothing new: no volumes and VMs, neither made here nor from other hosts.
+    drained: bool
+
+
 class SetMigration(TypedDict):
     """Changes a migration that is under way."""
 
@@ -1368,6 +1463,13 @@ class SetStandby(TypedDict):
     paused: NotRequired[bool | None]
     # The age in seconds beyond which the standby is behind.
     rpo_seconds: NotRequired[float | None]
+
+
+class SetVm(TypedDict):
+    """Changes a VM."""
+
+    # Its priority in an evacuation: a higher one leaves first.
+    priority: int
 
 
 # Whether a store of another host may be written to directly.
@@ -1678,6 +1780,8 @@ class Vm(TypedDict):
     monitor: str
     # Its name, unique at this host.
     name: str
+    # Its priority in an evacuation: a higher one leaves first.
+    priority: NotRequired[int]
     # Number of QEMU's process; null while there is none.
     process: NotRequired[int | None]
     # Whether the VM runs at present.
@@ -1935,6 +2039,25 @@ class WholeMove(TypedDict):
     left_behind: list[str]
     # The obstacle, with what to do about it; null: the VM can move.
     obstacle: NotRequired[str | None]
+
+
+# The kind of a workload.
+WorkloadKind = Literal[
+    "vm",
+    "volume",
+]
+
+
+# What becomes of a workload.
+WorkloadState = Literal[
+    "waiting",
+    "moving",
+    "held",
+    "stopping",
+    "left",
+    "stopped",
+    "stays",
+]
 
 
 class YieldVolume(TypedDict):

@@ -4,15 +4,17 @@ use serde_json::{Map, Value};
 
 /// The keys that are kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a
 /// command that may contain passwords.
-const KEPT: [&str; 46] = [
+const KEPT: [&str; 50] = [
     "address",
     "allocation",
     "allow_machines",
     "bandwidth_bytes_per_second",
     "connections_max",
+    "deadline_unix_ms",
     "delete_image",
     "device",
     "disks",
+    "drained",
     "export",
     "fenced",
     "file",
@@ -37,6 +39,7 @@ const KEPT: [&str; 46] = [
     "nbd",
     "not_incremental",
     "now",
+    "priority",
     "read_only",
     "restored",
     "role",
@@ -46,6 +49,7 @@ const KEPT: [&str; 46] = [
     "socket_mode",
     "socket_owner",
     "source",
+    "stop_rest",
     "store",
     "strategy",
     "to",

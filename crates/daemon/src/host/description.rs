@@ -15,7 +15,7 @@ use crate::audit::Audit;
 use crate::config::Config;
 use crate::grants::Grants;
 use crate::host::description::overview::Overviews;
-use crate::host::{Parts, PresentLimits, Standbys, Stopping, VmOrders, VolumeViews};
+use crate::host::{Draining, Parts, PresentLimits, Standbys, Stopping, VmOrders, VolumeViews};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::ends::Ends;
@@ -47,6 +47,7 @@ pub(crate) struct Description {
     started_unix_ms: u64,
     looks: Arc<Semaphore>,
     stopping: Stopping,
+    draining: Arc<Draining>,
     views: Arc<VolumeViews>,
     vm_orders: Arc<VmOrders>,
     standbys: Arc<Standbys>,
@@ -78,6 +79,7 @@ impl Description {
             started_unix_ms,
             looks,
             stopping,
+            draining,
             ..
         } = parts.clone();
         Arc::new(Self {
@@ -99,6 +101,7 @@ impl Description {
             started_unix_ms,
             looks,
             stopping,
+            draining,
             views: Arc::clone(views),
             vm_orders: Arc::clone(vm_orders),
             standbys: Arc::clone(standbys),
@@ -130,6 +133,8 @@ impl Description {
             engine: self.config.engine.name().to_owned(),
             volumes: self.volumes.list().len(),
             migrations_running: self.migrations.running(),
+            drained: self.draining.is_drained(),
+            evacuating: self.draining.is_evacuating(),
         }
     }
 }

@@ -14,6 +14,7 @@ use crate::error::RequestError;
 use crate::files::sockets::SocketFolder;
 use crate::grants::Grants;
 use crate::hooks::Hooks;
+use crate::host::Draining;
 use crate::host::description::overview::Overviews;
 use crate::hosts::Hosts;
 use crate::journal::{Journal, now_unix_ms};
@@ -98,6 +99,8 @@ pub(crate) struct Parts {
     /// Limits queries of stores for descriptions; those at a hanging disk keep their permits.
     pub(crate) looks: Arc<Semaphore>,
     pub(crate) stopping: Stopping,
+    /// Whether this host takes anything new.
+    pub(crate) draining: Arc<Draining>,
 }
 
 /// What a host remembers across restarts.
@@ -161,6 +164,7 @@ impl Parts {
             operations: Operations(Arc::new(Semaphore::new(OPERATIONS_MAX as usize))),
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             stopping: Stopping(Arc::new(watch::Sender::new(false))),
+            draining: Draining::open(&config.data_dir),
             config: Arc::new(config),
             journal,
             chronicles,

@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 62] = [
+const TABLE: [(&str, &str, Takes); 68] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -41,7 +41,12 @@ const TABLE: [(&str, &str, Takes); 62] = [
     ("POST", "/v1/access", ADMIN),
     ("DELETE", "/v1/access/{name}", ADMIN),
     ("PATCH", "/v1/access/{name}", ADMIN),
+    ("GET", "/v1/evacuation", READ),
+    ("POST", "/v1/evacuation", OPERATE),
+    ("POST", "/v1/evacuation/abort", OPERATE),
+    ("POST", "/v1/evacuation/plan", READ),
     ("GET", "/v1/host", READ),
+    ("PATCH", "/v1/host", OPERATE),
     ("GET", "/v1/hosts", READ),
     ("POST", "/v1/hosts", ADMIN),
     ("DELETE", "/v1/hosts/{name}", ADMIN),
@@ -82,6 +87,7 @@ const TABLE: [(&str, &str, Takes); 62] = [
     ("POST", "/v1/vms", ADMIN),
     ("DELETE", "/v1/vms/{name}", ADMIN),
     ("GET", "/v1/vms/{name}", READ),
+    ("PATCH", "/v1/vms/{name}", OPERATE),
     ("POST", "/v1/vms/{name}/adopt", OPERATE),
     ("POST", "/v1/vms/{name}/release", OPERATE),
     ("POST", "/v1/vms/{name}/resume", OPERATE),

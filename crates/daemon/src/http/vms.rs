@@ -18,7 +18,7 @@ use crate::vms::Paths;
 pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(list_vms, add_vm))
-        .routes(routes!(show_vm, remove_vm))
+        .routes(routes!(show_vm, change_vm, remove_vm))
         .routes(routes!(start_vm))
         .routes(routes!(stop_vm))
         .routes(routes!(adopt_vm))
@@ -49,6 +49,18 @@ async fn add_vm(
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.vm_orders.describe_vm(&name).await.map(Json)
+}
+
+/// Changes a VM: its priority in an evacuation.
+#[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
+    request_body = api::SetVm, responses((status = 200, description = "The VM", body = api::Vm)))]
+async fn change_vm(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Vm> {
+    let change = body(request).await?;
+    host.operate(Arc::clone(&host.vm_orders).set_vm(name, change)).await.map(Json)
 }
 
 /// Forgets a stopped VM; its volumes stay.

@@ -23,7 +23,7 @@ use crate::config::Config;
 use crate::custody::Custody;
 use crate::files::sockets::SocketFolder;
 use crate::host::{
-    Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, Standbys, VmOrders,
+    Draining, Exports, MigrationHooks, Parts, PresentLimits, Serving, SessionRunner, Standbys, VmOrders,
 };
 use crate::hosts::Hosts;
 use crate::journal::Journal;
@@ -57,6 +57,7 @@ pub(crate) struct Arrivals {
     moving: Arc<VmMoves>,
     vms: Arc<Vms>,
     looks: Arc<Semaphore>,
+    draining: Arc<Draining>,
     exports: Arc<Exports>,
     serving: Arc<Serving>,
     migration_hooks: Arc<MigrationHooks>,
@@ -93,6 +94,7 @@ impl Arrivals {
             moving,
             vms,
             looks,
+            draining,
             ..
         } = parts.clone();
         Arc::new(Self {
@@ -113,6 +115,7 @@ impl Arrivals {
             moving,
             vms,
             looks,
+            draining,
             exports: Arc::clone(exports),
             serving: Arc::clone(serving),
             migration_hooks: Arc::clone(migration_hooks),

@@ -62,6 +62,7 @@ impl Standbys {
         if let Some(kept) = self.kept_for(peer, line) {
             return Ok(Answered::Made { store: kept.config.store.clone() });
         }
+        self.draining.refuse_new()?;
         if lock(&self.copies).values().filter(|kept| kept.host() == peer).count() >= STANDBYS_MAX {
             return Err(RequestError::Invalid(format!(
                 "it keeps {STANDBYS_MAX} standbys of this host, and no more"

@@ -21,7 +21,7 @@ use hypervisor::qemu::command_line::understood::Allowed;
 use hypervisor::qemu::command_line::{files, listening};
 use migration::vm::cold::Form;
 
-use super::catalogue::{Record, Standing};
+use super::catalogue::{Record, Standing, usual_priority};
 use super::definition::Received;
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
@@ -71,7 +71,8 @@ impl Vms {
             let here =
                 definition.files().keys().map(|file| (file.clone(), manifest::file(&folder, file))).collect();
             let files = manifest::read_files(&here, &Reader::Administrator)?;
-            Ok(Manifest { name, definition: known.definition, files, needs, tpm_state: None }.encode()?)
+            let (definition, priority) = (known.definition, known.priority);
+            Ok(Manifest { name, definition, files, needs, tpm_state: None, priority }.encode()?)
         })
         .await
     }
@@ -105,7 +106,8 @@ impl Vms {
             });
             manifest::read_files(&here.collect(), &reader)?;
             let files = Vec::new();
-            Ok(Manifest { name, definition: text, files, needs, tpm_state: None }.encode()?)
+            let priority = usual_priority();
+            Ok(Manifest { name, definition: text, files, needs, tpm_state: None, priority }.encode()?)
         })
         .await
     }
@@ -241,8 +243,8 @@ impl Vms {
         let manifest = Manifest::decode(bytes)?;
         // N.B. checked again: the description of the earlier check may have been another one. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
-        let Manifest { name, files, .. } = manifest;
-        let record = Record::arriving(&name, definition.text(), Form::Live);
+        let Manifest { name, files, priority, .. } = manifest;
+        let record = Record::arriving(&name, definition.text(), Form::Live, priority);
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
         match self.launch_waiting(&name, terms, sockets).await {

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use api::SetVm;
 use migration::vm::cold::Form;
 use serde::{Deserialize, Serialize};
 
@@ -29,11 +30,23 @@ pub(super) struct Record {
     /// Whether it is moving without a hypervisor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_cold: bool,
+    /// Its priority in an evacuation.
+    #[serde(default = "usual_priority", skip_serializing_if = "is_usual")]
+    pub(super) priority: u8,
+}
+
+/// Returns the priority of a VM that was given none.
+pub(super) fn usual_priority() -> u8 {
+    SetVm::PRIORITY_DEFAULT
+}
+
+pub(super) fn is_usual(priority: &u8) -> bool {
+    *priority == usual_priority()
 }
 
 impl Record {
     /// Returns the record of a VM that arrives from another host.
-    pub(super) fn arriving(name: &str, definition: &str, form: Form) -> Self {
+    pub(super) fn arriving(name: &str, definition: &str, form: Form, priority: u8) -> Self {
         Self {
             name: name.to_owned(),
             definition: definition.to_owned(),
@@ -44,6 +57,7 @@ impl Record {
             user: None,
             stays_paused: false,
             is_cold: form == Form::Cold,
+            priority: priority.min(SetVm::PRIORITY_MAX),
         }
     }
 }
@@ -113,6 +127,7 @@ mod tests {
             user: None,
             stays_paused: false,
             is_cold: false,
+            priority: usual_priority(),
         };
         assert_eq!(Catalogue::open(folder.path()).unwrap().list(), [record]);
     }

@@ -77,7 +77,8 @@ impl Vms {
                 Extent::AsItIs => vms.tpm_left(&name)?,
                 Extent::Needs | Extent::Everything => vms.tpm_of_stopped(&name)?,
             };
-            let whole = Manifest { name, definition: known.definition, files, needs, tpm_state };
+            let priority = known.priority;
+            let whole = Manifest { name, definition: known.definition, files, needs, tpm_state, priority };
             Ok(match extent {
                 Extent::Everything | Extent::AsItIs => whole.encode()?,
                 Extent::Needs => Manifest { files: Vec::new(), tpm_state: None, ..whole }.encode()?,
@@ -189,14 +190,15 @@ impl Vms {
         definition: Definition,
         standing: Standing,
     ) -> Result<(), VmError> {
-        let Manifest { name, files, tpm_state, .. } = manifest;
+        let Manifest { name, files, tpm_state, priority, .. } = manifest;
         let sent: BTreeSet<_> = files.iter().map(|(file, _)| file).collect();
         let is_complete = sent.len() == files.len() && sent.into_iter().eq(definition.files().keys());
         if !is_complete || (tpm_state.is_some() && !definition.has_tpm()) {
             return Err(VmError::Unusable("files arrived that are not the VM's".to_owned()));
         }
         let is_cold = standing == Standing::Arriving;
-        let record = Record { standing, is_cold, ..Record::arriving(&name, definition.text(), Form::Cold) };
+        let record =
+            Record { standing, is_cold, ..Record::arriving(&name, definition.text(), Form::Cold, priority) };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, tpm_state.as_deref())).await
     }

@@ -17,7 +17,7 @@ use hypervisor::qemu::command_line::sandbox;
 use hypervisor::qemu::command_line::script::{self, GivenBack, Surroundings};
 
 use super::arrival::blocking;
-use super::catalogue::{Fate, Record, Standing};
+use super::catalogue::{Fate, Record, Standing, usual_priority};
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
 use super::{Adopted, Definition, Life, VmError, Vms, launched, remove_folder, tpm, user_of};
@@ -51,6 +51,7 @@ impl Vms {
             user: None,
             stays_paused: false,
             is_cold: false,
+            priority: usual_priority(),
         };
         let vms = Arc::clone(self);
         blocking(move || {
@@ -62,6 +63,7 @@ impl Vms {
                 files,
                 needs: Needs::default(),
                 tpm_state: None,
+                priority: usual_priority(),
             };
             manifest.encode()?;
             vms.enter(&record, definition, &manifest.files, None)

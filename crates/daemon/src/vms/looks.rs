@@ -69,8 +69,8 @@ impl Vms {
             };
             let files = manifest::read_files(&definition.files().iter().map(here).collect(), &reader)?;
             let sum = sum(&files);
-            let (definition, needs) = (known.definition, Needs::default());
-            let bytes = Manifest { name, definition, files, needs, tpm_state: None }.encode()?;
+            let (definition, needs, priority) = (known.definition, Needs::default(), known.priority);
+            let bytes = Manifest { name, definition, files, needs, tpm_state: None, priority }.encode()?;
             Ok((sum, bytes))
         })
         .await

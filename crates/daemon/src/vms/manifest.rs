@@ -16,6 +16,7 @@ use block::held::{self, User};
 use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
+use super::catalogue::{is_usual, usual_priority};
 use super::needs::Needs;
 use super::tpm;
 use crate::files::whole_file;
@@ -48,6 +49,8 @@ pub(super) struct Manifest {
     pub(super) needs: Needs,
     /// The state of the TPM of a stopped VM; `None`: there is none, or it comes with the VM's memory.
     pub(super) tpm_state: Option<Vec<u8>>,
+    /// Its priority in an evacuation.
+    pub(super) priority: u8,
 }
 
 /// Why a VM's small files cannot move along, or why bytes are no VM description.
@@ -73,6 +76,8 @@ struct Head {
     /// The length of the TPM's state, which follows the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tpm_bytes: Option<usize>,
+    #[serde(default = "usual_priority", skip_serializing_if = "is_usual")]
+    priority: u8,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -92,6 +97,7 @@ impl Manifest {
             files: files.collect(),
             needs: self.needs.clone(),
             tpm_bytes: self.tpm_state.as_ref().map(Vec::len),
+            priority: self.priority,
         };
         let head = serde_json::to_vec(&head).map_err(|_| ManifestError::Malformed("it has no JSON form"))?;
         let length = u32::try_from(head.len()).ok().filter(|_| head.len() <= HEAD_BYTES_MAX);
@@ -120,11 +126,11 @@ impl Manifest {
             serde_json::from_slice(head).map_err(|_| ManifestError::Malformed("its head is not valid"))?;
         names::check(&head.name).map_err(|_| ManifestError::Malformed("its name is not valid"))?;
         let mut files = Vec::new();
-        for FileHead { name, bytes } in head.files {
-            names::check(&name).map_err(|_| ManifestError::Malformed("the name of a file is not valid"))?;
+        for FileHead { name, bytes } in &head.files {
+            names::check(name).map_err(|_| ManifestError::Malformed("the name of a file is not valid"))?;
             let content;
-            (content, rest) = rest.split_at_checked(bytes).ok_or(SHORT)?;
-            files.push((name, content.to_vec()));
+            (content, rest) = rest.split_at_checked(*bytes).ok_or(SHORT)?;
+            files.push((name.clone(), content.to_vec()));
         }
         let tpm_state = match head.tpm_bytes {
             Some(bytes) if bytes as u64 > tpm::PERMANENT_BYTES_MAX => {
@@ -140,7 +146,8 @@ impl Manifest {
         if !rest.is_empty() {
             return Err(ManifestError::Malformed("something follows its end"));
         }
-        Ok(Self { name: head.name, definition: head.definition, files, needs: head.needs, tpm_state })
+        let Head { name, definition, needs, priority, .. } = head;
+        Ok(Self { name, definition, files, needs, tpm_state, priority })
     }
 }
 
@@ -259,6 +266,7 @@ mod tests {
             files,
             needs: Needs::default(),
             tpm_state: None,
+            priority: usual_priority(),
         }
     }
 

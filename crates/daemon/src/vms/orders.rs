@@ -16,7 +16,7 @@ pub(crate) mod standing;
 use crate::config::Config;
 use crate::custody::Custody;
 use crate::files::sockets::SocketFolder;
-use crate::host::{Exports, MigrationHooks, Parts, Stopping, VolumeClaims, VolumeOrders};
+use crate::host::{Draining, Exports, MigrationHooks, Parts, Stopping, VolumeClaims, VolumeOrders};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::volume_hooks::VolumeHooks;
@@ -43,6 +43,7 @@ pub(crate) struct VmOrders {
     vms: Arc<Vms>,
     finders: Arc<Finders>,
     stopping: Stopping,
+    draining: Arc<Draining>,
     exports: Arc<Exports>,
     claims: Arc<VolumeClaims>,
     volume_orders: Arc<VolumeOrders>,
@@ -71,6 +72,7 @@ impl VmOrders {
             vms,
             finders,
             stopping,
+            draining,
             ..
         } = parts.clone();
         Arc::new(Self {
@@ -87,6 +89,7 @@ impl VmOrders {
             vms,
             finders,
             stopping,
+            draining,
             exports: Arc::clone(exports),
             claims: Arc::clone(claims),
             volume_orders: Arc::clone(volume_orders),

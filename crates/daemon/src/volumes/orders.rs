@@ -19,7 +19,7 @@ use tokio::sync::{Mutex, Semaphore};
 use crate::config::Config;
 use crate::custody::Custody;
 use crate::files::sockets::SocketFolder;
-use crate::host::{Exports, Parts, PresentLimits, Serving, Stopping, VolumeClaims, VolumeViews};
+use crate::host::{Draining, Exports, Parts, PresentLimits, Serving, Stopping, VolumeClaims, VolumeViews};
 use crate::hosts::Hosts;
 use crate::journal::Journal;
 use crate::migrations::ownership::restoration::Restoring;
@@ -45,6 +45,7 @@ pub(crate) struct VolumeOrders {
     finders: Arc<Finders>,
     looks: Arc<Semaphore>,
     stopping: Stopping,
+    draining: Arc<Draining>,
     exports: Arc<Exports>,
     claims: Arc<VolumeClaims>,
     serving: Arc<Serving>,
@@ -76,6 +77,7 @@ impl VolumeOrders {
             finders,
             looks,
             stopping,
+            draining,
             ..
         } = parts.clone();
         Arc::new(Self {
@@ -93,6 +95,7 @@ impl VolumeOrders {
             finders,
             looks,
             stopping,
+            draining,
             exports: Arc::clone(exports),
             claims: Arc::clone(claims),
             serving: Arc::clone(serving),

@@ -35,6 +35,13 @@ pub(crate) enum HostCommand {
         /// Name of the other host.
         name: Option<String>,
     },
+    /// Take nothing new from now on, for maintenance: no volumes and VMs, neither made here nor from other hosts. All that is here
+    /// goes on; to move it away: sterna evacuate.
+    #[command(after_help = "Example:\n  sterna host drain")]
+    Drain,
+    /// Take volumes and VMs again.
+    #[command(after_help = "Example:\n  sterna host undrain")]
+    Undrain,
     /// Change the permissions of another host, or the addresses at which it is reached.
     #[command(after_help = SET_HELP)]
     Set {

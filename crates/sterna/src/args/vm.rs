@@ -24,6 +24,9 @@ pub(crate) enum VmCommand {
     /// Resume a VM that was paused by an error of a disk, by a failed move or adoption, or by hand.
     #[command(after_help = "Example:\n  sterna vm resume web1")]
     Resume(VmArguments),
+    /// Change a VM: its priority in an evacuation.
+    #[command(after_help = "Example:\n  sterna vm set web1 --priority 80")]
+    Set(SetVmArguments),
     /// List the VMs of the host.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
     List,
@@ -39,6 +42,15 @@ pub(crate) enum VmCommand {
 pub(crate) struct VmArguments {
     /// Name of the VM.
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SetVmArguments {
+    /// Name of the VM.
+    pub(crate) name: String,
+    /// A higher one leaves first (sterna evacuate); from 0 to 100. A VM that was given none has 50. It moves with the VM.
+    #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(0..=i64::from(api::SetVm::PRIORITY_MAX)))]
+    pub(crate) priority: u8,
 }
 
 #[derive(Debug, Args)]

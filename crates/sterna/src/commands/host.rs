@@ -4,7 +4,7 @@ use std::fs::File;
 use std::io::{self, BufRead as _, IsTerminal as _, Read, Write as _};
 use std::path::Path;
 
-use api::{Client, JoinHost, NewIdentity, NewInvitation, RemovePeer, SetPeer};
+use api::{Client, JoinHost, NewIdentity, NewInvitation, RemovePeer, SetHost, SetPeer};
 
 use crate::args::HostCommand;
 use crate::commands::CommandError;
@@ -33,7 +33,18 @@ pub(super) async fn run(client: &Client, command: HostCommand, format: Format) -
             let order = JoinHost { token, address: Some(order.address), allow_machines };
             output::print(format, &client.join_host(&order).await?, hosts::joined)?;
         }
-        HostCommand::List => output::print(format, &client.peers().await?, hosts::peers)?,
+        HostCommand::List => {
+            let own = client.host().await?;
+            output::print(format, &client.peers().await?, |peers| {
+                hosts::peers(peers) + &hosts::drained(&own)
+            })?;
+        }
+        HostCommand::Drain => {
+            output::print(format, &client.set_host(SetHost { drained: true }).await?, hosts::drained)?;
+        }
+        HostCommand::Undrain => {
+            output::print(format, &client.set_host(SetHost { drained: false }).await?, hosts::undrained)?;
+        }
         HostCommand::Show { name: None } => {
             output::print(format, &client.identity().await?, hosts::identity)?;
         }

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::{AdoptVm, Client, NewVm, StopVm};
+use api::{AdoptVm, Client, NewVm, SetVm, StopVm};
 
 use crate::args::VmCommand;
 use crate::commands::{CommandError, absolute};
@@ -45,6 +45,11 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
         }
         VmCommand::Resume(order) => {
             output::print(format, &client.resume_vm(&order.name).await?, vms::started)?;
+        }
+        VmCommand::Set(order) => {
+            let change = SetVm { priority: order.priority };
+            let changed = client.set_vm(&order.name, change).await?;
+            output::print(format, &changed, |vm| format!("{} has the priority {}\n", vm.name, vm.priority))?;
         }
         VmCommand::List => output::print(format, &client.vms().await?, vms::list)?,
         VmCommand::Show(order) => output::print(format, &client.vm(&order.name).await?, vms::show)?,

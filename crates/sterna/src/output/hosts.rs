@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use api::{Identity, Invitation, Peer, PeerConnection};
+use api::{Host, Identity, Invitation, Peer, PeerConnection};
 
 use super::{dash, lines, properties, table};
 use console::units::{bytes, duration};
@@ -69,6 +69,26 @@ pub(crate) fn reached(peer: &Peer) -> String {
         peer.name,
         addresses.join(", ")
     )
+}
+
+/// Returns that this host takes nothing new; empty: it does.
+pub(crate) fn drained(host: &Host) -> String {
+    match (host.evacuating, host.drained) {
+        (true, _) => {
+            "this host is being evacuated, and takes nothing new: sterna evacuate --status\n".to_owned()
+        }
+        (false, true) => {
+            "this host is drained, and takes nothing new; to end that: sterna host undrain\n".to_owned()
+        }
+        (false, false) => String::new(),
+    }
+}
+
+pub(crate) fn undrained(host: &Host) -> String {
+    match host.evacuating {
+        true => drained(host),
+        false => "this host takes volumes and VMs again\n".to_owned(),
+    }
 }
 
 pub(crate) fn peers(peers: &Vec<Peer>) -> String {

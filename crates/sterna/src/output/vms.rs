@@ -8,11 +8,12 @@ pub(crate) fn list(vms: &Vec<Vm>) -> String {
     if vms.is_empty() {
         return "no VMs; add one with: sterna vm add NAME --definition FILE\n".to_owned();
     }
-    let mut table = table(&["VM", "STATE", "HYPERVISOR", "PROCESS", "VOLUMES"], &[3]);
+    let mut table = table(&["VM", "STATE", "HYPERVISOR", "PROCESS", "PRIORITY", "VOLUMES"], &[3, 4]);
     for vm in vms {
         let process = vm.process.map_or_else(dash, |process| process.to_string());
         let hypervisor = vm.hypervisor.clone().unwrap_or_else(dash);
-        let row = [vm.name.clone(), vm.state.words().to_owned(), hypervisor, process, volumes(&vm.volumes)];
+        let (state, priority) = (vm.state.words().to_owned(), vm.priority.to_string());
+        let row = [vm.name.clone(), state, hypervisor, process, priority, volumes(&vm.volumes)];
         table.add_row(row);
     }
     lines(&table)
@@ -23,6 +24,7 @@ pub(crate) fn show(vm: &Vm) -> String {
     rows.extend(vm.message.clone().map(|message| ("why", message)));
     rows.push(("volumes", volumes(&vm.volumes)));
     rows.extend(vm.images.iter().map(|image| ("image", image.clone())));
+    rows.push(("priority", vm.priority.to_string()));
     rows.push(("process", vm.process.map_or_else(dash, |process| process.to_string())));
     rows.push(("hypervisor", vm.hypervisor.clone().unwrap_or_else(dash)));
     match &vm.libvirt_domain {

@@ -121,6 +121,14 @@ impl Description {
             let message = "new migrations wait: limits.migrations_per_host allows no more at a time; see: sterna migration list";
             warnings.push(problem(Part::Migration, None, message));
         }
+        if self.draining.is_evacuating() {
+            let message =
+                "everything is leaving this host, and nothing new comes; see: sterna evacuate --status";
+            warnings.push(problem(Part::Daemon, None, message));
+        } else if self.draining.is_drained() {
+            let message = "this host is drained: nothing new comes; when it may take volumes and VMs again: sterna host undrain";
+            warnings.push(problem(Part::Daemon, None, message));
+        }
         Readiness { ready: problems.is_empty(), problems, warnings }
     }
 

@@ -109,6 +109,7 @@ impl Arrivals {
                 format!("a migration has one volume to {VOLUMES_MAX}, this one {}", offer.volumes.len());
             return Err(RequestError::Invalid(text));
         }
+        self.draining.refuse_new()?;
         if offer.vm.is_some() {
             self.vm_orders.check_may_bring_vms(peer)?;
         }

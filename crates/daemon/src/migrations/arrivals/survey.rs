@@ -48,6 +48,10 @@ impl Arrivals {
             found.refusals.push(Refusal { code: RefusalCode::Unsuitable, detail });
             return found;
         }
+        if let Err(error) = self.draining.refuse_new() {
+            found.refusals.push(refusal(&error));
+            return found;
+        }
         if (offer.vm.is_some() || !vm.is_empty())
             && let Err(error) = self.vm_orders.check_may_bring_vms(peer)
         {

@@ -227,6 +227,7 @@ pub(crate) fn refusal(error: &RequestError) -> Refusal {
             RefusalCode::VolumePresent
         }
         (RequestError::ShareUsedUp(_), _) => RefusalCode::Busy,
+        (_, api::ErrorCode::HostDrained) => RefusalCode::NotAllowed,
         (_, api::ErrorCode::NoSpace | api::ErrorCode::TargetTooSmall) => RefusalCode::NoSpace,
         (_, api::ErrorCode::StoreNotFound) => RefusalCode::UnknownStore,
         (_, api::ErrorCode::VolumeExists) => RefusalCode::NameTaken,

@@ -43,6 +43,7 @@ impl VmOrders {
         order: AdoptVm,
         paths: Paths,
     ) -> Result<Vm, RequestError> {
+        self.draining.refuse_new()?;
         names::check(&name).map_err(|reason| {
             RequestError::Invalid(format!("\"{name}\" cannot be the name of a VM: {reason}"))
         })?;

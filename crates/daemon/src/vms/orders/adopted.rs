@@ -94,6 +94,7 @@ impl VmOrders {
             definition: None,
             whole_move: None,
             added_unix_ms: adopted.added_unix_ms,
+            priority: api::SetVm::PRIORITY_DEFAULT,
         };
         match found {
             Ok((process, version, state, (derived, obstacles))) => {

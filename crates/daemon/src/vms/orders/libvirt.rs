@@ -400,6 +400,7 @@ impl VmOrders {
                 left_behind: Vec::new(),
             }),
             added_unix_ms: adopted.added_unix_ms,
+            priority: api::SetVm::PRIORITY_DEFAULT,
         }
     }
 

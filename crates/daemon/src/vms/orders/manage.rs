@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::{NewVm, RemovedVm, StopVm, Vm, VmState};
+use api::{NewVm, RemovedVm, SetVm, StopVm, Vm, VmState};
 use hypervisor::qemu::{Qemu, RECONNECT_SECONDS};
 use hypervisor::{MigrationStatus, RunState};
 use migration::journal::{Forwarding, MigrationState};
@@ -23,6 +23,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(1);
 impl VmOrders {
     /// Adds a VM. After an error there is no such VM.
     pub(crate) async fn add_vm(self: Arc<Self>, order: NewVm) -> Result<Vm, RequestError> {
+        self.draining.refuse_new()?;
         let NewVm { name, definition } = order;
         if self.vms.adoptions()?.get(&name).is_some() {
             return Err(VmError::Exists(name).into());
@@ -64,6 +65,18 @@ impl VmOrders {
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
         self.vms.stop(&name, ending).await?;
         tracing::info!(vm = %name, "VM stopped");
+        self.describe_vm(&name).await
+    }
+
+    /// Changes a VM. Errors: [`VmError::NotFound`], [`VmError::Adopted`]; [`RequestError::Invalid`]: the priority is out of range.
+    pub(crate) async fn set_vm(self: Arc<Self>, name: String, change: SetVm) -> Result<Vm, RequestError> {
+        if change.priority > SetVm::PRIORITY_MAX {
+            let text = format!("a priority is a number from 0 to {}", SetVm::PRIORITY_MAX);
+            return Err(RequestError::Invalid(text));
+        }
+        self.refuse_adopted(&name)?;
+        let (host, changed) = (Arc::clone(&self), name.clone());
+        blocking(move || Ok(host.vms.set_priority(&changed, change.priority)?)).await?;
         self.describe_vm(&name).await
     }
 
@@ -191,6 +204,7 @@ async fn describe(known: Known) -> Vm {
         definition: Some(known.definition),
         whole_move: None,
         added_unix_ms: known.added_unix_ms,
+        priority: known.priority,
         name: known.name,
     }
 }

@@ -39,6 +39,7 @@ impl VolumeOrders {
         self: Arc<Self>,
         order: NewVolume,
     ) -> Result<api::Volume, RequestError> {
+        self.draining.refuse_new()?;
         let NewVolume { name, source, export } = order;
         names::check(&name).map_err(|reason| RequestError::Name { name: name.clone(), reason })?;
         self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
