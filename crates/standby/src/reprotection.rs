@@ -31,6 +31,8 @@ pub struct Former {
     pub written: Option<Vec<LayeredBitmap>>,
     /// Whether the images are as they were when the group was given up.
     pub image: Image,
+    /// Whether the images can become those of a standby: raw files in the folder of one store.
+    pub is_suitable: bool,
 }
 
 /// What an image of a former owner lacks of the promoted state.
@@ -59,6 +61,8 @@ pub enum Because {
     NewerPoint,
     /// The groups have not the same volumes.
     OtherVolumes,
+    /// The images cannot become those of a standby.
+    Unsuitable,
 }
 
 /// Returns what the images of a former owner lack of a promoted state, whose volumes have these sizes at the new owner.
@@ -73,10 +77,13 @@ pub fn lacking(former: &Former, promoted: Watermark, sizes: &[BlockCount]) -> La
         (Some(_), Some(_)) if former.image == Image::Touched => Some(Because::Touched),
         (Some(_), Some(written)) if written.len() != sizes.len() => Some(Because::OtherVolumes),
         (Some(record), Some(_)) if record.acknowledged.is_none() => Some(Because::HistoryLost),
+        (Some(_), Some(_)) if !former.is_suitable => Some(Because::Unsuitable),
         (Some(_), Some(_)) => None,
     };
     match (because, &former.written) {
-        (None, Some(written)) => Lacking::These(written.iter().zip(sizes).map(of_size).collect()),
+        (None, Some(written)) => {
+            Lacking::These(written.iter().zip(sizes).map(|(written, size)| of_size(written, *size)).collect())
+        }
         (because, _) => Lacking::Everything(because.unwrap_or(Because::HistoryLost)),
     }
 }
@@ -89,24 +96,18 @@ fn is_stranger(record: &OwnerRecord, promoted: Watermark) -> bool {
 /// Returns a set of a volume that has this size at the new owner.
 ///
 /// A longer image is cut to the size, and a shorter one is filled up with zeroes: there the new owner has zeroes too, or has written.
-fn of_size((written, size): (&LayeredBitmap, &BlockCount)) -> LayeredBitmap {
+pub fn of_size(written: &LayeredBitmap, size: BlockCount) -> LayeredBitmap {
     if broken(Bug::DivergenceForgotten) {
-        return LayeredBitmap::new(*size);
+        return LayeredBitmap::new(size);
     }
-    let mut set = written.clone().cut_to(*size);
-    set.grow(*size);
+    let mut set = written.clone().cut_to(size);
+    set.grow(size);
     set
 }
 
 /// Returns the record with which the new owner begins: its chronicle knows what it has written since the promotion.
 pub fn owner_record(standby: StandbyId, life: LifeId) -> OwnerRecord {
-    OwnerRecord {
-        standby,
-        generation: Generation(1),
-        life,
-        acknowledged: Some(BASE),
-        numbered_through: BASE,
-    }
+    OwnerRecord { standby, generation: Generation(1), life, acknowledged: Some(BASE), numbered_through: BASE }
 }
 
 /// Returns the record with which the former owner keeps the standby, if it is known what its images lack.
@@ -198,7 +199,7 @@ mod tests {
         let mut written = LayeredBitmap::new(BlockCount(10));
         written.insert(BlockRange::new(3, 5));
         written.insert(BlockRange::new(9, 10));
-        Former { record: Some(record), written: Some(vec![written]), image: Image::AsLeft }
+        Former { record: Some(record), written: Some(vec![written]), image: Image::AsLeft, is_suitable: true }
     }
 
     fn because(former: &Former, promoted: Watermark) -> Option<Because> {
@@ -210,11 +211,10 @@ mod tests {
 
     #[test]
     fn only_what_was_written_since_a_watermark_that_is_not_younger_is_lacking() {
-        let Lacking::These(sets) = lacking(&former(), at(41), &[BlockCount(10)]) else { panic!("it is known") };
-        assert_eq!(
-            sets[0].runs().collect::<Vec<_>>(),
-            [BlockRange::new(3, 5), BlockRange::new(9, 10)]
-        );
+        let Lacking::These(sets) = lacking(&former(), at(41), &[BlockCount(10)]) else {
+            panic!("it is known")
+        };
+        assert_eq!(sets[0].runs().collect::<Vec<_>>(), [BlockRange::new(3, 5), BlockRange::new(9, 10)]);
         assert_eq!(because(&former(), at(40)), None);
         assert_eq!(because(&former(), at(39)), Some(Because::OlderPoint));
         assert_eq!(because(&former(), at(64)), None);
@@ -243,6 +243,8 @@ mod tests {
         assert_eq!(because(&Former { written: None, ..known.clone() }, at(41)), Some(Because::HistoryLost));
         let touched = Former { image: Image::Touched, ..known.clone() };
         assert_eq!(because(&touched, at(41)), Some(Because::Touched));
+        let unsuitable = Former { is_suitable: false, ..known.clone() };
+        assert_eq!(because(&unsuitable, at(41)), Some(Because::Unsuitable));
         let two = lacking(&known, at(41), &[BlockCount(10), BlockCount(10)]);
         assert_eq!(two, Lacking::Everything(Because::OtherVolumes));
         let mut never = known;

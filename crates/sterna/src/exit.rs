@@ -78,6 +78,7 @@ impl Exit {
             | CommandError::Signals(_)
             | CommandError::Unwritten(_)
             | CommandError::Report { .. }
+            | CommandError::Divergence { .. }
             | CommandError::Path { .. } => Self::Unexpected,
         }
     }

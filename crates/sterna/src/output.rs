@@ -445,7 +445,7 @@ fn guest(migration: &Migration) -> &'static str {
     }
 }
 
-fn dash() -> String {
+pub(crate) fn dash() -> String {
     "-".to_owned()
 }
 

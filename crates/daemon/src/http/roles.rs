@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 60] = [
+const TABLE: [(&str, &str, Takes); 64] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -41,6 +41,9 @@ const TABLE: [(&str, &str, Takes); 60] = [
     ("POST", "/v1/access", ADMIN),
     ("DELETE", "/v1/access/{name}", ADMIN),
     ("PATCH", "/v1/access/{name}", ADMIN),
+    ("GET", "/v1/divergences", READ),
+    ("DELETE", "/v1/divergences/{name}", ADMIN),
+    ("GET", "/v1/divergences/{name}", ADMIN),
     ("GET", "/v1/host", READ),
     ("GET", "/v1/hosts", READ),
     ("POST", "/v1/hosts", ADMIN),
@@ -70,6 +73,7 @@ const TABLE: [(&str, &str, Takes); 60] = [
     ("GET", "/v1/standbys/{name}", READ),
     ("PATCH", "/v1/standbys/{name}", OPERATE),
     ("POST", "/v1/standbys/{name}/promote", ADMIN),
+    ("POST", "/v1/standbys/{name}/reprotect", ADMIN),
     ("DELETE", "/v1/standbys/{name}/test", ADMIN),
     ("POST", "/v1/standbys/{name}/test", ADMIN),
     ("GET", "/v1/stores", READ),

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use api::{
-    BootCheckState, Client, NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, StandbyRole,
-    StandbyState, StandbyTest, StandbyTestState, TestStandby,
+    BootCheckState, Client, NewStandby, PromoteStandby, RemoveStandby, ReprotectStandby, SetStandby, Standby,
+    StandbyRole, StandbyState, StandbyTest, StandbyTestState, TestStandby,
 };
 
 use crate::args::{AddStandbyArguments, PromoteStandbyArguments, StandbyCommand, TestStandbyArguments};
@@ -55,6 +55,17 @@ pub(super) async fn run(
             };
             let promoted = client.promote_standby(&arguments.name, &order).await?;
             output::print(format, &promoted, standbys::promoted)?;
+        }
+        StandbyCommand::Reprotect(arguments) => {
+            let order = ReprotectStandby {
+                every_seconds: Some(arguments.every.as_secs_f64()),
+                rpo_seconds: arguments.rpo.map(|age| age.as_secs_f64()),
+                bandwidth_bytes_per_second: arguments.bandwidth,
+                keep: arguments.keep,
+                if_silent: arguments.if_silent.map(Into::into),
+            };
+            let turned = client.reprotect_standby(&arguments.name, &order).await?;
+            output::print(format, &turned, standbys::turned)?;
         }
         StandbyCommand::Remove { name, force } => {
             let removed = client.remove_standby(&name, RemoveStandby { force }).await?;

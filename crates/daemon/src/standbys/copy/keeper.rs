@@ -14,7 +14,7 @@ use standby::receiver::{Action, Event, Image, Journal, PromoteOrder, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
-use standby::{Standby, StandbyId, Watermark};
+use standby::{Standby, StandbyId, VolumeIndex, Watermark};
 use tokio::sync::oneshot;
 
 use super::cloning::{CloneAnswer, CloneOrder, Cloning, Progress};
@@ -57,6 +57,13 @@ pub(crate) enum Input {
     Cloned { number: u64, result: Result<(), String> },
     /// The clone that is being made is not wanted any more.
     EndClone,
+    /// Asks which blocks of a volume, from `first` on, have contents with these hashes.
+    Compare {
+        volume: VolumeIndex,
+        first: u64,
+        hashes: Bytes,
+        answer: oneshot::Sender<io::Result<Vec<(u64, u64)>>>,
+    },
     /// Asks for the present state.
     Look { answer: oneshot::Sender<CopyView> },
     /// Ends the keeper, and closes its files first.
@@ -379,6 +386,11 @@ impl Keeper {
             }
             Input::Release { to, answer } => {
                 let _ = answer.send(self.release(&to));
+            }
+            Input::Compare { volume, first, hashes, answer } => {
+                let missing = || io::Error::other("its files are closed");
+                let open = self.open.as_mut().ok_or_else(missing);
+                let _ = answer.send(open.and_then(|open| open.files.same(volume, first, &hashes)));
             }
             Input::Clone(order) => self.begin_clone(order),
             Input::Copied { number, answer } => self.answer_copied(number, &answer),
