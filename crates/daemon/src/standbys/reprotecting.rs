@@ -72,12 +72,10 @@ impl Standbys {
         let config = SourceConfig { store: cleaned(&store), ..config };
         let written = config.clone();
         self.on_book(move |book| book.write_config(Side::Source, &written.id, &written)).await?;
-        let source = match lock(&self.sources).get(&standby).cloned() {
-            Some(source) => source,
-            None => self
-                .begin_source(config)
-                .ok_or_else(|| RequestError::Internal("a standby has no identity".to_owned()))?,
-        };
+        let known = lock(&self.sources).get(&standby).cloned();
+        let source = known
+            .or_else(|| self.begin_source(config))
+            .ok_or_else(|| RequestError::Internal("a standby has no identity".to_owned()))?;
         self.end_promoted(&kept).await?;
         Ok(self.view(&Found::Source(source)).await)
     }
