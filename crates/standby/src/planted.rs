@@ -39,6 +39,8 @@ bugs! {
     DivergenceOverwritten = "standby-divergence-overwritten",
     /// The images of a former owner count as older states of any promoted volume.
     ReprotectsStranger = "standby-reprotects-a-stranger",
+    /// A migration gets the images of a former owner before an epoch has carried what that has written.
+    FormerConsumed = "standby-former-consumed",
     /// An epoch whose seal was sent counts as received when epochs are merged.
     SentCountsAsReceived = "standby-sent-counts-as-received",
     /// Watermarks of other lives of the history are compared by number.

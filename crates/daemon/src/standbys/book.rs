@@ -352,7 +352,6 @@ mod tests {
             is_paused: false,
             if_silent: None,
             returns: None,
-            returns: None,
         };
         let record = OwnerRecord {
             standby: StandbyId(9),
@@ -392,7 +391,6 @@ mod tests {
             names: BTreeMap::new(),
             is_removed: false,
             is_yielded: false,
-            has_source_yielded: false,
             has_source_yielded: false,
         };
         book.write_config(Side::Copy, &config.id, &config).unwrap();

@@ -115,6 +115,8 @@ impl Standbys {
         let (id, of) = (source.config().id, copy_of(source.standby(), source.host()));
         let (chronicles, volume) = (self.chronicles.clone(), self.former_volume(&record));
         let name = record.name.clone();
+        // N.B. What an incomplete image lacks is in no chronicle.
+        let is_complete = self.journal.read(|state| !state.fillings.contains_key(&record.volume));
         let _changing = self.formers.lock().await;
         let noted = self.on_book(move |book| {
             let written = written(&chronicles, &record, stay, of)?;
@@ -122,7 +124,7 @@ impl Standbys {
             let Some(index) = former.volumes.iter().position(|known| known.volume == volume.volume) else {
                 return Ok(());
             };
-            if let Some(written) = written {
+            if let Some(written) = written.filter(|_| is_complete) {
                 book.note_written(&id, index, &Written::of(&written))?;
             }
             let look = open_regular(Path::new(&volume.image)).and_then(|image| look_of(&image)).ok();
@@ -133,6 +135,17 @@ impl Standbys {
             tracing::warn!(volume = %name, error = %error.message(), "it is not noted what only this host has of the volume: if its image \
                 becomes a standby, everything is copied");
         }
+    }
+
+    /// Returns which groups that were given up are no standby yet, although that was ordered, and why.
+    pub(super) fn stuck_returns(&self) -> Vec<(String, String)> {
+        let formers = self.book().ok().and_then(|book| book.formers().ok());
+        let formers = formers.map(|(formers, _)| formers).unwrap_or_default();
+        let stuck = |former: FormerGroup| {
+            let problem = former.order?.problem?;
+            Some((former.name, format!("its images are no standby of the other host yet: {problem}")))
+        };
+        formers.into_iter().filter_map(stuck).collect()
     }
 
     /// Lists what only this host has of volumes that were given up.

@@ -369,7 +369,6 @@ mod tests {
             is_paused: false,
             if_silent: None,
             returns: None,
-            returns: None,
         };
         let every = |config, every, rpo| {
             let change = api::SetStandby {

@@ -62,7 +62,7 @@ impl Standbys {
 
     /// Returns what is wrong with standbys for long: the name, and a sentence.
     pub(crate) fn stuck(&self) -> Vec<(String, String)> {
-        let mut stuck = Vec::new();
+        let mut stuck = self.stuck_returns();
         let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
         for source in sources {
             let (shown, name) = (source.shown(), self.name_of(&Found::Source(Arc::clone(&source))));

@@ -105,6 +105,7 @@ fn the_way_back_after_a_failover_sends_only_the_difference_and_loses_nothing() {
         let mut client = connect(&pair.beta, "v")?;
         write(&mut client, 20 * BLOCK, 7)?;
         drop(client);
+        // The write is in an interval that ends later.
         std::thread::sleep(2 * EVERY);
         compare(pair)?;
         let home: Migration = pair.beta.ask(&["migrate", "v", "--to", "alpha:a"])?;

@@ -8,6 +8,7 @@ use std::time::Duration;
 use chronicle::{BlockCount, BlockRange};
 use standby::receiver::{Action, Event, Grown, PromoteOrder, Refusal, Settings};
 use standby::record::{ImageState, KeptBy, Sealed, StandbyRecord};
+use standby::reprotection::BASE;
 use standby::retention::Keep;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
 use standby::{Standby, VolumeIndex, Watermark};
@@ -150,6 +151,12 @@ impl StandbyHost {
             order: None,
             writes: 0,
         }
+    }
+
+    /// Gets the images and the record of a former owner.
+    pub(super) fn return_images(&mut self, images: Vec<Disk>, record: StandbyRecord) {
+        self.images = images;
+        self.record = Some(record);
     }
 
     pub(super) fn due(&self) -> Option<Duration> {
@@ -470,8 +477,10 @@ impl World {
                 self.expect_image_is_free();
                 let durable = self.standby.record.as_ref();
                 let is_torn = durable.is_some_and(|record| record.image == ImageState::Torn);
-                let is_last =
-                    durable.is_some_and(|record| record.watermark.is_some() && record.points.is_empty());
+                // What a former owner has is no recovery point.
+                let is_point = |at: Watermark| at.epoch > BASE;
+                let is_last = durable
+                    .is_some_and(|record| record.watermark.is_some_and(is_point) && record.points.is_empty());
                 if !is_torn {
                     self.violate("an epoch is written over the image before that is recorded");
                 }

@@ -388,9 +388,7 @@ impl Keeper {
                 let _ = answer.send(self.release(&to));
             }
             Input::Compare { volume, first, hashes, answer } => {
-                let missing = || io::Error::other("its files are closed");
-                let open = self.open.as_mut().ok_or_else(missing);
-                let _ = answer.send(open.and_then(|open| open.files.same(volume, first, &hashes)));
+                let _ = answer.send(self.same(volume, first, &hashes));
             }
             Input::Clone(order) => self.begin_clone(order),
             Input::Copied { number, answer } => self.answer_copied(number, &answer),
