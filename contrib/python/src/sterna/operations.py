@@ -9,6 +9,8 @@ from .connection import Connection, segment
 from .types import (
     Access,
     AdoptVm,
+    Divergence,
+    DivergencePiece,
     Grant,
     Health,
     Host,
@@ -37,6 +39,7 @@ from .types import (
     RemovedVm,
     RemovedVolume,
     Replica,
+    ReprotectStandby,
     ResizeVolume,
     SetGrant,
     SetMigration,
@@ -84,6 +87,18 @@ class Operations(Connection):
     def set_access(self, name: str, order: SetGrant) -> Grant:
         """Changes a client's rights over TLS, in effect from its next request."""
         return self.ask("PATCH", f"/v1/access/{segment(name)}", order=order)
+
+    def list_divergences(self) -> list[Divergence]:
+        """Lists what only this host has of volumes that it has given up after a promotion."""
+        return self.ask("GET", "/v1/divergences")
+
+    def drop_divergence(self, name: str) -> Divergence:
+        """Releases what only this host has of a volume: what is kept of it is deleted."""
+        return self.ask("DELETE", f"/v1/divergences/{segment(name)}")
+
+    def export_divergence(self, name: str, from_: int) -> DivergencePiece:
+        """Returns a piece of what only this host has of a volume. The answer names where the next piece is."""
+        return self.ask("GET", f"/v1/divergences/{segment(name)}")
 
     def show_host(self) -> Host:
         """Describes the daemon that answers."""
@@ -205,6 +220,13 @@ class Operations(Connection):
         lost.
         """
         return self.ask("POST", f"/v1/standbys/{segment(name)}/promote", order=order)
+
+    def reprotect_standby(self, name: str, order: ReprotectStandby) -> Standby:
+        """Turns the direction of a standby round that was promoted here: the host that had the volumes before, and
+        has given them up, keeps a standby of them. Answers when that host has accepted it; what its images lack
+        is sent afterwards.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/reprotect", order=order)
 
     def end_standby_test(self, name: str) -> Standby:
         """Ends the test of a standby: all that belongs to it is deleted."""

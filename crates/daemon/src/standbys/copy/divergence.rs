@@ -206,7 +206,9 @@ pub(crate) fn drop_all(store: &Path, id: &str) -> io::Result<()> {
 pub(super) fn same(image: &File, first: u64, hashes: &[u8]) -> io::Result<Vec<(u64, u64)>> {
     let length = image.metadata()?.len();
     let mut runs: Vec<(u64, u64)> = Vec::new();
-    for (hash, block) in hashes.chunks_exact(SHA256_OUTPUT_LEN).zip(first..) {
+    for (hash, index) in hashes.chunks_exact(SHA256_OUTPUT_LEN).zip(0..) {
+        // N.B. The first block is what another host says.
+        let block = first.saturating_add(index);
         let Some(offset) = block.checked_mul(BLOCK_BYTES).filter(|offset| *offset < length) else { break };
         let mut content = vec![0; BLOCK_BYTES as usize];
         let count = (length - offset).min(BLOCK_BYTES) as usize;
