@@ -9,6 +9,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use chronicle::{BlockSize, MarkPolicy, StayId};
@@ -30,6 +31,9 @@ use crate::error::{RequestError, StandbyError};
 use crate::host::blocking;
 use crate::stores::path_text;
 use crate::volumes::orders::create::random_bytes;
+
+/// How long it is waited for a volume to be served.
+const LANE_MAX: Duration = Duration::from_secs(5);
 
 /// Returns the identity of the standby that turns the direction of a promoted one round.
 pub(super) fn turned(standby: StandbyId) -> StandbyId {
@@ -222,9 +226,10 @@ impl Standbys {
     /// Forgets what the former owner's images lack: their direction is not turned round any more.
     pub(super) async fn forget_former_copy(&self, kept: &Kept) {
         let Some(former) = parse(&kept.config.id) else { return };
-        for volume in &kept.config.volumes {
-            if let Ok(lane) = self.volumes.lane(&kept.name_here(&volume.name)).await {
-                // A copy that stays known is only longer marked for.
+        for volume in kept.config.volumes.iter().filter(|volume| self.is_made(volume)) {
+            let name = kept.name_here(&volume.name);
+            // One that is not served soon stays known: it is only longer marked for.
+            if let Ok(Ok(lane)) = tokio::time::timeout(LANE_MAX, self.volumes.lane(&name)).await {
                 let _ = lane.forget_copy(copy_of(turned(former), kept.host())).await;
             }
         }

@@ -166,6 +166,44 @@ fn the_way_back_goes_on_although_both_daemons_are_killed_at_any_time() {
 }
 
 #[test]
+fn a_former_owner_that_has_served_all_the_time_sends_nothing_and_keeps_what_it_wrote() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let stopped = guest::stop_and_verify(guest::start(&pair.alpha.export()?, FILL_BYTES)?)?;
+        drop(stopped.client);
+        add(pair, &["v"])?;
+        // The last write may follow the first copy.
+        std::thread::sleep(2 * EVERY);
+        until_current(&pair.alpha)?;
+        pair.link.set(LinkState::Cut);
+        until("the loss is noticed", || {
+            let refused = pair.beta.sterna(["standby", "promote", "v"])?;
+            Ok(refused.stderr.contains("add --force").then_some(()))
+        })?;
+        pair.beta.sterna(["standby", "promote", "v", "--force"])?.success()?;
+        write(&mut connect(&pair.beta, "v")?, 4 * BLOCK, 2004)?;
+        pair.link.set(LinkState::Up);
+        until("both hosts have the volume", || {
+            let standby: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
+            Ok((standby.state == StandbyState::Diverged).then_some(()))
+        })?;
+        let mut client = connect(&pair.alpha, "v")?;
+        for block in ONLY_ALPHA {
+            write(&mut client, block * BLOCK, 1000 + block)?;
+        }
+        drop(client);
+        pair.alpha.sterna(["volume", "yield", "v"])?.success()?;
+        let found = divergences(&pair.alpha)?;
+        // Its chronicle is exact: it was not killed.
+        ensure!(found[0].bytes == Some(ONLY_ALPHA.len() as u64 * BLOCK), "{found:?}");
+        pair.beta.sterna(["standby", "reprotect", "v", "--every", "1s"])?.success()?;
+        let sent = compare(pair)?.bytes_sent.context("it sends")?;
+        ensure!(sent <= ONLY_ALPHA.len() as u64 * BLOCK, "sent {sent} bytes");
+        expect_export(pair, &pair.alpha.path("after.img"))
+    });
+}
+
+#[test]
 fn an_image_that_was_changed_after_it_was_given_up_is_kept_and_everything_is_copied() {
     play_pair(|pair| {
         fail_over(pair)?;
