@@ -46,9 +46,9 @@ impl World {
         }
         let mut random = self.random.fork();
         if random.percent(50) {
-            self.cut_owners_power(host)
+            self.cut_owners_power(host);
         } else {
-            self.stop_owner(host)
+            self.stop_owner(host);
         }
         let (volumes, ours) = self.write_here(&mut random);
         let sizes: Vec<_> = volumes.iter().map(|volume| BlockCount(volume.len())).collect();
@@ -166,7 +166,7 @@ impl World {
         }
         let volumes: Vec<_> = self.owners[0].volumes.iter().map(Disk::content).collect();
         if self.standby.content() != volumes {
-            return self.violate("the images of a former owner are not the volumes of the new one");
+            self.violate("the images of a former owner are not the volumes of the new one");
         }
     }
 
