@@ -26,12 +26,16 @@
 //!   POST   /v1/volumes/{name}/yield     YieldVolume    -> [RemovedVolume]
 //!   GET    /v1/replicas                 [Replica]
 //!   DELETE /v1/replicas/{volume}        DropReplica    -> Replica
+//!   GET    /v1/divergences              [Divergence]
+//!   GET    /v1/divergences/{name}       DivergenceFrom -> DivergencePiece
+//!   DELETE /v1/divergences/{name}       Divergence
 //!   GET    /v1/standbys                 [Standby]
 //!   POST   /v1/standbys                 NewStandby     -> Standby
 //!   GET    /v1/standbys/{name}          Standby
 //!   PATCH  /v1/standbys/{name}          SetStandby     -> Standby
 //!   DELETE /v1/standbys/{name}          RemoveStandby  -> Standby
 //!   POST   /v1/standbys/{name}/promote  PromoteStandby -> Standby
+//!   POST   /v1/standbys/{name}/reprotect  ReprotectStandby -> Standby
 //!   POST   /v1/standbys/{name}/test     TestStandby    -> Standby
 //!   DELETE /v1/standbys/{name}/test     Standby
 //!   GET    /v1/vms                      [Vm]
@@ -74,6 +78,7 @@
 mod address;
 mod amount;
 mod client;
+mod divergence;
 mod error;
 mod evacuation;
 mod forecast;
@@ -98,6 +103,7 @@ mod volume;
 pub use address::{Address, AddressError};
 pub use amount::Bytes;
 pub use client::{Client, ClientError, Connect, Connecting, Stream};
+pub use divergence::{Divergence, DivergenceExtent, DivergenceFrom, DivergencePiece, DivergenceState};
 pub use error::{ErrorBody, ErrorCode, ErrorDetail};
 pub use evacuation::{
     EvacuatedWorkload, Evacuation, EvacuationState, NewEvacuation, SetHost, WorkloadKind, WorkloadState,
@@ -126,8 +132,8 @@ pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOr
 pub use replica::{DropReplica, Replica};
 pub use standby::{
     BootCheck, BootCheckState, IfSilent, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint,
-    RemoveStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
-    StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks, TestStandby, YieldVolume,
+    RemoveStandby, ReprotectStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest,
+    StandbyTestState, StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks, TestStandby, YieldVolume,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

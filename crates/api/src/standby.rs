@@ -118,6 +118,27 @@ pub struct PromoteStandby {
     pub names: BTreeMap<String, String>,
 }
 
+/// An order to turn the direction of a promoted standby round: the host that had the volumes before keeps a standby of them.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ReprotectStandby {
+    /// Seconds between two cuts; 10 by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub every_seconds: Option<f64>,
+    /// The age in seconds beyond which the standby is behind; six intervals by default, and a minute at least.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rpo_seconds: Option<f64>,
+    /// The most bytes a second that it sends; by default there is no limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bandwidth_bytes_per_second: Option<u64>,
+    /// Which recovery points are kept; by default those of the standby that was promoted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep: Option<KeepPoints>,
+    /// What a start does if the other host says nothing; by default what the configuration says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub if_silent: Option<IfSilent>,
+}
+
 /// An order to test a standby that is kept here.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

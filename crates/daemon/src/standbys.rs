@@ -8,13 +8,17 @@
 //! ```
 //! The machines of both sides are in the crate `standby`, and decide. This room carries out.
 
+mod asking;
 pub(crate) mod book;
 pub(crate) mod copy;
+mod former;
 pub(crate) mod frames;
 mod making;
 mod orders;
 pub(crate) mod permissions;
 mod promotion;
+mod reprotecting;
+mod returning;
 pub(crate) mod source;
 mod testing;
 mod turns;
@@ -37,6 +41,7 @@ use standby::StandbyId;
 use standby::asking::{Question, Word};
 use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
+use self::asking::Asker;
 use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input};
 use self::frames::{ANSWER_MAX, Frame, Line, is_about};
@@ -53,6 +58,7 @@ use crate::journal::Journal;
 use crate::peers::Peers;
 use crate::stores::{StoreKind, Stores};
 use crate::vms::Vms;
+use crate::volumes::chronicles::Chronicles;
 use crate::volumes::registry::Volumes;
 
 /// How long the end of the daemon waits for the keepers of standbys.
@@ -74,6 +80,8 @@ pub(crate) struct Standbys {
     hosts: Arc<Hosts>,
     peers: Arc<Peers>,
     permissions: Arc<Permissions>,
+    chronicles: Chronicles,
+    asker: Asker,
     vms: Arc<Vms>,
     volume_orders: Arc<VolumeOrders>,
     vm_orders: Arc<VmOrders>,
@@ -86,6 +94,8 @@ pub(crate) struct Standbys {
     departed: Mutex<BTreeMap<StandbyId, CopyConfig>>,
     /// Held while a standby is made, removed or promoted.
     changing: tokio::sync::Mutex<()>,
+    /// Held while what is remembered of groups that were given up is changed.
+    formers: tokio::sync::Mutex<()>,
     /// Questions of one host wait for one another.
     asked: Turns,
     /// Descriptions for one host wait for one another: it checks them in turn, and an answer must not take too long.
@@ -100,6 +110,8 @@ struct Kept {
     copy: Copy,
     /// Whether it was promoted, and all of its volumes were made.
     is_complete: AtomicBool,
+    /// Whether its source has given up its volumes after the promotion.
+    has_source_yielded: AtomicBool,
     /// Other names that a promotion gives its volumes, by their own.
     names: Mutex<BTreeMap<String, String>>,
     /// Its test: the present one, or the last.
@@ -136,6 +148,7 @@ impl Standbys {
             hosts,
             peers,
             permissions,
+            chronicles,
             vms,
             stopping,
             draining,
@@ -143,6 +156,7 @@ impl Standbys {
         } = parts.clone();
         let book = Book::open(&config.data_dir).map_err(|error| error.to_string());
         Arc::new(Self {
+            asker: Asker::new(&hosts, &peers),
             book,
             data_dir: config.data_dir.clone(),
             journal,
@@ -153,6 +167,7 @@ impl Standbys {
             hosts,
             peers,
             permissions,
+            chronicles,
             vms,
             volume_orders: Arc::clone(volume_orders),
             vm_orders: Arc::clone(vm_orders),
@@ -163,6 +178,7 @@ impl Standbys {
             copies: Mutex::default(),
             departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            formers: tokio::sync::Mutex::default(),
             asked: Turns::default(),
             describing: Turns::default(),
             unreadable: Mutex::default(),
@@ -194,6 +210,8 @@ impl Standbys {
         self.finish_promotions();
         self.resume_lending();
         self.resume_tests();
+        self.resume_returns();
+        self.finish_turning();
         Ok(())
     }
 
@@ -221,6 +239,7 @@ impl Standbys {
             peers: Arc::clone(&self.peers),
             volumes: Arc::clone(&self.volumes),
             permissions: Arc::clone(&self.permissions),
+            asker: self.asker.clone(),
             stopping: self.stopping.clone(),
         };
         self.permissions.know(config.clone());
@@ -245,9 +264,17 @@ impl Standbys {
         let copy =
             Copy::start(config.clone(), locate, book).map_err(|error| unreadable(error.to_string()))?;
         let is_complete = AtomicBool::new(config.is_complete);
+        let has_source_yielded = AtomicBool::new(config.has_source_yielded);
         let names = Mutex::new(config.names.clone());
-        let kept =
-            Kept { config, copy, is_complete, names, test: Mutex::default(), problems: Mutex::default() };
+        let kept = Kept {
+            config,
+            copy,
+            is_complete,
+            has_source_yielded,
+            names,
+            test: Mutex::default(),
+            problems: Mutex::default(),
+        };
         lock(&self.copies).insert(standby, Arc::new(kept));
         Ok(())
     }

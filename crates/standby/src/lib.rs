@@ -19,6 +19,7 @@ pub mod owner;
 pub mod planted;
 pub mod receiver;
 pub mod record;
+pub mod reprotection;
 pub mod retention;
 pub mod spread;
 pub mod wire;

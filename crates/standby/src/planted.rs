@@ -37,6 +37,14 @@ bugs! {
     DivergedQuietly = "standby-diverged-quietly",
     /// What a returned owner lacks is counted from the newest epoch that it has sent.
     ReturnSinceNewest = "standby-return-since-newest",
+    /// What a former owner has written, and nobody has received, does not count as lacking when the direction is turned round.
+    DivergenceForgotten = "standby-divergent-writes-forgotten",
+    /// A former owner's images are overwritten before what only they have is kept.
+    DivergenceOverwritten = "standby-divergence-overwritten",
+    /// The images of a former owner count as older states of any promoted volume.
+    ReprotectsStranger = "standby-reprotects-a-stranger",
+    /// A migration gets the images of a former owner before an epoch has carried what that has written.
+    FormerConsumed = "standby-former-consumed",
     /// An epoch whose seal was sent counts as received when epochs are merged.
     SentCountsAsReceived = "standby-sent-counts-as-received",
     /// Watermarks of other lives of the history are compared by number.

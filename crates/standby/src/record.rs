@@ -3,7 +3,7 @@
 //! The first bytes name the kind of record and its version. A record of another version or with a wrong checksum is not read: its
 //! standby has no rights then, and no knowledge.
 
-use chronicle::{BlockCount, Epoch, Generation};
+use chronicle::{BlockCount, BlockRange, Epoch, Generation, LayeredBitmap, coarsened};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -139,6 +139,40 @@ impl KeptBy {
     }
 }
 
+/// The greatest number of runs of a [`Written`]: a file of some 2 MiB. A larger set is stored coarser.
+const RUNS_MAX: usize = 100_000;
+
+/// The blocks of a volume that its host has written and another one may not have received, after the host has given the volume up.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Written {
+    /// The size of the volume in blocks.
+    blocks: u64,
+    /// First block and number of blocks of each run, in order.
+    runs: Vec<(u64, u64)>,
+}
+
+impl Written {
+    /// Returns the record of a set; of a larger set if this one has too many runs.
+    pub fn of(set: &LayeredBitmap) -> Self {
+        let coarse = coarsened(set, RUNS_MAX);
+        let runs = coarse.runs().map(|run| (run.start.0, run.len())).collect();
+        Self { blocks: set.blocks().0, runs }
+    }
+
+    /// Returns the set.
+    pub fn set(&self) -> LayeredBitmap {
+        let mut set = LayeredBitmap::new(BlockCount(self.blocks));
+        for (start, count) in &self.runs {
+            set.insert(BlockRange::new(*start, start.saturating_add(*count).min(self.blocks)));
+        }
+        set
+    }
+}
+
+impl Record for Written {
+    const HEADER: [u8; 8] = *b"STERNAW\x01";
+}
+
 impl Record for OwnerRecord {
     const HEADER: [u8; 8] = *b"STERNAO\x01";
 }
@@ -150,6 +184,22 @@ impl Record for StandbyRecord {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_set_is_stored_and_never_smaller() {
+        let mut set = LayeredBitmap::new(BlockCount(1 << 20));
+        (0..300_000).for_each(|block| {
+            set.insert(BlockRange::new(3 * block, 3 * block + 1));
+        });
+        let stored = Written::decode(&Written::of(&set).encode()).unwrap();
+        let mut left_out = set.clone();
+        left_out.subtract(&stored.set());
+        assert!(left_out.is_empty() && stored.runs.len() <= RUNS_MAX);
+        let few = LayeredBitmap::new(BlockCount(7));
+        assert_eq!(Written::of(&few).set(), few);
+        let beyond = Written { blocks: 4, runs: vec![(2, u64::MAX)] };
+        assert_eq!(beyond.set().count(), 2);
+    }
 
     #[test]
     fn damaged_records_and_those_of_the_other_side_are_not_read() {

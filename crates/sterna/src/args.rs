@@ -35,7 +35,9 @@ pub(crate) use self::store::{ImportArguments, StoreCommand};
 use self::strategy::StrategyArguments;
 pub(crate) use self::top::TopArguments;
 pub(crate) use self::vm::VmCommand;
-pub(crate) use self::volume::{PlaceArguments, RemoveArguments, ResizeArguments, YieldArguments};
+pub(crate) use self::volume::{
+    DivergenceCommand, PlaceArguments, RemoveArguments, ResizeArguments, YieldArguments,
+};
 
 use api::Address;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -214,6 +216,9 @@ pub(crate) enum VolumeCommand {
     /// After a promotion, give up the volumes at one of the two hosts that have them: the other one's are the volumes.
     #[command(after_help = volume::YIELD_HELP)]
     Yield(YieldArguments),
+    /// What only this host has of volumes that it has given up after a promotion.
+    #[command(subcommand, after_help = volume::DIVERGENCE_HELP)]
+    Divergence(DivergenceCommand),
 }
 
 #[derive(Debug, Args)]

@@ -2,6 +2,7 @@
 
 mod access;
 mod config;
+mod divergence;
 mod evacuate;
 mod generate;
 mod health;
@@ -111,6 +112,13 @@ pub(crate) enum CommandError {
         "the report cannot be written to {path}; choose another file with --output, or - for standard output"
     )]
     Report {
+        path: PathBuf,
+        /// What the system answered.
+        source: std::io::Error,
+    },
+    /// What only one host has of a volume could not be written.
+    #[error("the divergence cannot be written to {path}; name a new file in a folder that has room")]
+    Divergence {
         path: PathBuf,
         /// What the system answered.
         source: std::io::Error,

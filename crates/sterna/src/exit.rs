@@ -80,6 +80,7 @@ impl Exit {
             | CommandError::Signals(_)
             | CommandError::Unwritten(_)
             | CommandError::Report { .. }
+            | CommandError::Divergence { .. }
             | CommandError::Path { .. } => Self::Unexpected,
         }
     }

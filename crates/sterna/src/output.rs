@@ -446,7 +446,7 @@ fn guest(migration: &Migration) -> &'static str {
     }
 }
 
-fn dash() -> String {
+pub(crate) fn dash() -> String {
     "-".to_owned()
 }
 

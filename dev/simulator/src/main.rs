@@ -286,6 +286,8 @@ fn run_pacing(arguments: &Arguments, seed: Option<u64>) -> bool {
 
 /// One of this many seeds must catch up with a guest that writes everywhere.
 const CAUGHT_UP_OF: u64 = 50;
+/// One of so many seeds turns the direction of a promotion round by the difference at least.
+const TURNED_OF: u64 = 10;
 
 fn run_standbys(arguments: &Arguments, seed: Option<u64>) -> bool {
     if let Some(seed) = seed {
@@ -301,6 +303,10 @@ fn run_standbys(arguments: &Arguments, seed: Option<u64>) -> bool {
         shown.seeds, shown.cuts, shown.points, shown.promotions, shown.current
     );
     println!("{} of them have caught up with a guest that wrote everywhere", shown.caught_up);
+    println!(
+        "{} times the direction was turned round after a promotion, {} times by the difference",
+        shown.turned, shown.turned_by_difference
+    );
     println!("{} violations", shown.violations.len());
     for (seed, violation) in &shown.violations {
         println!("  seed {seed}: {violation}");
@@ -310,6 +316,12 @@ fn run_standbys(arguments: &Arguments, seed: Option<u64>) -> bool {
     let (caught_up, wanted) = (shown.caught_up, shown.seeds / CAUGHT_UP_OF);
     if caught_up < wanted {
         wrong.push(format!("scattered writes were caught up with in {caught_up} seeds, {wanted} are wanted"));
+    }
+    let (turned, wanted) = (shown.turned_by_difference, shown.seeds / TURNED_OF);
+    if turned < wanted {
+        wrong.push(format!(
+            "the direction was turned round by the difference {turned} times, {wanted} are wanted"
+        ));
     }
     wrong.iter().for_each(|wrong| println!("coverage: {wrong}"));
     shown.violations.is_empty() && wrong.is_empty()

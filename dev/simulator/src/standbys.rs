@@ -5,6 +5,7 @@
 //!   guests ─► owner: Replication ─► store with a cache      ═ link that breaks ═      Standby ─► spools, image, points: caches
 //!                │ cut: what all volumes hold                                            │ promoted, or kept as a point
 //!                └──────────────────────────► the model ◄────────────────────────────────┘ compared
+//!   after a promotion the direction is turned round (`turned`)
 //!   the end: no more faults ─► current within some intervals ─► idle ─► perhaps promoted
 //! ```
 
@@ -15,6 +16,7 @@ mod receiver;
 mod scattered;
 mod trouble;
 mod truth;
+mod turned;
 mod world;
 
 use std::time::Duration;
@@ -41,6 +43,9 @@ pub(crate) struct Shown {
     pub(crate) current: u64,
     /// Standbys that have caught up although guests wrote everywhere, also to what was sent before the cut.
     pub(crate) caught_up: u64,
+    /// Promotions whose direction was turned round, and those of them for which only the difference was sent.
+    pub(crate) turned: u64,
+    pub(crate) turned_by_difference: u64,
     pub(crate) met: Met,
     pub(crate) violations: Vec<(u64, String)>,
 }
@@ -55,6 +60,8 @@ pub(crate) fn campaign(first: u64, count: u64, until_found: bool) -> Shown {
         shown.promotions += world.shown.promotions;
         shown.current += world.shown.current;
         shown.caught_up += world.shown.caught_up;
+        shown.turned += world.shown.turned;
+        shown.turned_by_difference += world.shown.turned_by_difference;
         shown.met.add_seed(&world.met);
         if let Some(violation) = world.violation {
             shown.violations.push((seed, violation));
@@ -76,6 +83,9 @@ fn run(seed: u64, telling: Telling) -> World {
     world.run_until(lasts);
     if world.violation.is_none() {
         world.end();
+    }
+    if world.violation.is_none() {
+        world.turn();
     }
     world
 }
@@ -255,6 +265,6 @@ mod tests {
         assert_eq!(first.violations, []);
         assert_eq!(first, campaign(0, 200, false));
         assert!(first.promotions > 50 && first.current > 50 && first.points > 100, "{first:?}");
-        assert!(first.caught_up > 10, "{first:?}");
+        assert!(first.caught_up > 10 && first.turned_by_difference > 20, "{first:?}");
     }
 }

@@ -40,6 +40,7 @@ from .types import (
     RemovedVm,
     RemovedVolume,
     Replica,
+    ReprotectStandby,
     ResizeVolume,
     SetGrant,
     SetHost,
@@ -240,6 +241,13 @@ class Operations(Connection):
         lost.
         """
         return self.ask("POST", f"/v1/standbys/{segment(name)}/promote", order=order)
+
+    def reprotect_standby(self, name: str, order: ReprotectStandby) -> Standby:
+        """Turns the direction of a standby round that was promoted here: the host that had the volumes before, and
+        has given them up, keeps a standby of them. Answers when that host has accepted it; what its images lack
+        is sent afterwards.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/reprotect", order=order)
 
     def end_standby_test(self, name: str) -> Standby:
         """Ends the test of a standby: all that belongs to it is deleted."""

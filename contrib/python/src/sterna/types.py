@@ -150,6 +150,57 @@ class Decisions(TypedDict):
     writes_source_only: int
 
 
+class Divergence(TypedDict):
+    """What only this host has of a volume that it has given up."""
+
+    # The bytes of the blocks that nobody may have received; null: it is not known which they are.
+    bytes: NotRequired[int | None]
+    # When the volume was given up, in milliseconds since 1970.
+    given_up_unix_ms: int
+    # The host that has promoted the volume's standby.
+    host: str
+    # The image, if it is in one.
+    image: NotRequired[str | None]
+    # Its name: that of the volume. One that is not the only one with its name has a part of an identity in it.
+    name: str
+    # Why the image is not the standby's yet, although that was ordered.
+    reason: NotRequired[str | None]
+    # The size of the volume.
+    size_bytes: int
+    # Where it is.
+    state: DivergenceState
+    # The volume.
+    volume: str
+
+
+class DivergenceExtent(TypedDict):
+    """Successive bytes of a volume."""
+
+    # The bytes as hexadecimal digits; null: zeroes.
+    content: NotRequired[str | None]
+    # Their number.
+    length: int
+    # Where they are, in bytes.
+    offset: int
+
+
+class DivergencePiece(TypedDict):
+    """A piece of a divergence."""
+
+    extent: NotRequired[DivergenceExtent | None]
+    # Where the next piece is; null: there are no more.
+    next: NotRequired[int | None]
+    # The size of the volume.
+    size_bytes: int
+
+
+# Where a divergence is.
+DivergenceState = Literal[
+    "in-image",
+    "kept",
+]
+
+
 class ErrorBody(TypedDict):
     """Body of every error answer."""
 
@@ -1382,6 +1433,21 @@ class ReplicaUsed(TypedDict):
     bytes_held: int
     # Of these, the bytes that the other host had already. Guest writes during the migration reduce them.
     bytes_spared: int
+
+
+class ReprotectStandby(TypedDict):
+    """An order to turn the direction of a promoted standby round: the host that had the volumes before keeps a
+    standby of them.
+    """
+
+    # The most bytes a second that it sends; by default there is no limit.
+    bandwidth_bytes_per_second: NotRequired[int | None]
+    # Seconds between two cuts; 10 by default.
+    every_seconds: NotRequired[float | None]
+    if_silent: NotRequired[IfSilent | None]
+    keep: NotRequired[KeepPoints | None]
+    # The age in seconds beyond which the standby is behind; six intervals by default, and a minute at least.
+    rpo_seconds: NotRequired[float | None]
 
 
 class ResizeVolume(TypedDict):

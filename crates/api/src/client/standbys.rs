@@ -4,7 +4,10 @@ use hyper::Method;
 
 use super::exchange::Segment;
 use super::{Client, ClientError};
-use crate::{NewStandby, PromoteStandby, RemoveStandby, SetStandby, Standby, TestStandby};
+use crate::{
+    Divergence, DivergencePiece, NewStandby, PromoteStandby, RemoveStandby, ReprotectStandby, SetStandby,
+    Standby, TestStandby,
+};
 
 impl Client {
     /// Lists the standbys of both roles, by name.
@@ -54,6 +57,42 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
     pub async fn promote_standby(&self, name: &str, order: &PromoteStandby) -> Result<Standby, ClientError> {
         self.send(Method::POST, &format!("/v1/standbys/{}/promote", Segment(name)), Some(order)).await
+    }
+
+    /// Turns the direction of a promoted standby round: the host that had the volumes before keeps a standby of them.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused), [`ErrorCode::HostRefused`](crate::ErrorCode::HostRefused).
+    pub async fn reprotect_standby(
+        &self,
+        name: &str,
+        order: &ReprotectStandby,
+    ) -> Result<Standby, ClientError> {
+        self.send(Method::POST, &format!("/v1/standbys/{}/reprotect", Segment(name)), Some(order)).await
+    }
+
+    /// Lists what only the daemon's host has of volumes that it has given up.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn divergences(&self) -> Result<Vec<Divergence>, ClientError> {
+        self.get("/v1/divergences").await
+    }
+
+    /// Returns a piece of a divergence, from the position on that the piece before has named.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
+    pub async fn divergence_piece(&self, name: &str, from: u64) -> Result<DivergencePiece, ClientError> {
+        self.get(&format!("/v1/divergences/{}?from={from}", Segment(name))).await
+    }
+
+    /// Releases a divergence: what is kept of it is deleted.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
+    pub async fn drop_divergence(&self, name: &str) -> Result<Divergence, ClientError> {
+        self.send(Method::DELETE, &format!("/v1/divergences/{}", Segment(name)), None::<&()>).await
     }
 
     /// Begins a test of a standby that the daemon's host keeps.

@@ -169,7 +169,7 @@ impl Custody {
 
     /// Forgets a temporary name, or the name of a kept image. The journal itself tracks the names that a
     /// volume or a migration uses.
-    pub(super) fn forget(&self, path: &Path) -> Result<(), CustodyError> {
+    pub(crate) fn forget(&self, path: &Path) -> Result<(), CustodyError> {
         let place = place_of(path);
         let is_known =
             self.read(|state| state.images.get(&place).is_some_and(|known| known.purpose != Purpose::Use));

@@ -87,6 +87,25 @@ pub(crate) enum StandbyError {
     NoTest(String),
     #[error("the test of standby \"{name}\" is not deleted yet: {reason}; it is tried again")]
     TestNotEnded { name: String, reason: String },
+    #[error("the direction of \"{name}\" is not turned round: {reason}")]
+    NotTurned { name: String, reason: String },
+    #[error("it has the volumes of \"{0}\" still: give them up there first: sterna volume yield {0}")]
+    NotGivenUp(String),
+    #[error(
+        "it keeps no images of these volumes that were given up; to make a whole new copy: sterna standby remove, then sterna standby add"
+    )]
+    NothingGivenUp,
+    #[error(
+        "the store \"{store}\" has no room for the {bytes} bytes of volume \"{volume}\" that only that host has: make room there, or release \
+         them there: sterna volume divergence drop {volume}"
+    )]
+    NoRoomForDivergence { volume: String, store: String, bytes: u64 },
+    #[error("there is no divergence \"{0}\"; see: sterna volume divergence list")]
+    NoDivergence(String),
+    #[error("the divergence \"{0}\" is just being kept; try again")]
+    DivergenceBusy(String),
+    #[error("the divergence \"{name}\" is not exported: {reason}")]
+    NotExported { name: String, reason: String },
     #[error("the records of standbys cannot be read: {0}; repair the data folder, then restart the daemon")]
     Unreadable(String),
     #[error(
@@ -98,7 +117,7 @@ pub(crate) enum StandbyError {
 impl StandbyError {
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::NotFound(_) | Self::NoTest(_) => ErrorCode::StandbyNotFound,
+            Self::NotFound(_) | Self::NoTest(_) | Self::NoDivergence(_) => ErrorCode::StandbyNotFound,
             Self::Ambiguous { .. } => ErrorCode::InvalidRequest,
             Self::Exists { .. } => ErrorCode::StandbyExists,
             Self::Unsuitable { .. }
@@ -117,11 +136,18 @@ impl StandbyError {
             | Self::TestRuns { .. }
             | Self::NotTested { .. }
             | Self::TestNotEnded { .. }
+            | Self::NotTurned { .. }
+            | Self::NotGivenUp(_)
+            | Self::NothingGivenUp
+            | Self::DivergenceBusy(_)
+            | Self::NotExported { .. }
             | Self::NotPromoted { .. } => ErrorCode::StandbyRefused,
             Self::MayBeServed { .. } => ErrorCode::StandbyMayBeServed,
             Self::Silent { .. } | Self::NoAnswer { .. } => ErrorCode::HostUnreachable,
             Self::Refused { .. } => ErrorCode::HostRefused,
-            Self::Unreadable(_) | Self::Record(_) => ErrorCode::StorageFailed,
+            Self::Unreadable(_) | Self::Record(_) | Self::NoRoomForDivergence { .. } => {
+                ErrorCode::StorageFailed
+            }
         }
     }
 }

@@ -18,6 +18,9 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(yield_volume))
         .routes(routes!(show_standby, change_standby, remove_standby))
         .routes(routes!(promote_standby))
+        .routes(routes!(reprotect_standby))
+        .routes(routes!(list_divergences))
+        .routes(routes!(export_divergence, drop_divergence))
         .routes(routes!(test_standby, end_standby_test))
 }
 
@@ -83,6 +86,47 @@ async fn promote_standby(
 ) -> Answer<api::Standby> {
     let order = body(request).await?;
     host.operate(Arc::clone(&host.standbys).promote(name, order)).await.map(Json)
+}
+
+/// Turns the direction of a standby round that was promoted here: the host that had the volumes before, and has given them up, keeps a
+/// standby of them. Answers when that host has accepted it; what its images lack is sent afterwards.
+#[utoipa::path(post, path = "/v1/standbys/{name}/reprotect", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    request_body = api::ReprotectStandby,
+    responses((status = 200, description = "The standby, whose source is here now", body = api::Standby)))]
+async fn reprotect_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Standby> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).reprotect(name, order)).await.map(Json)
+}
+
+/// Lists what only this host has of volumes that it has given up after a promotion.
+#[utoipa::path(get, path = "/v1/divergences",
+    responses((status = 200, description = "The divergences", body = [api::Divergence])))]
+async fn list_divergences(State(host): State<Arc<Host>>) -> Answer<Vec<api::Divergence>> {
+    Arc::clone(&host.standbys).divergences().await.map(Json)
+}
+
+/// Returns a piece of what only this host has of a volume. The answer names where the next piece is.
+#[utoipa::path(get, path = "/v1/divergences/{name}",
+    params(("name" = String, Path, description = "Name of the divergence"), api::DivergenceFrom),
+    responses((status = 200, description = "A piece", body = api::DivergencePiece)))]
+async fn export_divergence(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    uri: Uri,
+) -> Answer<api::DivergencePiece> {
+    let api::DivergenceFrom { from } = query(&uri)?;
+    Arc::clone(&host.standbys).divergence_piece(name, from).await.map(Json)
+}
+
+/// Releases what only this host has of a volume: what is kept of it is deleted.
+#[utoipa::path(delete, path = "/v1/divergences/{name}", params(("name" = String, Path, description = "Name of the divergence")),
+    responses((status = 200, description = "What it was", body = api::Divergence)))]
+async fn drop_divergence(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Divergence> {
+    host.operate(Arc::clone(&host.standbys).drop_divergence(name)).await.map(Json)
 }
 
 /// Begins a test of a standby: a clone of a recovery point becomes volumes of this host under other names, for a time. Answers once

@@ -7,10 +7,12 @@
 //!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
 //!   standbys/ID.lent.json     which migration the images are lent to
 //!   standbys/ID.test.json     its test, or the last one
+//!   standbys/ID.former.json   what was given up here after a promotion
 //!   standbys/ID.looks.json    how the images were left, while no daemon runs
 //! ```
 //! Everything here may block.
 
+mod former;
 mod testing;
 mod vms;
 
@@ -28,6 +30,7 @@ use standby::record::Record;
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
 
+pub(crate) use self::former::{FormerGroup, FormerVolume, KeptDivergence, ReturnOrder};
 pub(crate) use self::testing::{BootCheck, Booted, Stage, TestNetworks, TestRecord, TestVm, TestVolume, Why};
 pub(crate) use self::vms::DescribedVm;
 
@@ -52,6 +55,19 @@ pub(crate) struct SourceConfig {
     /// What a start does if the standby's host says nothing; `None`: what the configuration says.
     #[serde(default)]
     pub(crate) if_silent: Option<IfSilent>,
+    /// The promotion whose direction this standby turns round; `None`: it was ordered anew.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) returns: Option<Returns>,
+}
+
+/// A promotion whose direction is turned round: its former owner keeps the standby.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Returns {
+    /// The identity of the standby that was promoted here, 32 hexadecimal digits.
+    pub(crate) former: String,
+    /// The life and the epoch that were promoted.
+    pub(crate) life: String,
+    pub(crate) epoch: u64,
 }
 
 /// A standby that is kept here.
@@ -77,6 +93,9 @@ pub(crate) struct CopyConfig {
     /// Whether an administrator has given up what was promoted here: the source may serve again.
     #[serde(default)]
     pub(crate) is_yielded: bool,
+    /// Whether the source has given up its volumes after the promotion here: it needs no word about that any more.
+    #[serde(default)]
+    pub(crate) has_source_yielded: bool,
 }
 
 /// A volume of a group, at its source.
@@ -155,11 +174,14 @@ impl Book {
 
     /// Returns what was written about all standbys of one role, and which files cannot be read: each is left alone.
     pub(crate) fn configs<T: DeserializeOwned>(&self, side: Side) -> io::Result<(Vec<T>, Vec<Unreadable>)> {
-        let suffix = format!("{}.json", suffix(side));
+        self.files_of(&format!("{}.json", suffix(side)))
+    }
+
+    fn files_of<T: DeserializeOwned>(&self, suffix: &str) -> io::Result<(Vec<T>, Vec<Unreadable>)> {
         let (mut found, mut unreadable) = (Vec::new(), Vec::new());
         for entry in std::fs::read_dir(&self.folder)? {
             let path = entry?.path();
-            if !path.to_str().is_some_and(|path| path.ends_with(&suffix)) {
+            if !path.to_str().is_some_and(|path| path.ends_with(suffix)) {
                 continue;
             }
             let bytes = whole_file::read(&path, BYTES_MAX);
@@ -329,6 +351,7 @@ mod tests {
             keep: Keep { last: 1, hourly: 0, daily: 0 },
             is_paused: false,
             if_silent: None,
+            returns: None,
         };
         let record = OwnerRecord {
             standby: StandbyId(9),
@@ -368,6 +391,7 @@ mod tests {
             names: BTreeMap::new(),
             is_removed: false,
             is_yielded: false,
+            has_source_yielded: false,
         };
         book.write_config(Side::Copy, &config.id, &config).unwrap();
         let torn = folder.path().join("standbys/07.copy.json");

@@ -8,6 +8,7 @@
 //! The transport holds the source back meanwhile.
 
 mod cloning;
+pub(crate) mod divergence;
 mod extents;
 mod files;
 mod folder;

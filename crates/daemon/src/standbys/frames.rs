@@ -12,9 +12,9 @@ use std::time::Duration;
 use bytes::Bytes;
 use migration::{HostId, MigrationId, VolumeIndex};
 use serde::{Deserialize, Serialize};
-use standby::StandbyId;
 use standby::asking::{Question, Word};
 use standby::wire::{StreamId, ToOwner, ToStandby};
+use standby::{LifeId, StandbyId, Watermark};
 use transport::{ChannelId, Priority, Session};
 
 use crate::peers::channel::{Kind, Subject};
@@ -70,6 +70,36 @@ pub(crate) enum Ask {
     Vm(VmPiece),
     /// Forget every described VM that is not one of these.
     Vms(Vec<String>),
+    /// From a former owner: it has given its volumes up, because the standby was promoted. It was told, or the standby is not there:
+    /// a success.
+    Yielded,
+    /// To a former owner: make the images that it has given up the standby of the promoted volumes. One that is there is a success.
+    Return(AskedReturn),
+    /// To a former owner: what do its images lack of a volume, from this block on?
+    Lacking {
+        /// The volume's position in the group.
+        volume: u16,
+        /// The first block of interest.
+        from: u64,
+    },
+    /// To a former owner: which blocks of a volume have these contents? The payload has the SHA-256 hashes of successive blocks.
+    Compare {
+        /// The volume's position in the group.
+        volume: u16,
+        /// The first block.
+        first: u64,
+    },
+}
+
+/// A standby that former owner's images are to become.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct AskedReturn {
+    /// The new standby. Its store is that of the images.
+    pub(crate) asked: AskedStandby,
+    /// The state that was promoted.
+    pub(crate) promoted: Watermark,
+    /// The life of the new owner's history.
+    pub(crate) life: LifeId,
 }
 
 /// A piece of the description of a VM. The pieces of one description are asked one after the other.
@@ -121,6 +151,24 @@ pub(crate) enum Answered {
     Done,
     /// The description is here; the text says why the VM could not be started there now.
     Vm { problem: Option<String> },
+    /// The images are the standby's, in this store, or will be.
+    Returning {
+        /// The store.
+        store: String,
+        /// Whether the standby receives.
+        is_ready: bool,
+        /// Why it does not go on.
+        problem: Option<String>,
+    },
+    /// First block and number of blocks of runs that the images may lack; `None`: perhaps everything.
+    Lacking {
+        /// The runs, in order.
+        runs: Option<Vec<(u64, u64)>>,
+        /// Where the next answer begins; `None`: this was the last one.
+        next: Option<u64>,
+    },
+    /// First block and number of blocks of runs that have the contents that were named.
+    Same(Vec<(u64, u64)>),
 }
 
 impl Frame {

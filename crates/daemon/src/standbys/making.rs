@@ -24,7 +24,7 @@ use crate::volumes::orders::create::random_bytes;
 /// The largest number of standbys that one host may keep here.
 const STANDBYS_MAX: usize = 256;
 /// The largest number of recovery points of a kind.
-const POINTS_MAX: u32 = 1000;
+pub(super) const POINTS_MAX: u32 = 1000;
 
 impl Standbys {
     /// Carries out what another host asks.
@@ -42,6 +42,10 @@ impl Standbys {
             }
             Ask::Vm(piece) => self.keep_vm(peer, line, piece, payload).await,
             Ask::Vms(names) => self.keep_only(peer, line, names).await,
+            Ask::Yielded => self.hear_yielded(peer, line).await.map(|()| Answered::Done),
+            Ask::Return(order) => self.return_to(peer, line, order).await,
+            Ask::Lacking { volume, from } => self.tell_lacking(peer, line, volume, from).await,
+            Ask::Compare { volume, first } => self.compare(peer, line, volume, first, payload).await,
         }
     }
 
@@ -107,6 +111,7 @@ impl Standbys {
             names: BTreeMap::new(),
             is_removed: false,
             is_yielded: false,
+            has_source_yielded: false,
         };
         let written = config.clone();
         if !self.on_book(move |book| book.add_config(Side::Copy, &written.id, &written)).await? {
@@ -166,7 +171,7 @@ impl Standbys {
     }
 
     /// Forgets that a standby was promoted and removed here, because its source knows.
-    async fn forget_departed(&self, standby: StandbyId, id: String) -> Result<(), RequestError> {
+    pub(super) async fn forget_departed(&self, standby: StandbyId, id: String) -> Result<(), RequestError> {
         self.on_book(move |book| book.forget(Side::Copy, &id)).await?;
         lock(&self.departed).remove(&standby);
         Ok(())
@@ -255,7 +260,7 @@ pub(super) enum Left {
 }
 
 /// Checks what another host has sent.
-fn check(asked: &AskedStandby) -> Result<(), RequestError> {
+pub(super) fn check(asked: &AskedStandby) -> Result<(), RequestError> {
     let named = |name: &str| {
         names::check(name).map_err(|reason| RequestError::Name { name: words::clean(name), reason })
     };

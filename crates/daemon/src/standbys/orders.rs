@@ -4,25 +4,21 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::StreamExt as _;
 use lane::capture::BLOCK_BYTES;
-use lane::peer::ChannelEvent;
 use migration::HostId;
 use standby::StandbyId;
 use standby::asking::{IfSilent, Permission};
-use transport::Priority;
 
 use super::book::{Keep, NamedVolume, Side, SourceConfig, hex};
-use super::frames::{
-    ANSWER_MAX, Answered, Ask, AskedKeep, AskedStandby, AskedVolume, Frame, Purpose, cleaned, subject,
-};
+pub(super) use super::frames::Terms;
+use super::frames::{ANSWER_MAX, Answered, Ask, AskedKeep, AskedStandby, AskedVolume, cleaned};
 use super::making::Left;
 use super::source::Source;
 use super::source::run::copy_of;
 use super::{Kept, Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::peers::channel::VOLUMES_MAX;
-use crate::volumes::orders::create::{random_bytes, random_number};
+use crate::volumes::orders::create::random_bytes;
 
 /// Seconds between two cuts if the order says nothing.
 const EVERY_S: f64 = 10.0;
@@ -56,10 +52,7 @@ impl Standbys {
             let name = self.name_of(&Found::Source(existing));
             return Err(StandbyError::Exists { volume, host, name }.into());
         }
-        let every_ms =
-            milliseconds(order.every_seconds.unwrap_or(EVERY_S), EVERY_MIN_S, DAY_S, "the interval")?;
-        let rpo_s = order.rpo_seconds.unwrap_or(default_rpo_ms(every_ms) as f64 / 1000.0);
-        let rpo_ms = milliseconds(rpo_s, every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
+        let Terms { every_ms, rpo_ms } = terms_of(order.every_seconds, order.rpo_seconds)?;
         let points = order.keep.unwrap_or(api::KeepPoints::DEFAULT);
         let standby = StandbyId(u128::from_le_bytes(random_bytes()));
         let keep = Keep { last: points.last, hourly: points.hourly, daily: points.daily };
@@ -96,6 +89,7 @@ impl Standbys {
             keep,
             is_paused: false,
             if_silent: order.if_silent.map(if_silent),
+            returns: None,
         };
         if let Err(error) = self.write_source(config.clone()).await {
             // The other host keeps nothing for a standby that is in no book.
@@ -190,7 +184,12 @@ impl Standbys {
                 }
                 if let Some(standby) = super::parse(&kept.config.id) {
                     // N.B. The promoted state is asked of its record: `was` may be what a busy keeper has not said.
-                    let left = if self.is_promoted(&kept).await? { Left::Word } else { Left::Nothing };
+                    let is_promoted = self.is_promoted(&kept).await?;
+                    let is_heard = kept.has_source_yielded.load(std::sync::atomic::Ordering::Relaxed);
+                    let left = if is_promoted && !is_heard { Left::Word } else { Left::Nothing };
+                    if is_promoted {
+                        self.forget_former_copy(&kept).await;
+                    }
                     self.delete_copy(standby, left).await?;
                 }
             }
@@ -245,31 +244,7 @@ impl Standbys {
         ask: Ask,
         payload: Bytes,
     ) -> Result<Answered, RequestError> {
-        let session = self.hosts.session_with(host)?;
-        let (name, number) = (self.hosts.name_of(host), random_number());
-        let subject = subject(standby, self.peers.own(), Purpose::Asks);
-        let (line, mut arrivals) = self.peers.standby_channel(&session, subject);
-        line.send(Priority::Bulk, Frame::Ask(number, ask).encode(), payload);
-        let answered = async {
-            while let Some(arrival) = arrivals.next().await {
-                let ChannelEvent::Message { head, .. } = arrival else { continue };
-                match Frame::decode(&head) {
-                    Some(Frame::Answer(answered, answer)) if answered == number => return Some(answer),
-                    _ => {}
-                }
-            }
-            None
-        };
-        match tokio::time::timeout(ANSWER_MAX, answered).await {
-            Ok(Some(Ok(answer))) => Ok(answer),
-            Ok(Some(Err(reason))) => {
-                let reason = cleaned(&reason);
-                Err(StandbyError::Refused { host: name, reason }.into())
-            }
-            Ok(None) | Err(_) => {
-                Err(StandbyError::NoAnswer { host: name, seconds: ANSWER_MAX.as_secs() }.into())
-            }
-        }
+        self.asker.ask(host, standby, ask, payload).await
     }
 
     async fn write_source(&self, config: SourceConfig) -> Result<(), RequestError> {
@@ -334,6 +309,14 @@ fn diverged(name: String, was: api::Standby) -> RequestError {
     StandbyError::Diverged { name, volume, host: was.host }.into()
 }
 
+/// Returns the interval of a new standby, and the age up to which it is current.
+pub(super) fn terms_of(every_seconds: Option<f64>, rpo_seconds: Option<f64>) -> Result<Terms, RequestError> {
+    let every_ms = milliseconds(every_seconds.unwrap_or(EVERY_S), EVERY_MIN_S, DAY_S, "the interval")?;
+    let rpo_s = rpo_seconds.unwrap_or(default_rpo_ms(every_ms) as f64 / 1000.0);
+    let rpo_ms = milliseconds(rpo_s, every_ms as f64 / 1000.0, 30.0 * DAY_S, "the age")?;
+    Ok(Terms { every_ms, rpo_ms })
+}
+
 /// Returns a configuration with what an order changes.
 fn changed(mut config: SourceConfig, change: &api::SetStandby) -> Result<SourceConfig, RequestError> {
     if let Some(seconds) = change.every_seconds {
@@ -362,7 +345,7 @@ fn changed(mut config: SourceConfig, change: &api::SetStandby) -> Result<SourceC
 }
 
 /// Returns what the silence of a standby's host means.
-fn if_silent(said: api::IfSilent) -> IfSilent {
+pub(super) fn if_silent(said: api::IfSilent) -> IfSilent {
     match said {
         api::IfSilent::Wait => IfSilent::Wait,
         api::IfSilent::Serve => IfSilent::Serve,
@@ -400,6 +383,7 @@ mod tests {
             keep: Keep { last: 1, hourly: 0, daily: 0 },
             is_paused: false,
             if_silent: None,
+            returns: None,
         };
         let every = |config, every, rpo| {
             let change = api::SetStandby {

@@ -203,6 +203,7 @@ impl Standbys {
             if !self.is_made(volume) {
                 let name = &kept.name_here(&volume.name);
                 let (store, identity) = (&kept.config.store, &volume.promoted);
+                self.refer_to_former(&kept.config, store, identity, path).await;
                 self.add_volume(NewVolume { store, name, identity }, path).await?;
             }
         }
@@ -298,7 +299,7 @@ pub(super) struct NewVolume<'a> {
     pub(super) identity: &'a str,
 }
 
-fn identity(volume: &str) -> migration::VolumeId {
+pub(super) fn identity(volume: &str) -> migration::VolumeId {
     let number = u128::from_str_radix(volume, 16).unwrap_or_default();
     migration::VolumeId(number.to_be_bytes())
 }

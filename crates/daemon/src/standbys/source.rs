@@ -7,6 +7,7 @@
 //! ```
 
 mod beginning;
+mod lacking;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -18,6 +19,7 @@ use standby::StandbyId;
 use standby::owner::State;
 use tokio::sync::mpsc;
 
+use super::asking::Asker;
 use super::book::{Book, SourceConfig, parse};
 use super::permissions::Permissions;
 use crate::host::Stopping;
@@ -35,6 +37,7 @@ pub(super) struct Surroundings {
     pub(super) peers: Arc<Peers>,
     pub(super) volumes: Arc<Volumes>,
     pub(super) permissions: Arc<Permissions>,
+    pub(super) asker: Asker,
     pub(super) stopping: Stopping,
 }
 

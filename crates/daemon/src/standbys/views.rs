@@ -1,6 +1,7 @@
 //! Standbys as administrators see them.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lane::capture::BLOCK_BYTES;
@@ -23,6 +24,10 @@ const USED: &str = "a migration to that host has begun with it; when the volumes
 /// What a source says of a standby whose volumes are not served here any more.
 const PROMOTED: &str = "it was promoted there while this host was away, so its volumes are not served here; sterna volume list says what \
     can be done";
+
+/// What a host says of a standby that it has promoted, and whose source has given its volumes up.
+const GIVEN_UP: &str = "the other host has given its volumes up: to make its images a standby of the volumes here, sterna standby reprotect; \
+    to leave it at that, sterna standby remove";
 
 /// After so many hours a standby that waits is reported.
 const WAITING_HOURS_MAX: u64 = 1;
@@ -54,7 +59,7 @@ impl Standbys {
 
     /// Returns what is wrong with standbys for long: the name, and a sentence.
     pub(crate) fn stuck(&self) -> Vec<(String, String)> {
-        let mut stuck = Vec::new();
+        let mut stuck = self.stuck_returns();
         let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
         for source in sources {
             let (shown, name) = (source.shown(), self.name_of(&Found::Source(Arc::clone(&source))));
@@ -105,7 +110,7 @@ impl Standbys {
         Ok(found.pop().ok_or_else(|| StandbyError::NotFound(name.to_owned()))?)
     }
 
-    fn is_called(&self, found: &Found, name: &str) -> bool {
+    pub(super) fn is_called(&self, found: &Found, name: &str) -> bool {
         let (group, id, volumes) = match found {
             Found::Source(source) => {
                 let config = source.config();
@@ -244,6 +249,7 @@ impl Standbys {
             .map(|_| "the host that has the volumes is not connected".to_owned());
         let age_ms = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of));
         let Seen { terms, is_contested, .. } = kept.copy.seen();
+        let is_given_up = look.is_promoted && kept.has_source_yielded.load(Ordering::Relaxed);
         let late = terms.filter(|terms| age_ms.is_some_and(|age| age > terms.rpo_ms));
         let late = late.map(|_| "nothing newer has come from the host that has the volumes".to_owned());
         let state = match &look {
@@ -266,6 +272,7 @@ impl Standbys {
             reason: look
                 .lent_to
                 .map(|lent| used_by(migration::MigrationId(lent)))
+                .or_else(|| is_given_up.then(|| GIVEN_UP.to_owned()))
                 .or(look.fault)
                 .or(look.note)
                 .or(silence)

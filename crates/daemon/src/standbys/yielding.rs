@@ -37,8 +37,11 @@ impl Standbys {
                     return Err(refused("no other host has promoted its standby").into());
                 }
                 let config = source.config();
-                let volumes = config.volumes.into_iter().map(|volume| volume.volume);
-                let removed = self.give_up(volumes.collect(), how).await?;
+                let volumes: Vec<_> = config.volumes.into_iter().map(|volume| volume.volume).collect();
+                // N.B. What only this host has is noted before anything is forgotten.
+                self.refuse_of_vms(&volumes)?;
+                self.begin_former(&source).await?;
+                let removed = self.give_up(volumes, how, Some(&source)).await?;
                 self.end_yielded(&source).await?;
                 Ok(removed)
             }
@@ -50,7 +53,7 @@ impl Standbys {
                     return Err(StandbyError::NotMade(name).into());
                 }
                 let volumes = kept.config.volumes.iter().map(|volume| volume.promoted.clone());
-                let removed = self.give_up(volumes.collect(), how).await?;
+                let removed = self.give_up(volumes.collect(), how, None).await?;
                 self.note_yielded(&kept).await?;
                 Ok(removed)
             }
@@ -67,25 +70,35 @@ impl Standbys {
 
     /// Forgets volumes, by identity, and keeps their images. One that is not here any longer is left out.
     async fn give_up(
-        &self,
+        self: &Arc<Self>,
         volumes: Vec<String>,
         how: api::YieldVolume,
+        source: Option<&Source>,
     ) -> Result<Vec<api::RemovedVolume>, RequestError> {
+        // N.B. All are checked before the first one is forgotten.
+        let here = self.refuse_of_vms(&volumes)?;
+        let how = api::RemoveVolume { force: how.force, keep_image: true, delete_image: false };
+        let mut removed = Vec::new();
+        for name in here {
+            let note = async |record, stay| {
+                if let Some(source) = source {
+                    self.note_former(source, record, stay).await;
+                }
+            };
+            removed.push(Arc::clone(&self.volume_orders).remove_after(name, how, note).await?);
+        }
+        Ok(removed)
+    }
+
+    /// Returns the names of those of the volumes that are here. Refuses if a VM needs one.
+    fn refuse_of_vms(&self, volumes: &[String]) -> Result<Vec<String>, RequestError> {
         let here: Vec<String> = self.journal.read(|state| {
             let is_meant = |volume: &VolumeId| volumes.contains(&volume.to_string());
             let meant = state.volumes.iter().filter(|(volume, _)| is_meant(volume));
             meant.map(|(_, known)| known.record.name.clone()).collect()
         });
-        // N.B. All are checked before the first one is forgotten.
-        for name in &here {
-            self.volume_orders.refuse_of_vm(name)?;
-        }
-        let how = api::RemoveVolume { force: how.force, keep_image: true, delete_image: false };
-        let mut removed = Vec::new();
-        for name in here {
-            removed.push(Arc::clone(&self.volume_orders).remove_volume(name, how).await?);
-        }
-        Ok(removed)
+        here.iter().try_for_each(|name| self.volume_orders.refuse_of_vm(name))?;
+        Ok(here)
     }
 
     /// Ends a standby whose volumes were given up at their source. The other host hears it if it can be reached.
@@ -97,10 +110,10 @@ impl Standbys {
         self.permissions.forget(standby);
         let this = Arc::clone(self);
         tokio::spawn(async move {
-            let told = this.ask(host, standby, Ask::Remove { knows_promotion: true }, Bytes::new()).await;
+            let told = this.ask(host, standby, Ask::Yielded, Bytes::new()).await;
             if let Err(error) = told {
-                tracing::warn!(host = %this.hosts.name_of(host), error = %error.message(), "that host still lists the standby: remove it \
-                    there with sterna standby remove");
+                tracing::warn!(host = %this.hosts.name_of(host), error = %error.message(), "that host does not know yet that its promoted \
+                    volumes are the only ones: turn the direction round there with sterna standby reprotect, or remove the standby");
             }
         });
         Ok(())

@@ -26,12 +26,12 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::mpsc;
 
-use chronicle::{BlockRange, Epoch, Kept, StayId};
+use chronicle::{BlockRange, Epoch, Generation, Kept, LayeredBitmap, ReplicaOf, StayId};
 use lane::{Keeper, LaneFuture, NotDurable};
 use migration::filling::{LogEntry, UnitMap};
 use migration::journal::{ImageLocation, Place, Side, State};
 use migration::stay::opening::{self, Distrust, Found, OpeningStep};
-use migration::stay::{ImageRecord, Lives, OpenMarks, Run, vouches};
+use migration::stay::{Beginning, ImageRecord, Lives, OpenMarks, Run, Stay, vouches};
 use migration::{StayKey, VolumeId};
 use tokio::sync::oneshot;
 
@@ -129,6 +129,23 @@ impl Chronicles {
             }
         }
         Ok(opening.believed)
+    }
+
+    /// Begins the residency of a volume whose image a copy has, too: from its first write on the chronicle knows what the copy lacks.
+    /// The volume is not served yet. Blocks.
+    pub(crate) fn begin_with_copy(
+        &self,
+        key: StayKey,
+        image: &ImageLocation,
+        beginning: Beginning,
+        of: ReplicaOf,
+    ) -> io::Result<()> {
+        let mut stay = Stay::begin(beginning);
+        let nothing = LayeredBitmap::new(beginning.block_size.blocks_of(beginning.size_bytes));
+        let referral = stay.take_down(&stay.premarks(), of, Generation(0), nothing);
+        let Some(kept) = referral.and_then(|referral| stay.refer(referral)) else { return Ok(()) };
+        self.files.keep(key, &kept)?;
+        self.files.change_image(key, |_| look(image).map(ImageRecord::Closed))
     }
 
     /// Returns the missing set of a volume of this size in bytes in a residency. Blocks. Errors:

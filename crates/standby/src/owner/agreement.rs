@@ -65,7 +65,6 @@ impl Replication {
         match answer {
             Answer::Receiving { watermark, sealed_through, has_point, is_mixed } => {
                 self.ages.is_used = false;
-                self.ages.has_point = has_point;
                 let confirmed = watermark.and_then(|watermark| self.known(watermark));
                 // An epoch that is sealed will be applied, whatever the image is meanwhile.
                 let sealed = (sealed_through > Epoch(0)).then_some(Watermark {
@@ -77,6 +76,7 @@ impl Replication {
                 if let Some(epoch) = confirmed {
                     self.confirm(epoch);
                 }
+                self.ages.has_point = has_point;
                 if is_mixed {
                     self.mix_all();
                 }

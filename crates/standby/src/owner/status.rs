@@ -5,6 +5,7 @@ use std::time::Duration;
 use chronicle::Epoch;
 
 use super::{Phase, Replication};
+use crate::reprotection::BASE;
 use crate::wire::RefusedBecause;
 
 /// The state of a replication.
@@ -73,7 +74,9 @@ impl Replication {
         let ages = &self.ages;
         let is_old = ages.as_of.is_none_or(|as_of| now.saturating_sub(as_of) > self.settings.rpo);
         let has_answered = self.stream.as_ref().is_some_and(super::sending::Stream::is_heard);
-        let had_all = self.record.acknowledged.is_some() || ages.acknowledged.is_some();
+        // The base of a turned direction is no state that the standby has.
+        let is_state = |epoch: Epoch| epoch > BASE;
+        let had_all = self.record.acknowledged.max(ages.acknowledged).is_some_and(is_state);
         match self.phase {
             Phase::Diverged => State::Diverged,
             Phase::Serving if ages.is_used => State::Used,

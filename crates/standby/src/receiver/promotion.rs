@@ -6,6 +6,7 @@ use super::{Action, Image, Next, Order, Rights, Stage, Standby, Work};
 use crate::identity::Watermark;
 use crate::planted::{Bug, broken};
 use crate::record::{ImageState, KeptBy, Standing};
+use crate::reprotection::BASE;
 use crate::wire::{Answer, ToOwner};
 
 /// An order to promote a standby.
@@ -118,6 +119,10 @@ impl Standby {
         }
         if self.rights != Rights::Full {
             return self.outbox.push(Action::Refuse(Refusal::Unsure));
+        }
+        // N.B. What a former owner has written is in no chronicle of the migration's source before an epoch has carried it.
+        if self.record.watermark.is_some_and(|at| at.epoch == BASE) && !broken(Bug::FormerConsumed) {
+            return self.outbox.push(Action::Refuse(Refusal::NoRecoveryPoint));
         }
         let owner = self.owner;
         self.end_receiving(Order::Consume);

@@ -40,6 +40,9 @@ pub(crate) enum StandbyCommand {
     /// Make a standby's images volumes of this host, and start its VMs, because the host that had them is lost.
     #[command(after_help = PROMOTE_HELP)]
     Promote(PromoteStandbyArguments),
+    /// After a promotion, keep a standby at the host that had the volumes before: only the difference is sent.
+    #[command(after_help = REPROTECT_HELP)]
+    Reprotect(ReprotectStandbyArguments),
     /// Remove a standby with its images and recovery points.
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove {
@@ -75,6 +78,27 @@ pub(crate) struct AddStandbyArguments {
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) bandwidth: Option<u64>,
     /// The recovery points that are kept beside its newest state; `none`: no others.
+    #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
+    pub(crate) keep: Option<KeepPoints>,
+    /// What this host does after a start if that host does not say whether the standby was promoted; by default as configured.
+    #[arg(long, value_name = "wait|serve")]
+    pub(crate) if_silent: Option<IfSilent>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ReprotectStandbyArguments {
+    /// Name of the standby that was promoted, its volume or its VM.
+    pub(crate) name: String,
+    /// Time between two cuts.
+    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "10s")]
+    pub(crate) every: Duration,
+    /// The age beyond which it is behind; by default six intervals, and a minute at least.
+    #[arg(long, value_name = "TIME", value_parser = parse_time)]
+    pub(crate) rpo: Option<Duration>,
+    /// Largest rate of what it sends, for example 20MiB/s.
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    pub(crate) bandwidth: Option<u64>,
+    /// The recovery points that are kept; by default as many as before.
     #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
     pub(crate) keep: Option<KeepPoints>,
     /// What this host does after a start if that host does not say whether the standby was promoted; by default as configured.
@@ -236,6 +260,16 @@ Give this order at the host that keeps the standby. The other host must be off, 
 two hosts have them, and their states part. `--fence` has a program switch it off. The program runs on this machine as you, not as
 the daemon. While the other host can be reached, move the volumes there with
 `sterna migrate` instead; that loses nothing.";
+
+const REPROTECT_HELP: &str = "\
+Examples:
+  sterna volume yield web1              # before, at the host that had the volumes
+  sterna standby reprotect web1         # at the host that has promoted them
+  sterna migrate web1 --to rack7        # later, when the standby is current: brings them home
+
+Give this order at the host that has promoted the standby. The images that the other host has given up become the standby. It is sent what
+was written here since the promotion, and what only that host had written. That host keeps its own writes: sterna volume
+divergence list, there. If it is not certain what its images lack, everything is sent.";
 
 const TEST_HELP: &str = "\
 Examples:

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 
 use console::units::parse_size;
 
@@ -57,11 +57,49 @@ pub(crate) struct YieldArguments {
     pub(crate) force: bool,
 }
 
+#[derive(Debug, Subcommand)]
+pub(crate) enum DivergenceCommand {
+    /// List what only this host has: what it wrote before it lost its volumes, and the other host has not received.
+    #[command(visible_alias = "ls", after_help = "Example:\n  sterna volume divergence list")]
+    List,
+    /// Write it to a new file: a raw image with these blocks at their places, and holes elsewhere.
+    #[command(after_help = DIVERGENCE_EXPORT_HELP)]
+    Export {
+        /// Name of the divergence.
+        name: String,
+        /// The file, which must not exist.
+        file: PathBuf,
+    },
+    /// Release it: it is deleted.
+    #[command(after_help = "Example:\n  sterna volume divergence drop web1")]
+    Drop {
+        /// Name of the divergence.
+        name: String,
+    },
+}
+
+pub(super) const DIVERGENCE_HELP: &str = "\
+Examples:
+  sterna volume divergence list
+  sterna volume divergence export web1 /var/tmp/web1-lost.img
+  sterna volume divergence drop web1
+
+After a promotion the former owner may have writes that the other host has never received. They are kept until you release them by
+name, also when the direction is turned round (sterna standby reprotect).";
+
+const DIVERGENCE_EXPORT_HELP: &str = "\
+Example:
+  sterna volume divergence export web1 /var/tmp/web1-lost.img --json | jq '.ranges[]'
+
+With --json the ranges are listed that this host may have written. If this host was killed, they are larger than what it has
+written: the other blocks have what both hosts had. If nothing is known of what was written, the whole image is exported.";
+
 pub(super) const YIELD_HELP: &str = "\
 Example:
   sterna volume yield web1
 
-The images are kept, and named: what only they have is lost with them. Remove the VM first (sterna vm remove): the other host has it.
+The images are kept, and named. What only they have: sterna volume divergence list. To make them a standby of the other host's
+volumes, there: sterna standby reprotect. Remove the VM first (sterna vm remove): the other host has it.
 At the host that has promoted its standby, this gives the promotion up: the first host serves the volumes again.";
 
 pub(super) const PROMOTE_HELP: &str = "\

@@ -5,8 +5,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::{
-    BootCheckState, Client, ClientError, ErrorCode, NewStandby, PromoteStandby, RemoveStandby, SetStandby,
-    Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState, TestStandby,
+    BootCheckState, Client, ClientError, ErrorCode, NewStandby, PromoteStandby, RemoveStandby,
+    ReprotectStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
+    TestStandby,
 };
 
 use tokio::process::Command;
@@ -50,6 +51,17 @@ pub(super) async fn run(
         StandbyCommand::Promote(arguments) => {
             let promoted = promote(client, arguments).await?;
             output::print(format, &promoted, standbys::promoted)?;
+        }
+        StandbyCommand::Reprotect(arguments) => {
+            let order = ReprotectStandby {
+                every_seconds: Some(arguments.every.as_secs_f64()),
+                rpo_seconds: arguments.rpo.map(|age| age.as_secs_f64()),
+                bandwidth_bytes_per_second: arguments.bandwidth,
+                keep: arguments.keep,
+                if_silent: arguments.if_silent.map(Into::into),
+            };
+            let turned = client.reprotect_standby(&arguments.name, &order).await?;
+            output::print(format, &turned, standbys::turned)?;
         }
         StandbyCommand::Remove { name, force } => {
             let removed = client.remove_standby(&name, RemoveStandby { force }).await?;

@@ -128,13 +128,14 @@ pub(super) async fn run(
             let given_up = client.yield_volume(&name, YieldVolume { force }).await?;
             output::print(format, &given_up, |given_up| given_up.iter().map(yielded).collect())?;
         }
+        VolumeCommand::Divergence(command) => super::divergence::run(client, command, format).await?,
     }
     Ok(Exit::Success)
 }
 
 fn yielded(volume: &RemovedVolume) -> String {
     format!(
-        "gave up {}; its image is kept at {}: when nothing of it is needed, delete it\n",
+        "gave up {}; its image is kept at {}; to make it a standby of the volume at the other host, there: sterna standby reprotect\n",
         volume.name, volume.image
     )
 }

@@ -143,6 +143,15 @@ pub(crate) fn promoted(standby: &Standby) -> String {
     format!("promoted: this host has {volumes} now; see: sterna volume list\n") + &vms.collect::<String>()
 }
 
+pub(crate) fn turned(standby: &Standby) -> String {
+    format!(
+        "host {} keeps a standby of {} now, and is sent what its images lack; follow it with: sterna standby show {}\n",
+        standby.host,
+        standby.volumes.join(", "),
+        standby.name
+    )
+}
+
 /// Returns what is known of a VM of a standby.
 fn vm(vm: &StandbyVm) -> String {
     match (&vm.problem, vm.described_unix_ms) {

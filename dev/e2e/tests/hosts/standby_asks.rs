@@ -66,9 +66,14 @@ fn a_host_that_comes_back_after_a_promotion_serves_nothing_and_can_yield() {
         let found = read(&mut connect(&pair.beta, "v")?, 0)?;
         ensure!(found == 2, "{found}");
         until("beta has heard it", || {
-            let left: Vec<Standby> = pair.beta.ask(&["standby", "list"])?;
-            Ok(left.is_empty().then_some(()))
-        })
+            let standby: Standby = pair.beta.ask(&["standby", "show", "v"])?;
+            Ok(standby.reason.is_some_and(|reason| reason.contains("sterna standby reprotect")).then_some(()))
+        })?;
+        // Nobody has to be told any more.
+        pair.beta.sterna(["standby", "remove", "v"])?.success()?;
+        let left: Vec<Standby> = pair.beta.ask(&["standby", "list"])?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
     });
 }
 

@@ -81,6 +81,50 @@ fn a_vm_of_a_lost_host_runs_at_its_standby_with_its_files_and_tpm() {
 }
 
 #[test]
+fn a_vm_that_was_promoted_comes_home_by_the_images_that_its_former_host_has_given_up() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        let console = vm::start_with(&pair.alpha, &["v"], FILL_BYTES)?;
+        console.work_on(REQUESTS)?;
+        keep(pair)?;
+        lose(&mut pair.alpha)?;
+        // Only a host that was away for so long asks.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        until("the loss is noticed", || {
+            let refused = pair.beta.sterna(["standby", "promote", vm::NAME])?;
+            Ok(refused.stderr.contains("--source-is-off alpha").then_some(()))
+        })?;
+        console.forget();
+        pair.beta
+            .sterna(["standby", "promote", vm::NAME, "--force", "--source-is-off", "alpha"])?
+            .success()?;
+        console.work_on(REQUESTS)?;
+        pair.alpha.start()?;
+        until("alpha knows of the promotion", || {
+            Ok((shown(&pair.alpha)?.state == StandbyState::Promoted).then_some(()))
+        })?;
+        let there: Vm = pair.alpha.ask(&["vm", "show", vm::NAME])?;
+        ensure!(there.state != VmState::Running, "{there:?}");
+        let refused = pair.alpha.sterna(["volume", "yield", "v"])?;
+        ensure!(refused.code == 4 && refused.stderr.contains(vm::NAME), "{refused:?}");
+        pair.alpha.sterna(["vm", "remove", vm::NAME])?.success()?;
+        pair.alpha.sterna(["volume", "yield", "v"])?.success()?;
+        pair.beta.sterna(["standby", "reprotect", vm::NAME, "--every", "1s"])?.success()?;
+        until("the standby is current, and its VM is described", || {
+            let standby = shown(&pair.beta)?;
+            let is_described = standby.vms.iter().any(|vm| vm.described_unix_ms.is_some());
+            Ok((standby.state == StandbyState::Current && is_described).then_some(()))
+        })?;
+        pair.beta.sterna(["migrate", vm::NAME, "--to", "alpha:a"])?.success()?;
+        console.work_on(REQUESTS)?;
+        let home: Vm = pair.alpha.ask(&["vm", "show", vm::NAME])?;
+        ensure!(home.state == VmState::Running, "{home:?}");
+        pair.alpha.sterna(["vm", "stop", vm::NAME, "--now"])?.success()?;
+        Ok(())
+    });
+}
+
+#[test]
 fn what_would_not_start_at_the_other_host_is_said_before_it_is_needed() {
     play_pair(|pair| {
         pair.alpha.create_volume(DISK_BYTES)?;

@@ -102,6 +102,10 @@ pub(super) struct OwnerHost {
     /// What the stream has carried of the epoch that was begun, and that epoch.
     carried: BTreeSet<(usize, u64)>,
     begun: u64,
+    /// What a former owner's images lack, until an epoch has carried it.
+    theirs: Vec<LayeredBitmap>,
+    /// The number of blocks that were sent.
+    pub(super) sent_blocks: u64,
     /// Blocks that were sent before the cut of their epoch and then written again.
     pub(super) rewritten: u64,
     last_zeroes: Option<(usize, u64)>,
@@ -137,13 +141,30 @@ impl OwnerHost {
         self.volumes[volume].resize(size);
     }
 
+    /// Returns how many blocks both owners may have written, before anything is sent.
+    pub(super) fn lacks_at_first(&self) -> u64 {
+        let is_known = self.knows == Some(Knows::History);
+        let all = || self.volumes.iter().map(Disk::len).sum();
+        let union = || {
+            let mut missing = self.missing();
+            missing.iter_mut().zip(&self.theirs).for_each(|(ours, theirs)| ours.union_with(theirs));
+            missing.iter().map(LayeredBitmap::count).sum()
+        };
+        if is_known { union() } else { all() }
+    }
+
+    /// Returns whether it still lacks blocks of its own.
+    pub(super) fn is_incomplete(&self) -> bool {
+        !self.absent.is_empty()
+    }
+
     fn note_written(&mut self, volume: usize, blocks: BlockRange) {
         let volumes = self.volumes.len();
         let epoch = self.chronicle.entry(self.open).or_insert_with(|| vec![BTreeSet::new(); volumes]);
         epoch[volume].extend(blocks.iter().map(|block| block.0));
     }
 
-    fn missing(&self) -> Vec<LayeredBitmap> {
+    pub(super) fn missing(&self) -> Vec<LayeredBitmap> {
         let new = |volume: &Disk| LayeredBitmap::new(BlockCount(volume.len()));
         let mut missing: Vec<_> = self.volumes.iter().map(new).collect();
         for written in self.chronicle.values() {
@@ -548,6 +569,7 @@ impl World {
             return;
         }
         owner.noise.messages += 1;
+        owner.sent_blocks += blocks.len();
         let before = owner.last_zeroes.take();
         if content == Content::Zeroes {
             owner.last_zeroes = Some((volume, blocks.end.0));

@@ -1,5 +1,6 @@
 //! The standby's host: it carries the machine's actions out over spools, images and points, with caches.
 
+mod images;
 mod lives;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -8,6 +9,7 @@ use std::time::Duration;
 use chronicle::{BlockCount, BlockRange};
 use standby::receiver::{Action, Event, Grown, PromoteOrder, Refusal, Settings};
 use standby::record::{ImageState, KeptBy, Sealed, StandbyRecord, Standing};
+use standby::reprotection::BASE;
 use standby::retention::Keep;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
 use standby::{Standby, VolumeIndex, Watermark};
@@ -153,6 +155,12 @@ impl StandbyHost {
             order: None,
             writes: 0,
         }
+    }
+
+    /// Gets the images and the record of a former owner.
+    pub(super) fn return_images(&mut self, images: Vec<Disk>, record: StandbyRecord) {
+        self.images = images;
+        self.record = Some(record);
     }
 
     pub(super) fn due(&self) -> Option<Duration> {
@@ -404,48 +412,6 @@ impl World {
         }
     }
 
-    /// Writes a part of a sealed epoch's spools into the images.
-    fn apply(&mut self, sealed: &Sealed, percent: u64) {
-        self.expect_image_is_free();
-        let Some(spools) = self.standby.named.get(&sealed.watermark).cloned() else {
-            return self.violate("a sealed epoch has no spool");
-        };
-        self.standby.grow(&sealed.sizes);
-        for (volume, entries) in spools.iter().enumerate() {
-            for (block, value) in entries.iter().flat_map(|entry| entry.blocks.iter().zip(&entry.payload)) {
-                if self.random.percent(percent) {
-                    self.standby.write(volume, block.0, *value);
-                }
-            }
-        }
-    }
-
-    fn restore_point(&mut self, at: Watermark, percent: u64) {
-        self.expect_image_is_free();
-        if self.standby.passed.contains(&at) {
-            self.violate("a point is put back over an image that has older blocks already");
-        }
-        if self.standby.settings.kept_by == KeptBy::Undo {
-            let newer = self.standby.record.iter().flat_map(|record| &record.points).rev();
-            let newer: Vec<_> = newer.map(|point| point.watermark).take_while(|point| *point != at).collect();
-            self.standby.passed.extend(newer);
-        }
-        let Some(point) = self.standby.points.get(&at).cloned() else {
-            return self.violate("a point that is to be promoted does not exist");
-        };
-        if percent == 100 {
-            let sizes: Vec<_> = point.iter().map(|volume| volume.len() as u64).collect();
-            self.standby.resize(&sizes);
-        }
-        for (volume, content) in point.iter().enumerate() {
-            for (block, value) in content.iter().enumerate() {
-                if self.random.percent(percent) {
-                    self.standby.write(volume, block as u64, *value);
-                }
-            }
-        }
-    }
-
     /// Nothing of a former owner may be taken after the next one was answered.
     fn expect_fenced(&mut self) {
         if self.standby.sender.is_some_and(|sender| sender < self.standby.fence) {
@@ -487,8 +453,10 @@ impl World {
                 self.expect_image_is_free();
                 let durable = self.standby.record.as_ref();
                 let is_torn = durable.is_some_and(|record| record.image == ImageState::Torn);
-                let is_last =
-                    durable.is_some_and(|record| record.watermark.is_some() && record.points.is_empty());
+                // What a former owner has is no recovery point.
+                let is_point = |at: Watermark| at.epoch > BASE;
+                let is_last = durable
+                    .is_some_and(|record| record.watermark.is_some_and(is_point) && record.points.is_empty());
                 if !is_torn {
                     self.violate("an epoch is written over the image before that is recorded");
                 }

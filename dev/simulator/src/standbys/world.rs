@@ -158,7 +158,27 @@ impl World {
             sizes,
         };
         let standby = StandbyHost::new(&mut random, &shape);
-        let mut world = Self {
+        let mut world = Self::made(random, telling, 1, shape, standby);
+        world.tell(|world| format!("{:?}", world.shape));
+        world.order_standby();
+        world.begin_to_play();
+        world
+    }
+
+    /// Makes a world that follows another one, without an owner. Its numbers go on.
+    pub(super) fn with(random: Random, before: &Self, shape: Shape, standby: StandbyHost) -> Self {
+        Self::made(random, before.telling, before.last_number, shape, standby)
+    }
+
+    /// Guests begin to work, and faults to strike.
+    pub(super) fn begin_to_play(&mut self) {
+        self.in_about(Duration::from_millis(1), Task::Guest);
+        let first = self.shape.trouble_pause;
+        self.in_about(first, Task::Trouble);
+    }
+
+    fn made(random: Random, telling: Telling, last_number: u64, shape: Shape, standby: StandbyHost) -> Self {
+        Self {
             now: Duration::ZERO,
             queue: BTreeMap::new(),
             sequence: 0,
@@ -174,16 +194,10 @@ impl World {
             is_calm: false,
             guests_run: true,
             is_consumed: false,
-            last_number: 1,
+            last_number,
             random,
             shape,
-        };
-        world.tell(|world| format!("{:?}", world.shape));
-        world.order_standby();
-        world.in_about(Duration::from_millis(1), Task::Guest);
-        let first = world.shape.trouble_pause;
-        world.in_about(first, Task::Trouble);
-        world
+        }
     }
 
     /// Returns a number that was not used before: of a write's content, a stream, a life.

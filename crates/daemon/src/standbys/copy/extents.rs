@@ -71,6 +71,28 @@ impl Extents {
         Ok(())
     }
 
+    /// Returns the extent at a position of a file, its content, and the position of the next one; `None`: the file ends there.
+    pub(super) fn at(file: &File, position: u64) -> io::Result<Option<(Extent, Vec<u8>, u64)>> {
+        let length = file.metadata()?.len();
+        let Some(start) = position.checked_add(HEAD_BYTES as u64).filter(|start| *start <= length) else {
+            return Ok(None);
+        };
+        let mut bytes = [0; HEAD_BYTES];
+        file.read_exact_at(&mut bytes, position)?;
+        let damaged = || io::Error::new(io::ErrorKind::InvalidData, "what was kept is damaged");
+        let (extent, checksum) = parse(&bytes).ok_or_else(damaged)?;
+        let count = if extent.is_zero { 0 } else { extent.blocks.len().saturating_mul(BLOCK_BYTES) };
+        if count > CONTENT_BYTES_MAX || count > length - start {
+            return Err(damaged());
+        }
+        let mut content = vec![0; count as usize];
+        file.read_exact_at(&mut content, start)?;
+        if checksum_of(&bytes, &content) != checksum {
+            return Err(damaged());
+        }
+        Ok(Some((extent, content, start + count)))
+    }
+
     /// Reads a file whose extents are not checked.
     pub(super) fn new_of(file: File) -> Self {
         Self { file, length: u64::MAX }

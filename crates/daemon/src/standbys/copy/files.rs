@@ -396,6 +396,18 @@ impl Files {
         undo.map(|(at, _)| Extents::open(self.folder.file(&undo_name(*at))?, |_| {})).collect()
     }
 
+    /// Returns which blocks of a volume from `first` on have contents with these hashes.
+    pub(crate) fn same(
+        &mut self,
+        volume: VolumeIndex,
+        first: u64,
+        hashes: &[u8],
+    ) -> io::Result<Vec<(u64, u64)>> {
+        self.write_waiting()?;
+        let image = self.images.get(volume.index()).ok_or(io::ErrorKind::NotFound)?;
+        super::divergence::same(image, first, hashes)
+    }
+
     /// Moves the image of a volume out of the folder, to a path that no file has.
     pub(crate) fn move_image(&self, index: usize, to: &Path) -> io::Result<()> {
         self.folder.move_out(&image_name(index), to)
@@ -507,7 +519,7 @@ fn lost(name: &str, why: &str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
-fn image_name(index: usize) -> String {
+pub(super) fn image_name(index: usize) -> String {
     format!("image-{index}")
 }
 

@@ -68,6 +68,18 @@ impl Folder {
         self.sync()
     }
 
+    /// Moves a file at a path of the same file system into the folder, durably. Does nothing if the folder has it.
+    pub(super) fn move_in(&self, from: &Path, to: &str) -> io::Result<()> {
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        match rustix::fs::renameat_with(CWD, from, &self.0, to, flags) {
+            Ok(()) => {}
+            Err(Errno::NOENT) if statat(&self.0, to, AtFlags::SYMLINK_NOFOLLOW).is_ok() => {}
+            Err(error) => return Err(error.into()),
+        }
+        self.sync()?;
+        crate::files::folder_entries::sync_folder_of(from)
+    }
+
     /// Gives a file a second name at a path of the same file system that no file has, and makes that durable.
     pub(super) fn link_out(&self, from: &str, to: &Path) -> io::Result<()> {
         rustix::fs::linkat(&self.0, from, CWD, to, AtFlags::empty())?;

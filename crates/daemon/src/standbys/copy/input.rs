@@ -6,10 +6,10 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use bytes::Bytes;
-use standby::Watermark;
 use standby::asking::{Question, Word};
 use standby::receiver::{PromoteOrder, Refusal};
 use standby::wire::{StreamId, ToStandby};
+use standby::{VolumeIndex, Watermark};
 use tokio::sync::oneshot;
 
 use super::cloning::CloneOrder;
@@ -41,6 +41,13 @@ pub(crate) enum Input {
     Cloned { number: u64, result: Result<(), String> },
     /// The clone that is being made is not wanted any more.
     EndClone,
+    /// Asks which blocks of a volume, from `first` on, have contents with these hashes.
+    Compare {
+        volume: VolumeIndex,
+        first: u64,
+        hashes: Bytes,
+        answer: oneshot::Sender<io::Result<Vec<(u64, u64)>>>,
+    },
     /// Asks for the present state.
     Look { answer: oneshot::Sender<CopyView> },
     /// Ends the keeper, and closes its files first.

@@ -13,7 +13,7 @@ use standby::receiver::{Action, Event, Image, Journal, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
-use standby::{Standby, StandbyId, Watermark};
+use standby::{Standby, StandbyId, VolumeIndex, Watermark};
 use tokio::sync::oneshot;
 
 use super::cloning::{CloneAnswer, CloneOrder, Cloning, Progress};
@@ -327,6 +327,9 @@ impl Keeper {
             }
             Input::Release { to, answer } => {
                 let _ = answer.send(self.release(&to));
+            }
+            Input::Compare { volume, first, hashes, answer } => {
+                let _ = answer.send(self.same(volume, first, &hashes));
             }
             Input::Clone(order) => self.begin_clone(order),
             Input::Copied { number, answer } => self.answer_copied(number, &answer),

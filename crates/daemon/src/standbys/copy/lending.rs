@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use bytes::Bytes;
 use standby::receiver::{Event, Image};
 use standby::record::Standing;
+use standby::reprotection::BASE;
 
 use super::files::Files;
 use super::input::LendingEnd;
@@ -24,7 +25,8 @@ impl Keeper {
     /// Gives the images second names for a migration. After an error they are the standby's as before.
     pub(super) fn lend(&mut self, migration: u64, to: &[PathBuf]) -> Result<(), String> {
         let open = self.open.as_ref();
-        let has_all = open.is_some_and(|open| open.machine.record().watermark.is_some());
+        let watermark = open.and_then(|open| open.machine.record().watermark);
+        let has_all = watermark.is_some_and(|at| at.epoch > BASE);
         if !has_all {
             return Err("it has never had everything".to_owned());
         }

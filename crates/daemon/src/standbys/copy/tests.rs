@@ -92,6 +92,7 @@ fn begun(store: &Path, data: &Path) -> Keeper {
         names: std::collections::BTreeMap::new(),
         is_removed: false,
         is_yielded: false,
+        has_source_yielded: false,
     };
     let store = store.to_owned();
     let locate =

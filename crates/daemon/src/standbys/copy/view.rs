@@ -1,7 +1,9 @@
 //! What of a keeper is shown.
 
-use standby::Watermark;
+use std::io;
+
 use standby::record::{ImageState, KeptBy, Point, Standing};
+use standby::{VolumeIndex, Watermark};
 
 use super::keeper::Keeper;
 use crate::standbys::book::Side;
@@ -24,6 +26,17 @@ pub(crate) struct CopyView {
 }
 
 impl Keeper {
+    /// Returns which blocks of a volume from `first` on have contents with these hashes.
+    pub(super) fn same(
+        &mut self,
+        volume: VolumeIndex,
+        first: u64,
+        hashes: &[u8],
+    ) -> io::Result<Vec<(u64, u64)>> {
+        let open = self.open.as_mut().ok_or_else(|| io::Error::other("its files are closed"))?;
+        open.files.same(volume, first, hashes)
+    }
+
     pub(super) fn view(&self) -> CopyView {
         // N.B. What is recorded can be promoted once the fault is mended, so it is shown.
         let recorded = || self.book.record(Side::Copy, &self.config.id).ok().flatten();

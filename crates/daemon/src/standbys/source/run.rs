@@ -24,6 +24,7 @@ use tokio::time::{Instant as TokioInstant, sleep, sleep_until};
 use transport::Priority;
 
 use super::beginning::{begin, join, lanes_of};
+use super::lacking::turned;
 use super::{Order, Source, Surroundings};
 use crate::error::RequestError;
 use crate::host::blocking;
@@ -110,10 +111,19 @@ async fn serve(
         Ok(found) => found,
         Err(reason) => return End::Again(reason),
     };
+    let turned = match turned(source, with, &config).await {
+        Ok(turned) => turned,
+        Err(reason) => return End::Again(reason),
+    };
     let (origin, of) = (Instant::now(), copy_of(source.standby(), source.host()));
     let (group, tasks) = Group::new(&sizes, Arc::new(move || origin.elapsed()));
     let ends = Ends(Arc::clone(&group));
-    let joined = join(&group, &lanes, of).await;
+    let mut joined = join(&group, &lanes, of).await;
+    if let (Some(turned), Ok(lacks)) = (&turned, &mut joined)
+        && let Err(reason) = turned.add(&lanes, lacks).await
+    {
+        joined = Err(reason);
+    }
     let end = match joined {
         Err(reason) => End::Again(reason),
         Ok(lacks) => match begin(source, with, &config, &group, lacks).await {

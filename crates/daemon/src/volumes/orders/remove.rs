@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::{RemoveVolume, RemovedVolume};
+use chronicle::StayId;
 use migration::VolumeId;
 use migration::custody::Owner;
 use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
@@ -49,6 +50,17 @@ impl VolumeOrders {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
+        self.remove_after(name, how, async |_, _| {}).await
+    }
+
+    /// Does the same, after `note` was given the volume and its residency: the volume is not served any more, and nothing of it is
+    /// forgotten.
+    pub(crate) async fn remove_after(
+        self: Arc<Self>,
+        name: String,
+        how: RemoveVolume,
+        note: impl AsyncFnOnce(VolumeRecord, StayId),
+    ) -> Result<RemovedVolume, RequestError> {
         let (claim, volume) = self.claims.claim_to_remove(&name, how).await?;
         self.claims.require_unordered(volume, &name)?;
         self.refuse_in_use(&name, how).await?;
@@ -72,6 +84,7 @@ impl VolumeOrders {
         if let Some(Service::Serving(lane)) = claim.removing() {
             lane.stop(self.limits.now().stop_wait_max).await;
         }
+        note(record.clone(), self.serving.stay_of(volume)).await;
         if let Err(error) = self.forget(&record, fate).await {
             claim.not_removed();
             self.serving.serve_in_background(&name);

@@ -6,11 +6,13 @@ use std::time::Duration;
 use chronicle::BlockCount;
 use standby::owner::{Completeness, Event, HandedOn, History, Settings, State};
 use standby::record::{OwnerRecord, Record as _};
+use standby::reprotection::{needs_former, of_size, owner_record, standby_record};
 use standby::{LifeId, Replication};
 
 use super::{Knows, NOT_HERE, OwnerHost, OwnerTask, STANDBY};
 use crate::standbys::disk::Disk;
 use crate::standbys::met::Fault;
+use crate::standbys::turned::Turned;
 use crate::standbys::world::{EVERY, Link, Task, WAIT_MAX, World};
 
 impl World {
@@ -54,6 +56,38 @@ impl World {
         self.connect(0);
     }
 
+    /// A standby whose direction is turned round is ordered: the new owner's volumes are served, and the former owner has images.
+    pub(in crate::standbys) fn order_turned(&mut self, turned: Turned) {
+        let life = LifeId(u128::from(self.number()));
+        let Turned { volumes, ours, theirs, images } = turned;
+        let knows = if ours.is_some() { Knows::History } else { Knows::Nothing };
+        let mut owner = OwnerHost {
+            process: self.number(),
+            record: Some(owner_record(STANDBY, life)),
+            knows: Some(knows),
+            volumes,
+            theirs,
+            ..OwnerHost::default()
+        };
+        let ours: Vec<_> = ours
+            .unwrap_or_default()
+            .iter()
+            .map(|set| set.runs().flat_map(|run| run.iter().map(|block| block.0)).collect())
+            .collect();
+        if !ours.is_empty() {
+            owner.chronicle = BTreeMap::from([(1, ours)]);
+        }
+        owner.asking = Some(self.served_already());
+        self.owners.push(owner);
+        self.links.push(Link::default());
+        if let Some(images) = images {
+            self.standby.return_images(images, standby_record(STANDBY, life));
+        }
+        self.start_standby();
+        self.serve(0);
+        self.connect(0);
+    }
+
     pub(in crate::standbys) fn stop_owner(&mut self, host: usize) {
         let mut random = self.random.fork();
         self.disconnect(host);
@@ -89,7 +123,14 @@ impl World {
             History::Forgotten(life, sizes)
         } else {
             owner.open = record.numbered_through.0 + 1;
-            History::Since(owner.missing())
+            let mut missing = owner.missing();
+            if needs_former(&record) {
+                missing.iter_mut().zip(&owner.theirs).for_each(|(ours, theirs)| {
+                    let size = ours.blocks();
+                    ours.union_with(&of_size(theirs, size));
+                });
+            }
+            History::Since(missing)
         };
         owner.machine = Some(Replication::restart(settings, record, history));
         owner.is_serving = true;
