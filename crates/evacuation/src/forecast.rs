@@ -262,7 +262,9 @@ impl Planner {
         };
         let usual = ends_by(Strategy::Usual);
         let deadline = self.terms.deadline.map(|deadline| deadline.as_secs_f64());
-        let is_short = is_known && deadline.is_some_and(|deadline| usual.1 > deadline);
+        // N.B. What guests write to their memory is not known beforehand, so there must be time for twice as much.
+        let twice = usual.1 + (usual.1 - start.as_secs_f64()).max(0.0);
+        let is_short = is_known && deadline.is_some_and(|deadline| twice > deadline);
         let (strategy, (until, ends)) = match is_short && workload.may_post_copy {
             true => (Strategy::PostCopy, ends_by(Strategy::PostCopy)),
             false => (Strategy::Usual, usual),

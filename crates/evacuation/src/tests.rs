@@ -106,12 +106,12 @@ fn a_vm_is_handed_over_early_if_only_that_is_in_time() {
 #[test]
 fn a_vm_that_cannot_be_handed_over_early_is_tried_as_usual() {
     let writing = Workload { writes_per_second: 60 * MIB, may_post_copy: true, ..vm(1, 600, &[0]) };
-    let mut planner = planner(vec![writing], within(20));
+    let mut planner = planner(vec![writing], within(36));
     let workload = WorkloadIndex(0);
     assert_eq!(actions(&mut planner), [Action::Begin { workload, route: 0, strategy: Strategy::Usual }]);
     planner.handle_event(Duration::from_secs(2), Event::Failed { workload, fault: Fault::Transfer });
     let mut begun = Vec::new();
-    for second in 3..20 {
+    for second in 3..36 {
         planner.handle_timeout(Duration::from_secs(second));
         for action in actions(&mut planner) {
             if let Action::Begin { strategy, .. } = action {
