@@ -13,7 +13,7 @@ use standby::receiver::{Action, Event, Image, Journal, Settings};
 use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::retention;
 use standby::wire::{Content, StreamId, ToStandby};
-use standby::{Standby, StandbyId, VolumeIndex, Watermark};
+use standby::{Standby, StandbyId, Watermark};
 use tokio::sync::oneshot;
 
 use super::cloning::{CloneAnswer, CloneOrder, Cloning, Progress};
