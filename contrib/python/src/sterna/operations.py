@@ -9,6 +9,8 @@ from .connection import Connection, segment
 from .types import (
     Access,
     AdoptVm,
+    Divergence,
+    DivergencePiece,
     Evacuation,
     Grant,
     Health,
@@ -90,6 +92,18 @@ class Operations(Connection):
     def set_access(self, name: str, order: SetGrant) -> Grant:
         """Changes a client's rights over TLS, in effect from its next request."""
         return self.ask("PATCH", f"/v1/access/{segment(name)}", order=order)
+
+    def list_divergences(self) -> list[Divergence]:
+        """Lists what only this host has of volumes that it has given up after a promotion."""
+        return self.ask("GET", "/v1/divergences")
+
+    def drop_divergence(self, name: str) -> Divergence:
+        """Releases what only this host has of a volume: what is kept of it is deleted."""
+        return self.ask("DELETE", f"/v1/divergences/{segment(name)}")
+
+    def export_divergence(self, name: str, from_: int) -> DivergencePiece:
+        """Returns a piece of what only this host has of a volume. The answer names where the next piece is."""
+        return self.ask("GET", f"/v1/divergences/{segment(name)}")
 
     def show_evacuation(self) -> Evacuation:
         """Describes the evacuation that runs, or the last one."""
