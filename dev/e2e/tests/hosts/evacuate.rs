@@ -81,7 +81,7 @@ fn sees(host: &Host, names: &[&str]) -> anyhow::Result<()> {
     until("the hosts see each other", || {
         let peers: Vec<api::Peer> = host.ask(&["host", "list"])?;
         let is_there = |name: &&str| peers.iter().any(|peer| peer.name == **name && peer.connected);
-        Ok(names.iter().all(|name| is_there(name)).then_some(()))
+        Ok(names.iter().all(is_there).then_some(()))
     })
 }
 

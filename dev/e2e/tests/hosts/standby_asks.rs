@@ -170,7 +170,10 @@ fn a_permission_ends_while_an_image_is_locked() {
         until("another program has the image", || Ok(socket.exists().then_some(())))?;
         pair.alpha.start()?;
         until_waiting(&pair.alpha, "in use by")?;
-        promote_while_frozen(pair, || Ok(drop(other)))?;
+        promote_while_frozen(pair, || {
+            drop(other);
+            Ok(())
+        })?;
         until_waiting(&pair.alpha, "sterna volume yield v")
     });
 }
