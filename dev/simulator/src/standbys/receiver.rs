@@ -78,6 +78,8 @@ pub(super) struct StandbyHost {
     /// Points that are none any more: an older one was begun to be put back from what was overwritten since.
     passed: BTreeSet<Watermark>,
     doing: Doing,
+    /// Whether its last process ended while it put a point back.
+    was_restoring: bool,
     spool_flushes: usize,
     /// The number of writes of others to the images, of those that were reported, and of those that a durable record knows.
     strangers: u64,
@@ -138,6 +140,7 @@ impl StandbyHost {
             points: BTreeMap::new(),
             passed: BTreeSet::new(),
             doing: Doing::Nothing,
+            was_restoring: false,
             spool_flushes: 0,
             received: None,
             can_grow: true,

@@ -9,6 +9,7 @@ use standby::{Standby, Watermark};
 use super::{Backup, Doing};
 use crate::standbys::met::Fault;
 use crate::standbys::owner::STANDBY;
+use crate::standbys::trouble::ANY_AGE;
 use crate::standbys::world::{AGE_SLACK, Task, World};
 
 impl World {
@@ -27,6 +28,7 @@ impl World {
         }
         host.machine = None;
         host.process = process;
+        host.was_restoring = host.doing == Doing::Restoring;
         host.doing = Doing::Nothing;
         host.spool_flushes = 0;
         host.has_received = false;
@@ -92,6 +94,11 @@ impl World {
         self.tell(|_| format!("standby starts: {journal:?} {image:?} {:?}", machine.record()));
         self.standby.machine = Some(machine);
         self.drain_standby();
+        // An administrator whose promotion of a point was interrupted wants the newest one instead.
+        let is_interrupted = std::mem::take(&mut self.standby.was_restoring) && journal == Journal::Own;
+        if is_interrupted && !self.is_calm && self.random.percent(50) {
+            self.promote(PromoteOrder { owner_is_lost: true, age_max: ANY_AGE, point: None });
+        }
         for link in 0..self.links.len() {
             self.in_about(Duration::from_millis(300), Task::Connect(link));
         }
