@@ -54,6 +54,9 @@ pub(super) struct Entry {
     pub(super) is_post_copy: bool,
     /// Its migration, as `m7`.
     pub(super) migration: Option<String>,
+    /// Whether its migration is paused for a higher one.
+    #[serde(default)]
+    pub(super) is_held: bool,
     pub(super) reason: Option<String>,
 }
 
@@ -136,6 +139,7 @@ mod tests {
             origin: None,
             is_post_copy: false,
             migration: Some("m3".to_owned()),
+            is_held: true,
             reason: None,
         });
         record.write(&path).unwrap();

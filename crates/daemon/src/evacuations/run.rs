@@ -22,6 +22,8 @@ use crate::migrations::registry::parse_id;
 
 /// How often migrations are looked at.
 const TICK: Duration = Duration::from_millis(250);
+/// The time before an end that could not be recorded is recorded again.
+const KEEP_AGAIN: Duration = Duration::from_secs(5);
 /// How long a survey that fails is put off.
 const SURVEY_AGAIN: Duration = Duration::from_secs(5);
 
@@ -124,6 +126,12 @@ impl Run {
     ) -> (Self, UnboundedReceiver<Report>) {
         let Survey { setup, entries, targets, routes, adopted } = survey;
         let mut places = Vec::new();
+        let was_held: Vec<String> = record
+            .workloads
+            .iter()
+            .filter(|entry| entry.is_held)
+            .filter_map(|entry| entry.migration.clone())
+            .collect();
         for entry in entries {
             let known = record
                 .workloads
@@ -155,7 +163,12 @@ impl Run {
         };
         for (workload, route, migration) in adopted {
             run.planner.adopt(Duration::ZERO, workload, route);
+            let was_held = was_held.contains(&migration);
             run.migrations.insert(workload, migration);
+            if was_held {
+                // The planner of the former daemon held it; this one says so again if it wants to.
+                run.rest(workload, Rest::Resume);
+            }
         }
         (run, received)
     }
@@ -206,23 +219,32 @@ impl Run {
     /// Carries out what the planner wants; returns whether everything has ended.
     async fn act(&mut self) -> bool {
         let mut has_finished = false;
-        let mut begun = Vec::new();
+        let (mut begun, mut rested) = (Vec::new(), Vec::new());
         while let Some(action) = self.planner.poll_action() {
             match action {
                 Action::Begin { workload, route, strategy } => {
                     self.note_beginning(workload, route, strategy);
                     begun.push((workload, route, strategy));
                 }
-                Action::Hold { workload } => self.rest(workload, Rest::Pause),
-                Action::Resume { workload } => self.rest(workload, Rest::Resume),
+                Action::Hold { workload } => rested.push((workload, Rest::Pause)),
+                Action::Resume { workload } => rested.push((workload, Rest::Resume)),
                 Action::Cancel { workload } => self.cancel(workload),
                 Action::Stop { workload } => self.stop(workload),
                 Action::Finish => has_finished = true,
             }
         }
         self.note_ends();
+        for (workload, rest) in &rested {
+            if let Some(entry) = self.entry(*workload) {
+                entry.is_held = *rest == Rest::Pause;
+            }
+        }
         // N.B. Durable before an order is given: after a crash its migration is looked for.
-        self.keep().await;
+        // It goes on also if that fails: the journal has what counts, and a restart looks for it there.
+        let _ = self.keep().await;
+        for (workload, rest) in rested {
+            self.rest(workload, rest);
+        }
         for (workload, route, strategy) in begun {
             self.begin(workload, route, strategy);
         }
@@ -461,14 +483,15 @@ impl Run {
         }
     }
 
-    async fn keep(&mut self) {
+    async fn keep(&mut self) -> Result<(), RequestError> {
         let own = self.record.clone();
         // An abort is recorded by the order itself.
         let change = move |record: &mut Record| *record = Record { is_aborted: record.is_aborted, ..own };
-        if let Err(error) = self.evacuations.change(change).await {
-            // It goes on: the journal has what counts, and a restart looks for it there.
+        let kept = self.evacuations.change(change).await;
+        if let Err(error) = &kept {
             tracing::error!(reason = %error.message(), "the evacuation cannot be recorded");
         }
+        kept
     }
 
     /// Shows what is not durable: progress and forecast.
@@ -492,7 +515,13 @@ impl Run {
         let count = |state: State| self.record.workloads.iter().filter(|entry| entry.state == state).count();
         let (left, stopped, stay) = (count(State::Left), count(State::Stopped), count(State::Stays));
         tracing::info!(left, stopped, stay, "the evacuation has ended");
-        self.keep().await;
+        // N.B. Without that a restart would go on with it.
+        while self.keep().await.is_err() {
+            tokio::select! {
+                () = tokio::time::sleep(KEEP_AGAIN) => {}
+                () = self.evacuations.stopping.begins() => return,
+            }
+        }
         self.evacuations.draining.set_evacuating(false);
     }
 }

@@ -55,7 +55,13 @@ impl Evacuations {
             let is_same = |known: &&Entry| known.name == entry.name && known.kind == entry.kind;
             record.workloads.iter().find(is_same).is_some_and(|known| known.state.is_over())
         };
-        let present = self.present().await.into_iter().filter(|entry| !is_over(entry)).collect::<Vec<_>>();
+        // After a restart what has come since the order was given does not leave by it.
+        let is_new = |entry: &Entry| {
+            let is_same = |known: &Entry| known.name == entry.name && known.kind == entry.kind;
+            !record.workloads.is_empty() && !record.workloads.iter().any(is_same)
+        };
+        let present = self.present().await.into_iter();
+        let present = present.filter(|entry| !is_over(entry) && !is_new(entry)).collect::<Vec<_>>();
         let unfinished = self.migrations.list_unfinished(&self.journal);
         let standbys = self.standbys.sources();
         let mut found: Vec<Found> = futures_util::stream::iter(present)
@@ -77,20 +83,30 @@ impl Evacuations {
         Ok(Draft::new(self, terms).complete(found, &standbys))
     }
 
-    /// Returns the VMs and volumes of this host.
+    /// Returns the VMs and volumes of this host, but for those of tests of standbys, which are clones.
     async fn present(&self) -> Vec<Entry> {
-        let vms = self.vm_orders.describe_vms().await;
+        let standbys = self.standbys.list().await;
+        let tests =
+            || standbys.iter().filter_map(|standby| standby.test.as_ref()).filter(|test| !has_ended(test));
+        let tested: BTreeSet<&String> =
+            tests().flat_map(|test| &test.volumes).map(|volume| &volume.name).collect();
+        let tested_vms: BTreeSet<&String> = tests().flat_map(|test| &test.vms).map(|vm| &vm.name).collect();
+        let mut vms = self.vm_orders.describe_vms().await;
+        vms.retain(|vm| !tested_vms.contains(&vm.name));
         let disks: BTreeSet<&String> = vms.iter().flat_map(|vm| &vm.volumes).collect();
         let is_here = |volume: &api::Volume| volume.host.is_none() && volume.state != VolumeState::Removing;
         let volumes = self.views.describe_volumes().await.into_iter();
         let volumes: Vec<Entry> = volumes
-            .filter(|volume| is_here(volume) && !disks.contains(&volume.name))
+            .filter(|volume| {
+                is_here(volume) && !disks.contains(&volume.name) && !tested.contains(&volume.name)
+            })
             .map(|volume| Entry {
                 volumes: vec![volume.name.clone()],
                 ..entry(volume.name, record::Kind::Volume, api::SetVm::PRIORITY_DEFAULT)
             })
             .collect();
-        let machines = vms.iter().filter(|vm| vm.state != VmState::Arriving).map(|vm| Entry {
+        // One that is arriving stays, and is named.
+        let machines = vms.iter().map(|vm| Entry {
             volumes: vm.volumes.clone(),
             is_running: runs(vm),
             ..entry(vm.name.clone(), record::Kind::Vm, vm.priority)
@@ -154,8 +170,13 @@ fn entry(name: String, kind: record::Kind, priority: u8) -> Entry {
         origin: None,
         is_post_copy: false,
         migration: None,
+        is_held: false,
         reason: None,
     }
+}
+
+fn has_ended(test: &api::StandbyTest) -> bool {
+    test.state == api::StandbyTestState::Ended
 }
 
 fn runs(vm: &Vm) -> bool {
@@ -166,7 +187,9 @@ fn terms(order: &Order, now_unix_ms: u64) -> Terms {
     let left = |deadline: u64| Duration::from_millis(deadline.saturating_sub(now_unix_ms));
     let deadline = order.deadline_unix_ms.map(left);
     // A short deadline leaves time for both.
-    let stop_before = deadline.filter(|_| order.stop_rest).map(|left| STOP_BEFORE.min(left / 3));
+    // After the deadline nothing begins, and nothing is stopped: the daemon may have started long after it.
+    let stop_before = deadline.filter(|left| order.stop_rest && !left.is_zero());
+    let stop_before = stop_before.map(|left| STOP_BEFORE.min(left / 3));
     Terms { deadline, stop_before }
 }
 

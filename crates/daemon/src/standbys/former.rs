@@ -156,6 +156,8 @@ impl Standbys {
             let (id, volume, kept) = (found.former.id.clone(), found.volume, found.of().kept.clone());
             let bytes = self.on_book(move |book| match kept {
                 KeptDivergence::Blocks(bytes) => Ok(Some(bytes)),
+                // All of it counts, and how much that is was not looked at.
+                KeptDivergence::Aside(_) => Ok(None),
                 _ => Ok(book.written(&id, volume)?.map(|written| written.set().count() * BLOCK_BYTES)),
             });
             Ok(self.view_divergence(&formers, found, bytes.await?))
@@ -311,7 +313,10 @@ fn piece(book: &Book, store: Option<&Path>, found: &Divergence, from: u64) -> io
             Err(io::Error::new(io::ErrorKind::Unsupported, text))
         }
         KeptDivergence::InImage => of_image(&volume.image),
-        KeptDivergence::Aside(path) => of_image(path),
+        // It has more than was recorded: it was changed, or the promoted state is an older one.
+        KeptDivergence::Aside(path) => {
+            divergence::piece_of_image(&open_regular(Path::new(path))?, None, from)
+        }
         KeptDivergence::Clone => {
             let whole = divergence::whole(store()?, id, index)?;
             divergence::piece_of_image(&whole, written()?.as_ref(), from)

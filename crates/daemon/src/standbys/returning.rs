@@ -91,6 +91,7 @@ impl Standbys {
             Some(known) if known.standby == hex(order.asked.standby) => known,
             Some(_) => return Err(invalid("another standby was ordered for these images")),
             None => {
+                self.draining.refuse_new()?;
                 let known = self.order_return(former, order).await?;
                 tokio::spawn(Arc::clone(self).carry_return_out(id));
                 known
@@ -405,10 +406,18 @@ fn set_aside(means: &Means, id: &str, volume: &FormerVolume) -> Result<KeptDiver
     let (from, to) =
         (PathBuf::from(&volume.image), PathBuf::from(format!("{}.diverged-{digits}", volume.image)));
     means.custody.rename(&from, &to, &Owner::Administrator(Word::Plain))?;
-    Ok(match to.try_exists() {
-        Ok(false) => KeptDivergence::Dropped,
-        Ok(true) | Err(_) => KeptDivergence::Aside(to.display().to_string()),
-    })
+    match to.try_exists() {
+        Ok(true) => Ok(KeptDivergence::Aside(to.display().to_string())),
+        // **N.B.** Its file system may not be mounted, or somebody has given it another name.
+        Ok(false) => {
+            let text = format!(
+                "it is not there: mount its store; or, if nothing of it is needed: sterna volume divergence drop {}",
+                volume.name
+            );
+            Err(RequestError::storage("find", &from, &io::Error::new(io::ErrorKind::NotFound, text)))
+        }
+        Err(error) => Err(RequestError::storage("look at", &to, &error)),
+    }
 }
 
 /// Moves the images into the folder of the standby, if it is known what they lack. Blocks.

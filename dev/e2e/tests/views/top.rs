@@ -46,7 +46,7 @@ fn top_draws_answers_keys_and_sizes_and_outlives_the_daemon() {
         terminal.until("the migration is shown", |screen| {
             screen.contains("v a → b") && screen.contains("copying")
         })?;
-        terminal.press(&["Tab", "Tab"])?;
+        terminal.press(&["Tab", "Tab", "Tab"])?;
         terminal.until("stores are shown", |screen| screen.contains("STORE") && screen.contains("PATH"))?;
         terminal.resize(132, 40)?;
         let is_at_the_end =
