@@ -43,6 +43,7 @@ pub enum DivergenceState {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
 )]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct DivergenceFrom {
     /// What the piece before has named; zero at first.

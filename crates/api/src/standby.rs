@@ -90,6 +90,7 @@ pub struct SetStandby {
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, utoipa::IntoParams,
 )]
+#[into_params(parameter_in = Query)]
 #[serde(deny_unknown_fields)]
 pub struct RemoveStandby {
     /// Also if the other host does not answer. Its part then has to be removed there.

@@ -65,9 +65,11 @@ impl Evacuations {
 
     /// Asks the other hosts, and makes the planner; `None`: the daemon stops.
     async fn begin_run(self: &Arc<Self>, record: Record) -> Option<(Run, UnboundedReceiver<Report>)> {
-        let survey = loop {
+        let (asked_at, survey) = loop {
+            // N.B. The time to the deadline counts from here on, however long the hosts take to answer.
+            let asked_at = Instant::now();
             match self.survey(&record, now_unix_ms()).await {
-                Ok(survey) => break survey,
+                Ok(survey) => break (asked_at, survey),
                 Err(error) => {
                     tracing::warn!(reason = %error.message(), "the other hosts cannot be asked yet");
                 }
@@ -77,7 +79,7 @@ impl Evacuations {
                 () = self.stopping.begins() => return None,
             }
         };
-        let mut run = Run::new(self, record, survey);
+        let mut run = Run::new(self, record, survey, asked_at);
         run.0.settle_earlier();
         self.lock().is_asking = false;
         Some(run)
@@ -123,6 +125,7 @@ impl Run {
         evacuations: &Arc<Evacuations>,
         mut record: Record,
         survey: Survey,
+        began: Instant,
     ) -> (Self, UnboundedReceiver<Report>) {
         let Survey { setup, entries, targets, routes, adopted } = survey;
         let mut places = Vec::new();
@@ -158,7 +161,7 @@ impl Run {
             places,
             migrations: BTreeMap::new(),
             cancelled: Vec::new(),
-            began: Instant::now(),
+            began,
             reports,
         };
         for (workload, route, migration) in adopted {

@@ -73,7 +73,8 @@ impl Standbys {
         for kept in kept {
             let Seen { fault, is_contested, .. } = kept.copy.seen();
             let fault = fault.map(|fault| format!("it cannot be kept: {fault}"));
-            let contested = is_contested.then(|| {
+            let is_given_up = kept.has_source_yielded.load(Ordering::Relaxed);
+            let contested = (is_contested && !is_given_up).then(|| {
                 let (host, volume) = (self.hosts.name_of(kept.host()), kept.config.volumes.first());
                 let volume = volume.map(|volume| kept.name_here(&volume.name)).unwrap_or_default();
                 format!(
@@ -253,7 +254,7 @@ impl Standbys {
         let late = terms.filter(|terms| age_ms.is_some_and(|age| age > terms.rpo_ms));
         let late = late.map(|_| "nothing newer has come from the host that has the volumes".to_owned());
         let state = match &look {
-            _ if look.is_promoted && is_contested => api::StandbyState::Diverged,
+            _ if look.is_promoted && is_contested && !is_given_up => api::StandbyState::Diverged,
             _ if look.is_promoted => api::StandbyState::Promoted,
             _ if look.is_consumed => api::StandbyState::Used,
             _ if look.points.is_empty() && look.fault.is_none() => api::StandbyState::Seeding,

@@ -171,6 +171,8 @@ fn a_permission_ends_while_an_image_is_locked() {
         pair.alpha.start()?;
         until_waiting(&pair.alpha, "in use by")?;
         promote_while_frozen(pair, || {
+            // A permission counts for five seconds.
+            std::thread::sleep(Duration::from_secs(6));
             drop(other);
             Ok(())
         })?;
