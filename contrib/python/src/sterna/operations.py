@@ -101,9 +101,11 @@ class Operations(Connection):
         """Releases what only this host has of a volume: what is kept of it is deleted."""
         return self.ask("DELETE", f"/v1/divergences/{segment(name)}")
 
-    def export_divergence(self, name: str, from_: int) -> DivergencePiece:
-        """Returns a piece of what only this host has of a volume. The answer names where the next piece is."""
-        return self.ask("GET", f"/v1/divergences/{segment(name)}")
+    def export_divergence(self, name: str, *, from_: int | None = None) -> DivergencePiece:
+        """Returns a piece of what only this host has of a volume. The answer names where the next piece is. from_:
+        What the piece before has named; zero at first.
+        """
+        return self.ask("GET", f"/v1/divergences/{segment(name)}", query={"from": from_})
 
     def show_evacuation(self) -> Evacuation:
         """Describes the evacuation that runs, or the last one."""
@@ -238,9 +240,11 @@ class Operations(Connection):
         """Orders a standby of volumes at another host. Answers when that host has made room; the copying follows."""
         return self.ask("POST", "/v1/standbys", order=order)
 
-    def remove_standby(self, name: str, force: bool) -> Standby:
-        """Removes a standby: its images and recovery points are deleted."""
-        return self.ask("DELETE", f"/v1/standbys/{segment(name)}")
+    def remove_standby(self, name: str, *, force: bool | None = None) -> Standby:
+        """Removes a standby: its images and recovery points are deleted. force: Also if the other host does not
+        answer. Its part then has to be removed there.
+        """
+        return self.ask("DELETE", f"/v1/standbys/{segment(name)}", query={"force": force})
 
     def show_standby(self, name: str) -> Standby:
         """Describes one standby, with its recovery points if it is kept here."""
