@@ -93,7 +93,7 @@ pub(crate) async fn answers(router: Router) -> bool {
 /// Returns the operations, with their descriptions for the document.
 fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
-        .routes(routes!(show_host, change_host))
+        .routes(routes!(show_host, change_this_host))
         .routes(routes!(web::show_overview))
         .routes(routes!(list_volumes, create_volume))
         .routes(routes!(show_volume, remove_volume))
@@ -130,7 +130,7 @@ async fn show_host(State(host): State<Arc<Host>>) -> Json<api::Host> {
 /// Changes this host: whether it takes anything new. Answers when that is durable.
 #[utoipa::path(patch, path = "/v1/host", request_body = api::SetHost,
     responses((status = 200, description = "The daemon", body = api::Host)))]
-async fn change_host(State(host): State<Arc<Host>>, request: Request) -> Answer<api::Host> {
+async fn change_this_host(State(host): State<Arc<Host>>, request: Request) -> Answer<api::Host> {
     let order: api::SetHost = body(request).await?;
     let evacuations = Arc::clone(&host.evacuations);
     host.operate(async move { evacuations.set_drained(order.drained).await }).await?;

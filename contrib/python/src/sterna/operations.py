@@ -129,7 +129,7 @@ class Operations(Connection):
         """Describes the daemon that answers."""
         return self.ask("GET", "/v1/host")
 
-    def change_host(self, order: SetHost) -> Host:
+    def change_this_host(self, order: SetHost) -> Host:
         """Changes this host: whether it takes anything new. Answers when that is durable."""
         return self.ask("PATCH", "/v1/host", order=order)
 

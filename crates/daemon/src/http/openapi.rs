@@ -118,8 +118,14 @@ mod tests {
                 assert!(described, "{name}.{field}: {content}");
             }
         }
+        let mut names = std::collections::BTreeSet::new();
         for (path, operations) in document["paths"].as_object().unwrap() {
             for (method, operation) in operations.as_object().unwrap() {
+                // Clients have a function of this name.
+                assert!(
+                    names.insert(operation["operationId"].to_string()),
+                    "{method} {path}: its name is taken"
+                );
                 assert!(operation["summary"].is_string(), "{method} {path}");
                 assert!(operation["responses"]["default"]["content"].is_object(), "{method} {path}");
             }
