@@ -30,8 +30,8 @@ pub(crate) enum Exit {
     ServeFailed = 8,
     /// This user may not use the daemon, or the daemon may not read a named file.
     NotPermitted = 9,
-    /// `health`: the daemon has problems. `standby check`: a standby is too old. `standby test`: its VM has not booted. `notices test`: one was not
-    /// taken.
+    /// `health`: the daemon has problems. `standby check`: a standby is too old. `standby test`: its VM has not booted. `notices
+    /// test`: a destination has not taken the notice.
     NotReady = 10,
     /// Interrupted a second time before the end.
     Interrupted = 130,

@@ -63,7 +63,7 @@ impl Standbys {
             keep: AskedKeep { last: keep.last, hourly: keep.hourly, daily: keep.daily },
             volumes: asked.clone(),
         };
-        let made = self.ask(host, standby, Ask::Make(ask), Bytes::new()).await;
+        let made = self.asker.ask(host, standby, Ask::Make(ask), Bytes::new()).await;
         if let Err(RequestError::Standby(StandbyError::NoAnswer { .. })) = made {
             // It may have made it, or may still do that.
             tokio::spawn(Arc::clone(&self).take_back(host, standby));
@@ -93,7 +93,7 @@ impl Standbys {
         };
         if let Err(error) = self.write_source(config.clone()).await {
             // The other host keeps nothing for a standby that is in no book.
-            let _ = self.ask(host, standby, Ask::Remove { knows_promotion: false }, Bytes::new()).await;
+            let _ = self.asker.ask(host, standby, Ask::Remove { knows_promotion: false }, Bytes::new()).await;
             return Err(error);
         }
         let source = self
@@ -111,7 +111,7 @@ impl Standbys {
                 () = tokio::time::sleep(ANSWER_MAX) => {}
             }
             let remove = Ask::Remove { knows_promotion: false };
-            if self.ask(host, standby, remove, Bytes::new()).await.is_ok() {
+            if self.asker.ask(host, standby, remove, Bytes::new()).await.is_ok() {
                 return;
             }
         }
@@ -211,7 +211,7 @@ impl Standbys {
                 }
                 let knows_promotion =
                     matches!(was.state, api::StandbyState::Promoted | api::StandbyState::Diverged);
-                match self.ask(host, standby, Ask::Remove { knows_promotion }, Bytes::new()).await {
+                match self.asker.ask(host, standby, Ask::Remove { knows_promotion }, Bytes::new()).await {
                     Ok(_) => {}
                     Err(_) if how.force => {}
                     Err(RequestError::Standby(StandbyError::NoAnswer { host, .. })) => {
@@ -234,17 +234,6 @@ impl Standbys {
             }
         }
         Ok(was)
-    }
-
-    /// Asks the other host of a standby, and waits for its answer.
-    pub(super) async fn ask(
-        &self,
-        host: HostId,
-        standby: StandbyId,
-        ask: Ask,
-        payload: Bytes,
-    ) -> Result<Answered, RequestError> {
-        self.asker.ask(host, standby, ask, payload).await
     }
 
     async fn write_source(&self, config: SourceConfig) -> Result<(), RequestError> {

@@ -110,7 +110,7 @@ impl Standbys {
         self.permissions.forget(standby);
         let this = Arc::clone(self);
         tokio::spawn(async move {
-            let told = this.ask(host, standby, Ask::Yielded, Bytes::new()).await;
+            let told = this.asker.ask(host, standby, Ask::Yielded, Bytes::new()).await;
             if let Err(error) = told {
                 tracing::warn!(host = %this.hosts.name_of(host), error = %error.message(), "that host does not know yet that its promoted \
                     volumes are the only ones: turn the direction round there with sterna standby reprotect, or remove the standby");

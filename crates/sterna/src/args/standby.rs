@@ -68,6 +68,16 @@ pub(crate) struct AddStandbyArguments {
     /// The host that keeps the standby, and its store.
     #[arg(long, value_name = "HOST[:STORE]")]
     pub(crate) to: String,
+    #[command(flatten)]
+    pub(crate) terms: TermsArguments,
+    /// The recovery points that are kept beside its newest state; `none`: no others.
+    #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
+    pub(crate) keep: Option<KeepPoints>,
+}
+
+/// How a standby is kept.
+#[derive(Debug, Args)]
+pub(crate) struct TermsArguments {
     /// Time between two cuts: a promotion loses at most what was written since the last one that has arrived.
     #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "10s")]
     pub(crate) every: Duration,
@@ -77,9 +87,6 @@ pub(crate) struct AddStandbyArguments {
     /// Largest rate of what it sends, for example 20MiB/s.
     #[arg(long, value_name = "RATE", value_parser = parse_rate)]
     pub(crate) bandwidth: Option<u64>,
-    /// The recovery points that are kept beside its newest state; `none`: no others.
-    #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
-    pub(crate) keep: Option<KeepPoints>,
     /// What this host does after a start if that host does not say whether the standby was promoted; by default as configured.
     #[arg(long, value_name = "wait|serve")]
     pub(crate) if_silent: Option<IfSilent>,
@@ -89,21 +96,11 @@ pub(crate) struct AddStandbyArguments {
 pub(crate) struct ReprotectStandbyArguments {
     /// Name of the standby that was promoted, its volume or its VM.
     pub(crate) name: String,
-    /// Time between two cuts.
-    #[arg(long, value_name = "TIME", value_parser = parse_time, default_value = "10s")]
-    pub(crate) every: Duration,
-    /// The age beyond which it is behind; by default six intervals, and a minute at least.
-    #[arg(long, value_name = "TIME", value_parser = parse_time)]
-    pub(crate) rpo: Option<Duration>,
-    /// Largest rate of what it sends, for example 20MiB/s.
-    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
-    pub(crate) bandwidth: Option<u64>,
+    #[command(flatten)]
+    pub(crate) terms: TermsArguments,
     /// The recovery points that are kept; by default as many as before.
     #[arg(long, value_name = "last=N,hourly=N,daily=N|none", value_parser = parse_keep)]
     pub(crate) keep: Option<KeepPoints>,
-    /// What this host does after a start if that host does not say whether the standby was promoted; by default as configured.
-    #[arg(long, value_name = "wait|serve")]
-    pub(crate) if_silent: Option<IfSilent>,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

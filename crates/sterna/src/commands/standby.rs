@@ -54,11 +54,11 @@ pub(super) async fn run(
         }
         StandbyCommand::Reprotect(arguments) => {
             let order = ReprotectStandby {
-                every_seconds: Some(arguments.every.as_secs_f64()),
-                rpo_seconds: arguments.rpo.map(|age| age.as_secs_f64()),
-                bandwidth_bytes_per_second: arguments.bandwidth,
+                every_seconds: Some(arguments.terms.every.as_secs_f64()),
+                rpo_seconds: arguments.terms.rpo.map(|age| age.as_secs_f64()),
+                bandwidth_bytes_per_second: arguments.terms.bandwidth,
                 keep: arguments.keep,
-                if_silent: arguments.if_silent.map(Into::into),
+                if_silent: arguments.terms.if_silent.map(Into::into),
             };
             let turned = client.reprotect_standby(&arguments.name, &order).await?;
             output::print(format, &turned, standbys::turned)?;
@@ -80,11 +80,11 @@ fn order(arguments: AddStandbyArguments) -> NewStandby {
         volumes: arguments.volumes,
         host,
         store,
-        every_seconds: Some(arguments.every.as_secs_f64()),
-        rpo_seconds: arguments.rpo.map(|rpo| rpo.as_secs_f64()),
-        bandwidth_bytes_per_second: arguments.bandwidth,
+        every_seconds: Some(arguments.terms.every.as_secs_f64()),
+        rpo_seconds: arguments.terms.rpo.map(|rpo| rpo.as_secs_f64()),
+        bandwidth_bytes_per_second: arguments.terms.bandwidth,
         keep: arguments.keep,
-        if_silent: arguments.if_silent.map(Into::into),
+        if_silent: arguments.terms.if_silent.map(Into::into),
     }
 }
 

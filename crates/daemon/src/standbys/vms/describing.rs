@@ -77,7 +77,7 @@ impl Standbys {
         source.show(|all| all.vms = shown);
         if told.names.as_ref() != Some(&names) {
             let _turn = self.describing.of(source.host()).await;
-            self.ask(source.host(), source.standby(), Ask::Vms(names.clone()), Bytes::new()).await?;
+            self.asker.ask(source.host(), source.standby(), Ask::Vms(names.clone()), Bytes::new()).await?;
             told.names = Some(names.clone());
         }
         for name in names {
@@ -143,7 +143,7 @@ impl Standbys {
             let offset = bytes - description.len() as u32;
             let payload = description.split_to(description.len().min(PIECE_BYTES));
             let piece = VmPiece { vm: name.to_owned(), offset, bytes, hash: hash.to_vec() };
-            match self.ask(source.host(), source.standby(), Ask::Vm(piece), payload).await? {
+            match self.asker.ask(source.host(), source.standby(), Ask::Vm(piece), payload).await? {
                 Answered::Vm { problem } => return Ok(problem),
                 _ if description.is_empty() => {
                     return Err(RequestError::Internal(
