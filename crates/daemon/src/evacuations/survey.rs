@@ -369,3 +369,22 @@ fn writes_per_second(plan: &MigrationPlan) -> u64 {
     let written = (forecast.bytes.middle - plan.bytes_max as f64).max(0.0);
     (written / forecast.seconds.middle) as u64
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nothing_is_stopped_after_the_deadline_and_little_before_a_short_one() {
+        let at = |deadline: Option<u64>, stop_rest| {
+            terms(&Order { to: Vec::new(), deadline_unix_ms: deadline, stop_rest }, 1_000_000)
+        };
+        let stops_before = |deadline| at(Some(deadline), true).stop_before;
+        assert_eq!(stops_before(1_000_000 + 900_000), Some(STOP_BEFORE));
+        assert_eq!(stops_before(1_000_000 + 30_000), Some(Duration::from_secs(10)));
+        // A daemon that starts after the deadline.
+        assert_eq!(stops_before(900_000), None);
+        assert_eq!(at(Some(900_000), true).deadline, Some(Duration::ZERO));
+        assert_eq!((at(Some(2_000_000), false).stop_before, at(None, false).deadline), (None, None));
+    }
+}

@@ -243,3 +243,30 @@ fn without_the_order_the_promoted_standby_is_removed_as_before() {
         Ok(())
     });
 }
+
+#[test]
+fn an_image_that_is_not_there_is_waited_for_and_a_drained_host_takes_no_standby() {
+    play_pair(|pair| {
+        fail_over(pair)?;
+        pair.alpha.sterna(["volume", "yield", "v"])?.success()?;
+        let order = ["standby", "reprotect", "v", "--every", "1s"];
+        pair.alpha.sterna(["host", "drain"])?.success()?;
+        let refused = pair.beta.sterna(order)?;
+        ensure!(refused.code != 0 && refused.stderr.contains("drained"), "{refused:?}");
+        pair.alpha.sterna(["host", "undrain"])?.success()?;
+        // As if its file system were not mounted.
+        let (image, away) = (pair.alpha.path("a/v.img"), pair.alpha.path("away.img"));
+        std::fs::rename(&image, &away)?;
+        pair.beta.sterna(order)?.success()?;
+        until("alpha says what it waits for", || {
+            let found = divergences(&pair.alpha)?;
+            ensure!(found.len() == 1, "a divergence is forgotten: {found:?}");
+            let reason = found[0].reason.clone().unwrap_or_default();
+            Ok(reason.contains("sterna volume divergence drop v").then_some(()))
+        })?;
+        std::fs::rename(&away, &image)?;
+        compare(pair)?;
+        // Everything was sent, so all of the image counts: also what alpha has written.
+        expect_export(pair, &pair.alpha.path("after.img"))
+    });
+}
