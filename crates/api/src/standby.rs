@@ -183,6 +183,9 @@ pub struct YieldVolume {
     /// Also while clients are connected; they are disconnected.
     #[serde(default)]
     pub force: bool,
+    /// At the first host: also if the host that has promoted the standby has not agreed. It may have given the volumes up, too.
+    #[serde(default)]
+    pub unasked: bool,
 }
 
 /// The part of this host in a standby.

@@ -64,9 +64,6 @@ use crate::volumes::registry::Volumes;
 /// How long the end of the daemon waits for the keepers of standbys.
 const END_MAX: Duration = Duration::from_secs(5);
 
-/// What the source of a standby hears that was promoted and given up.
-const YIELDED: &str = "that host has given up what it had promoted: remove the standby, and add it again";
-
 /// The standbys of both roles.
 pub(crate) struct Standbys {
     /// The files about standbys; the error says why there are none.
@@ -348,7 +345,9 @@ impl Standbys {
     /// Tells a source that its volumes were promoted here.
     fn tell_promoted(&self, line: &Line, stream: StreamId, message: &ToStandby, departed: &CopyConfig) {
         let frame = match message {
-            _ if departed.is_yielded => Frame::Fault(YIELDED.to_owned()),
+            ToStandby::Offer { .. } if departed.is_yielded => {
+                Frame::ToOwner(stream, ToOwner::Answer(Answer::GivenUp))
+            }
             ToStandby::Offer { .. } => Frame::ToOwner(stream, ToOwner::Answer(Answer::Promoted)),
             // Its next stream begins with an offer.
             _ => Frame::Fault("the volumes were promoted at the standby's host".to_owned()),

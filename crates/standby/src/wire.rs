@@ -118,6 +118,8 @@ pub enum Answer {
     Fenced,
     /// The journal was restored, and both sides do not agree. An administrator decides.
     Unsure,
+    /// The standby was promoted, and an administrator has given that up: the standby is gone, and the owner has the group alone.
+    GivenUp,
 }
 
 /// The reason why an epoch is not taken.

@@ -34,6 +34,11 @@ pub(crate) enum StandbyError {
     #[error("\"{name}\" is not given up: {reason}. To remove a volume: sterna volume remove")]
     NotYielded { name: String, reason: String },
     #[error(
+        "\"{name}\" is not given up: it has to be certain that host \"{host}\" keeps its volumes, and it has not agreed: {reason}. If it serves \
+         them: sterna volume yield {name} --unasked"
+    )]
+    MayBeNowhere { name: String, host: String, reason: String },
+    #[error(
         "volume \"{volume}\" waits for no host of a standby; sterna volume show {volume} says how it stands"
     )]
     NotAsked { volume: String },
@@ -130,6 +135,7 @@ impl StandbyError {
             | Self::Replaced { .. }
             | Self::Diverged { .. }
             | Self::NotYielded { .. }
+            | Self::MayBeNowhere { .. }
             | Self::NotAsked { .. }
             | Self::ServedElsewhere { .. }
             | Self::NotThere { .. }

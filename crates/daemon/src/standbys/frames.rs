@@ -89,6 +89,8 @@ pub(crate) enum Ask {
         /// The first block.
         first: u64,
     },
+    /// From a former owner: may it give its volumes up, because the standby was promoted? If so, they are not given up here.
+    Yielding,
 }
 
 /// A standby that former owner's images are to become.

@@ -42,6 +42,7 @@ impl Standbys {
             }
             Ask::Vm(piece) => self.keep_vm(peer, line, piece, payload).await,
             Ask::Vms(names) => self.keep_only(peer, line, names).await,
+            Ask::Yielding => self.let_yield(peer, line).await.map(|()| Answered::Done),
             Ask::Yielded => self.hear_yielded(peer, line).await.map(|()| Answered::Done),
             Ask::Return(order) => self.return_to(peer, line, order).await,
             Ask::Lacking { volume, from } => self.tell_lacking(peer, line, volume, from).await,

@@ -9,6 +9,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -249,6 +250,11 @@ impl Standbys {
         if !self.is_promoted(&kept).await? {
             return Err(RequestError::Invalid("it was not promoted here".to_owned()));
         }
+        self.note_source_yields(&kept).await
+    }
+
+    /// Makes durable that the source gives its volumes up, so that they are not given up here.
+    pub(super) async fn note_source_yields(&self, kept: &Kept) -> Result<(), RequestError> {
         let id = kept.config.id.clone();
         self.on_book(move |book| {
             let (configs, _) = book.configs::<CopyConfig>(Side::Copy)?;
@@ -256,7 +262,7 @@ impl Standbys {
             book.write_config(Side::Copy, &id, &CopyConfig { has_source_yielded: true, ..config })
         })
         .await?;
-        kept.has_source_yielded.store(true, std::sync::atomic::Ordering::Relaxed);
+        kept.has_source_yielded.store(true, Ordering::Relaxed);
         Ok(())
     }
 }

@@ -1,20 +1,23 @@
 //! Gives up a group of volumes at one of two hosts that have it after a promotion: images are kept, and nothing is served here.
 //!
 //! ```text
-//!   VMs are gone, clients too ─► each volume forgotten, its image kept ─► at the source: the standby ends, at both hosts
-//!                                                                     └─► where it was promoted: *yielded*, and the source may serve
+//!   at the source: the other host is asked, and gives nothing up from here on ─┐
+//!   VMs are gone, clients too ─────────────────────────────────────────────────┴─► each volume forgotten, its image kept
+//!      ─► at the source: the standby ends, at both hosts
+//!      └─► where it was promoted: *yielded*, and the source may serve
 //! ```
 //! Every step that was done before is left as it is, so the order can be given again.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
-use migration::VolumeId;
+use migration::{HostId, VolumeId};
 use standby::asking::Permission;
 use standby::owner::State;
 
 use super::book::{Side, parse};
-use super::frames::Ask;
+use super::frames::{Ask, Line};
 use super::making::Left;
 use super::orders::Found;
 use super::source::Source;
@@ -38,8 +41,9 @@ impl Standbys {
                 }
                 let config = source.config();
                 let volumes: Vec<_> = config.volumes.into_iter().map(|volume| volume.volume).collect();
-                // N.B. What only this host has is noted before anything is forgotten.
                 self.refuse_of_vms(&volumes)?;
+                self.ask_to_yield(&source, &name, how).await?;
+                // N.B. What only this host has is noted before anything is forgotten.
                 self.begin_former(&source).await?;
                 let removed = self.give_up(volumes, how, Some(&source)).await?;
                 self.end_yielded(&source).await?;
@@ -51,6 +55,13 @@ impl Standbys {
                 }
                 if !self.is_whole(&kept) {
                     return Err(StandbyError::NotMade(name).into());
+                }
+                if kept.has_source_yielded.load(Ordering::Relaxed) {
+                    let host = self.hosts.name_of(kept.host());
+                    return Err(refused(&format!(
+                        "host \"{host}\" gives its own up, so these are the only ones"
+                    ))
+                    .into());
                 }
                 let volumes = kept.config.volumes.iter().map(|volume| volume.promoted.clone());
                 let removed = self.give_up(volumes.collect(), how, None).await?;
@@ -66,6 +77,53 @@ impl Standbys {
         is_replaced
             || source.shown().state == Some(State::Diverged)
             || self.permissions.is_replaced(source.standby())
+    }
+
+    /// Asks the host that has promoted a standby whether the source may give its volumes up: then they stay there.
+    async fn ask_to_yield(
+        &self,
+        source: &Source,
+        name: &str,
+        how: api::YieldVolume,
+    ) -> Result<(), RequestError> {
+        let (host, standby) = (source.host(), source.standby());
+        let agreed = match self.hosts.silence_of(host) {
+            Some(silence) => Err(silence),
+            None => {
+                let asked = self.asker.ask(host, standby, Ask::Yielding, Bytes::new());
+                asked.await.map_err(|error| error.message())
+            }
+        };
+        match agreed {
+            Ok(_) => Ok(()),
+            Err(reason) if how.unasked => {
+                tracing::warn!(standby = %name, reason, "volumes are given up although the other host has not agreed");
+                Ok(())
+            }
+            Err(reason) => {
+                let host = self.hosts.name_of(host);
+                Err(StandbyError::MayBeNowhere { name: name.to_owned(), host, reason }.into())
+            }
+        }
+    }
+
+    /// Agrees that the source of a promoted standby gives its volumes up. From then on they are not given up here.
+    pub(super) async fn let_yield(&self, peer: HostId, line: &Line) -> Result<(), RequestError> {
+        // N.B. Whichever of both hosts is the first to give them up, the other one learns of it before it does the same.
+        let _changing = self.changing.lock().await;
+        if let Some(departed) = self.departed_for(peer, line) {
+            let refused = || RequestError::Invalid("it has given them up itself".to_owned());
+            return if departed.is_yielded { Err(refused()) } else { Ok(()) };
+        }
+        let kept = self.kept_for(peer, line);
+        let kept = kept.ok_or_else(|| RequestError::Invalid("it knows nothing of a promotion".to_owned()))?;
+        if !self.is_promoted(&kept).await? {
+            return Err(RequestError::Invalid("it has not promoted the standby".to_owned()));
+        }
+        if !self.is_whole(&kept) {
+            return Err(StandbyError::NotMade(kept.config.name.clone()).into());
+        }
+        self.note_source_yields(&kept).await
     }
 
     /// Forgets volumes, by identity, and keeps their images. One that is not here any longer is left out.

@@ -60,7 +60,9 @@ impl Replication {
         match answer {
             Answer::Receiving { .. } => {}
             Answer::Unsure => stream.into_iter().for_each(Stream::be_unsure),
-            Answer::Promoted | Answer::Consumed | Answer::Fenced => stream.into_iter().for_each(Stream::end),
+            Answer::Promoted | Answer::Consumed | Answer::Fenced | Answer::GivenUp => {
+                stream.into_iter().for_each(Stream::end);
+            }
         }
         match answer {
             Answer::Receiving { watermark, sealed_through, has_point, is_mixed } => {
@@ -96,6 +98,10 @@ impl Replication {
             Answer::Consumed => {
                 self.ages.has_point = false;
                 self.ages.is_used = true;
+            }
+            Answer::GivenUp => {
+                self.phase = Phase::Serving;
+                self.ages.has_point = false;
             }
             // Unknown is never "no": nothing is sent (law 37).
             Answer::Promoted | Answer::Fenced | Answer::Unsure => {}

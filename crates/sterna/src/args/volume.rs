@@ -55,6 +55,9 @@ pub(crate) struct YieldArguments {
     /// Give them up even while clients are connected; they are disconnected.
     #[arg(long)]
     pub(crate) force: bool,
+    /// At the first host: give them up although the other host has not agreed, because it serves them.
+    #[arg(long)]
+    pub(crate) unasked: bool,
 }
 
 #[derive(Debug, Subcommand)]

@@ -124,8 +124,8 @@ pub(super) async fn run(
                 }
             })?;
         }
-        VolumeCommand::Yield(YieldArguments { name, force }) => {
-            let given_up = client.yield_volume(&name, YieldVolume { force }).await?;
+        VolumeCommand::Yield(YieldArguments { name, force, unasked }) => {
+            let given_up = client.yield_volume(&name, YieldVolume { force, unasked }).await?;
             output::print(format, &given_up, |given_up| given_up.iter().map(yielded).collect())?;
         }
         VolumeCommand::Divergence(command) => super::divergence::run(client, command, format).await?,

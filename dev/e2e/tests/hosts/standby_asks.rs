@@ -220,6 +220,57 @@ fn two_hosts_that_serve_the_same_volume_both_say_so_until_one_gives_it_up() {
             ensure!(removed.code == 4 && removed.stderr.contains("sterna volume yield v"), "{removed:?}");
         }
         pair.alpha.sterna(["volume", "yield", "v"])?.success()?;
-        until("nothing is wrong any more", || Ok((pair.beta.sterna(["health"])?.code == 0).then_some(())))
+        until("nothing is wrong any more", || Ok((pair.beta.sterna(["health"])?.code == 0).then_some(())))?;
+        let last = pair.beta.sterna(["volume", "yield", "v"])?;
+        ensure!(last.code == 4 && last.stderr.contains("these are the only ones"), "{last:?}");
+        Ok(())
+    });
+}
+
+#[test]
+fn a_host_that_serves_hears_that_the_other_one_has_given_up_and_does_not_give_up_as_well() {
+    play_pair(|pair| {
+        begin(pair)?;
+        promote_while_frozen(pair, || Ok(()))?;
+        until("it is said", || {
+            let standby: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
+            Ok((standby.state == StandbyState::Diverged).then_some(()))
+        })?;
+        pair.beta.sterna(["volume", "yield", "v"])?.success()?;
+        let both = pair.alpha.sterna(["volume", "yield", "v"])?;
+        ensure!(both.code == 4 && both.stderr.contains("it has given them up itself"), "{both:?}");
+        until("alpha has heard it", || {
+            let standby: Standby = pair.alpha.ask(&["standby", "show", "v"])?;
+            let reason = standby.reason.unwrap_or_default();
+            Ok((standby.state != StandbyState::Diverged && reason.contains("has given up")).then_some(()))
+        })?;
+        let found = read(&mut connect(&pair.alpha, "v")?, 0)?;
+        ensure!(found == 1, "{found}");
+        pair.alpha.sterna(["standby", "remove", "v"])?.success()?;
+        std::fs::remove_file(pair.beta.path("a/v.img"))?;
+        add(pair, &["v"])?;
+        until_current(&pair.alpha).map(drop)
+    });
+}
+
+#[test]
+fn nothing_is_given_up_while_the_other_host_is_silent_unless_that_is_ordered() {
+    play_pair(|pair| {
+        begin(pair)?;
+        lose_alpha(pair, "v")?;
+        pair.beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?.success()?;
+        pair.alpha.start()?;
+        until_replaced(&pair.alpha)?;
+        pair.beta.kill()?;
+        until("beta is missed", || {
+            let early = pair.alpha.sterna(["volume", "yield", "v"])?;
+            ensure!(early.code == 4 && early.stderr.contains("--unasked"), "{early:?}");
+            Ok((!early.stderr.contains("within")).then_some(()))
+        })?;
+        pair.alpha.sterna(["volume", "yield", "v", "--unasked"])?.success()?;
+        pair.beta.start()?;
+        let found = read(&mut connect(&pair.beta, "v")?, 0)?;
+        ensure!(found == 1, "{found}");
+        Ok(())
     });
 }

@@ -41,8 +41,13 @@ const WINDOW_BLOCKS: u64 = 4096;
 const RETRY: Duration = Duration::from_secs(1);
 /// Time before a new stream begins after the standby's host had a fault.
 const STREAM_RETRY: Duration = Duration::from_secs(5);
+/// Time before a host that has promoted the standby is asked whether it has given that up.
+const PROMOTED_RETRY: Duration = Duration::from_secs(10);
 /// How often a limited rate gives its share.
 const RATE_STEP: Duration = Duration::from_millis(50);
+
+/// What a source says of a standby whose promotion was given up.
+const GIVEN_UP: &str = "that host has given up what it had promoted: remove the standby, and add it again";
 
 /// Sends messages to the standby's host in order, whatever its session is.
 type SourceLine = Arc<dyn moving::channel::Send>;
@@ -461,9 +466,7 @@ impl<'a> Running<'a> {
                     ) {
                         self.source.show(|shown| shown.reason = None);
                     }
-                    if message == ToOwner::Answer(Answer::Promoted) {
-                        self.with.permissions.said(self.source.standby(), Word::Promoted);
-                    }
+                    self.hear_of_promotion(&message);
                     self.group.handle(Event::Received(stream, message));
                 }
                 Some(Frame::Taken(stream, blocks)) if stream == self.stream => {
@@ -488,6 +491,20 @@ impl<'a> Running<'a> {
                 self.source.show(|shown| shown.reason = None);
                 self.begin_stream();
             }
+        }
+    }
+
+    /// Tells on that the standby was promoted, and asks again later whether that was given up.
+    fn hear_of_promotion(&mut self, message: &ToOwner) {
+        let word = match message {
+            ToOwner::Answer(Answer::Promoted) => Word::Promoted,
+            ToOwner::Answer(Answer::GivenUp) => Word::Yielded,
+            _ => return,
+        };
+        self.with.permissions.said(self.source.standby(), word);
+        match word {
+            Word::Promoted => self.new_stream_at = Some(TokioInstant::now() + PROMOTED_RETRY),
+            _ => self.source.show(|shown| shown.reason = Some(GIVEN_UP.to_owned())),
         }
     }
 
