@@ -73,6 +73,9 @@ pub struct MigrateVolume {
     /// does not put them off. Only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_hot_blocks: bool,
+    /// Also if the host of a standby cannot be told that the volumes leave. Until it is told, nobody may promote the standby there.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub standby_untold: bool,
     /// Names of further volumes that move in the same migration to another host: all of them, or none.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub together_with: Vec<String>,
@@ -467,6 +470,7 @@ impl MigrateVolume {
             keep_chain: false,
             serve_here: false,
             full: false,
+            standby_untold: false,
             max_downtime_ms: None,
             shared_target: SharedTarget::Auto,
             memory_streams: None,

@@ -97,8 +97,16 @@ impl Host {
         let standbys = Standbys::new(parts, &serving, &volume_orders, &vm_orders);
         let arrivals =
             Arrivals::new(parts, &exports, &serving, &migration_hooks, &vm_orders, &runner, &standbys);
-        let departures =
-            Departures::new(parts, &claims, &serving, &migration_hooks, &vm_orders, &runner, &arrivals);
+        let departures = Departures::new(
+            parts,
+            &claims,
+            &serving,
+            &migration_hooks,
+            &vm_orders,
+            &runner,
+            &arrivals,
+            &standbys,
+        );
         let resumption = Resumption::new(parts, &exports, &serving, &arrivals, &departures);
         let migration_orders =
             MigrationOrders::new(parts, &claims, &serving, &views, &vm_orders, &runner, &departures);

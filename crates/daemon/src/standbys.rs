@@ -11,6 +11,7 @@
 mod asking;
 pub(crate) mod book;
 pub(crate) mod copy;
+pub(crate) mod following;
 mod former;
 pub(crate) mod frames;
 mod making;
@@ -31,7 +32,6 @@ use std::any::Any;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -39,10 +39,11 @@ use bytes::Bytes;
 use migration::HostId;
 use standby::StandbyId;
 use standby::asking::{Question, Word};
+use standby::whereabouts::Whereabouts;
 use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
 use self::asking::Asker;
-use self::book::{Book, CopyConfig, Side, SourceConfig, Unreadable, parse};
+use self::book::{Book, CopyConfig, Noted, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input};
 use self::frames::{ANSWER_MAX, Frame, Line, is_about};
 use self::permissions::Permissions;
@@ -91,6 +92,8 @@ pub(crate) struct Standbys {
     departed: Mutex<BTreeMap<StandbyId, CopyConfig>>,
     /// Held while a standby is made, removed or promoted.
     changing: tokio::sync::Mutex<()>,
+    /// Held while what is noted of a standby is changed.
+    noting: tokio::sync::Mutex<()>,
     /// Held while what is remembered of groups that were given up is changed.
     formers: tokio::sync::Mutex<()>,
     /// Questions of one host wait for one another.
@@ -103,14 +106,10 @@ pub(crate) struct Standbys {
 
 /// A standby that is kept here.
 struct Kept {
+    /// As it was made. **N.B.** What is noted of it since is not here.
     config: CopyConfig,
+    noted: Mutex<Noted>,
     copy: Copy,
-    /// Whether it was promoted, and all of its volumes were made.
-    is_complete: AtomicBool,
-    /// Whether its source has given up its volumes after the promotion.
-    has_source_yielded: AtomicBool,
-    /// Other names that a promotion gives its volumes, by their own.
-    names: Mutex<BTreeMap<String, String>>,
     /// Its test: the present one, or the last.
     test: Mutex<Option<Arc<Testing>>>,
     /// What the checks of its described VMs have found since the daemon began, by name.
@@ -118,13 +117,29 @@ struct Kept {
 }
 
 impl Kept {
+    fn noted(&self) -> Noted {
+        lock(&self.noted).clone()
+    }
+
+    /// Returns all that is known of it at present.
+    fn present(&self) -> CopyConfig {
+        CopyConfig { noted: self.noted(), ..self.config.clone() }
+    }
+
     fn host(&self) -> HostId {
-        host_of(&self.config.host)
+        host_of(&lock(&self.noted).host)
+    }
+
+    /// Returns which hosts may have its volumes.
+    fn whereabouts(&self) -> Whereabouts<HostId> {
+        let noted = lock(&self.noted);
+        let leaving_for = noted.leaving_for.as_ref().map(|to| host_of(&to.host));
+        Whereabouts { at: host_of(&noted.host), leaving_for }
     }
 
     /// Returns the name that a volume has here after a promotion.
     fn name_here(&self, volume: &str) -> String {
-        lock(&self.names).get(volume).map_or(volume, String::as_str).to_owned()
+        lock(&self.noted).names.get(volume).map_or(volume, String::as_str).to_owned()
     }
 }
 
@@ -175,6 +190,7 @@ impl Standbys {
             copies: Mutex::default(),
             departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
+            noting: tokio::sync::Mutex::default(),
             formers: tokio::sync::Mutex::default(),
             asked: Turns::default(),
             describing: Turns::default(),
@@ -205,6 +221,7 @@ impl Standbys {
             self.begin_source(config);
         }
         self.finish_promotions();
+        self.resume_leaving();
         self.resume_lending();
         self.resume_tests();
         self.resume_returns();
@@ -260,15 +277,10 @@ impl Standbys {
         let locate = Box::new(move || folder_in(&stores, &name));
         let copy =
             Copy::start(config.clone(), locate, book).map_err(|error| unreadable(error.to_string()))?;
-        let is_complete = AtomicBool::new(config.is_complete);
-        let has_source_yielded = AtomicBool::new(config.has_source_yielded);
-        let names = Mutex::new(config.names.clone());
         let kept = Kept {
-            config,
+            noted: Mutex::new(config.noted.clone()),
+            config: CopyConfig { noted: Noted::default(), ..config },
             copy,
-            is_complete,
-            has_source_yielded,
-            names,
             test: Mutex::default(),
             problems: Mutex::default(),
         };
@@ -323,7 +335,7 @@ impl Standbys {
 
     /// Says to the host that has the volumes whether they were promoted here.
     fn answer_question(&self, peer: HostId, line: Line, question: Question, credit: Box<dyn Any + Send>) {
-        let Some(kept) = self.kept_for(peer, &line) else {
+        let Some(kept) = self.kept_about(peer, &line, |kept| kept.whereabouts().may_be_at(peer)) else {
             // One that nobody knows is not one that was never promoted.
             let departed = self.departed_for(peer, &line);
             let word = departed.map_or(Word::Unsure, |departed| match departed.is_yielded {
@@ -364,11 +376,15 @@ impl Standbys {
 
     /// Returns the standby that a channel of another host is about: of that host alone.
     fn kept_for(&self, peer: HostId, line: &Line) -> Option<Arc<Kept>> {
+        self.kept_about(peer, line, |kept| kept.host() == peer)
+    }
+
+    /// Returns the standby that a channel of another host is about, if that host has such a part in it.
+    fn kept_about(&self, peer: HostId, line: &Line, has_part: impl Fn(&Kept) -> bool) -> Option<Arc<Kept>> {
         let own = self.peers.own();
         let copies = lock(&self.copies);
-        let is_meant = |standby: StandbyId, kept: &Kept| {
-            kept.host() == peer && is_about(line.channel, standby, peer, own)
-        };
+        let is_meant =
+            |standby: StandbyId, kept: &Kept| has_part(kept) && is_about(line.channel, standby, peer, own);
         copies.iter().find(|(standby, kept)| is_meant(**standby, kept)).map(|(_, kept)| Arc::clone(kept))
     }
 
@@ -377,12 +393,30 @@ impl Standbys {
         let own = self.peers.own();
         let departed = lock(&self.departed);
         let is_meant = |standby: StandbyId, config: &CopyConfig| {
-            host_of(&config.host) == peer && is_about(line.channel, standby, peer, own)
+            host_of(&config.noted.host) == peer && is_about(line.channel, standby, peer, own)
         };
         departed
             .iter()
             .find(|(standby, config)| is_meant(**standby, config))
             .map(|(_, config)| config.clone())
+    }
+
+    /// Changes what is noted of a standby that is kept here, durably. **N.B.** Changes wait for one another.
+    async fn note(&self, kept: &Kept, change: impl FnOnce(&mut Noted)) -> Result<(), RequestError> {
+        let _noting = self.noting.lock().await;
+        let is_kept = parse(&kept.config.id).is_some_and(|standby| lock(&self.copies).contains_key(&standby));
+        if !is_kept {
+            return Err(StandbyError::NotFound(kept.config.name.clone()).into());
+        }
+        let mut noted = kept.noted();
+        change(&mut noted);
+        if noted == *lock(&kept.noted) {
+            return Ok(());
+        }
+        let config = CopyConfig { noted: noted.clone(), ..kept.config.clone() };
+        self.on_book(move |book| book.write_config(Side::Copy, &config.id, &config)).await?;
+        *lock(&kept.noted) = noted;
+        Ok(())
     }
 
     /// Does work on the files about standbys, which may block.

@@ -29,6 +29,10 @@ bugs! {
     PassedPointKept = "standby-passed-point-kept",
     /// A host serves by a permission that it was given before its image was locked for long.
     OldPermission = "standby-old-permission",
+    /// A host is believed to have a group that has left it for another host.
+    DepartureForgotten = "standby-departure-forgotten",
+    /// A host that was not named by the one before may say that it has the group.
+    AnybodyArrives = "standby-anybody-arrives",
     /// A host forgets in a restart that its group was replaced.
     ReplacedForgotten = "standby-replaced-forgotten",
     /// A host whose restored standby does not agree says that it was not promoted.

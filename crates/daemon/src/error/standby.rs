@@ -71,6 +71,11 @@ pub(crate) enum StandbyError {
          this host to be off for a promotion: --force"
     )]
     HasStandby { volume: String, name: String },
+    #[error(
+        "host \"{host}\", which keeps the standby \"{name}\", would not know that the volumes have left: {reason}. Then nobody may promote it \
+         there; to move them anyway: --standby-untold"
+    )]
+    WouldNotKnow { name: String, host: String, reason: String },
     #[error("host \"{host}\" refuses the standby: {reason}")]
     Refused { host: String, reason: String },
     #[error(
@@ -136,6 +141,7 @@ impl StandbyError {
             | Self::Diverged { .. }
             | Self::NotYielded { .. }
             | Self::MayBeNowhere { .. }
+            | Self::WouldNotKnow { .. }
             | Self::NotAsked { .. }
             | Self::ServedElsewhere { .. }
             | Self::NotThere { .. }

@@ -31,6 +31,7 @@ use crate::migrations::history::Histories;
 use crate::migrations::metadata::MetadataFolder;
 use crate::migrations::registry::Migrations;
 use crate::peers::Peers;
+use crate::standbys::Standbys;
 use crate::stores::Stores;
 use crate::vms::Vms;
 use crate::vms::moving::VmMoves;
@@ -66,6 +67,7 @@ pub(crate) struct Departures {
     vm_orders: Arc<VmOrders>,
     runner: Arc<SessionRunner>,
     arrivals: Arc<Arrivals>,
+    standbys: Arc<Standbys>,
     /// Repeats a migration between stores that a restart has interrupted.
     repeat: OnceLock<Repeat>,
 }
@@ -79,6 +81,7 @@ impl Departures {
         vm_orders: &Arc<VmOrders>,
         runner: &Arc<SessionRunner>,
         arrivals: &Arc<Arrivals>,
+        standbys: &Arc<Standbys>,
     ) -> Arc<Self> {
         let Parts {
             custody,
@@ -124,6 +127,7 @@ impl Departures {
             vm_orders: Arc::clone(vm_orders),
             runner: Arc::clone(runner),
             arrivals: Arc::clone(arrivals),
+            standbys: Arc::clone(standbys),
             repeat: OnceLock::new(),
         })
     }

@@ -58,6 +58,12 @@ pub(crate) struct SourceConfig {
     /// The promotion whose direction this standby turns round; `None`: it was ordered anew.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) returns: Option<Returns>,
+    /// The host that volumes of the group are leaving for, or have left for; `None`: they are here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) leaving_for: Option<NamedHost>,
+    /// When the volumes have come from another host with this standby, in milliseconds since 1970; `None`: it has begun here since.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) came_unix_ms: Option<u64>,
 }
 
 /// A promotion whose direction is turned round: its former owner keeps the standby.
@@ -76,26 +82,52 @@ pub(crate) struct CopyConfig {
     /// The identity of the standby, 32 hexadecimal digits.
     pub(crate) id: String,
     pub(crate) name: String,
-    /// The identity of the source's host, 64 hexadecimal digits.
-    pub(crate) host: String,
     pub(crate) store: String,
     pub(crate) volumes: Vec<CopiedVolume>,
     pub(crate) keep: Keep,
-    /// Whether it was promoted, and all of its volumes were made.
-    #[serde(default)]
-    pub(crate) is_complete: bool,
-    /// Other names that a promotion gives its volumes, by their own.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) names: BTreeMap<String, String>,
+    #[serde(flatten)]
+    pub(crate) noted: Noted,
     /// Whether it was removed here after its promotion. Its source may not have heard of that yet.
     #[serde(default)]
     pub(crate) is_removed: bool,
     /// Whether an administrator has given up what was promoted here: the source may serve again.
     #[serde(default)]
     pub(crate) is_yielded: bool,
+}
+
+/// What changes of a standby while it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Noted {
+    /// The identity of the source's host, 64 hexadecimal digits.
+    pub(crate) host: String,
+    /// The host that the volumes are leaving for, or have left for; `None`: they are at `host`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) leaving_for: Option<NamedHost>,
+    /// Whether it was promoted, and all of its volumes were made.
+    #[serde(default)]
+    pub(crate) is_complete: bool,
+    /// Other names that a promotion gives its volumes, by their own.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) names: BTreeMap<String, String>,
     /// Whether the source has given up its volumes after the promotion here: it needs no word about that any more.
     #[serde(default)]
     pub(crate) has_source_yielded: bool,
+}
+
+/// Another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct NamedHost {
+    /// Its identity, 64 hexadecimal digits.
+    pub(crate) host: String,
+    /// Its name, at the host that has named it.
+    pub(crate) name: String,
+}
+
+impl Noted {
+    /// Returns what is noted when a standby begins.
+    pub(crate) fn of(host: String) -> Self {
+        Self { host, ..Self::default() }
+    }
 }
 
 /// A volume of a group, at its source.
@@ -193,9 +225,14 @@ impl Book {
         Ok((found, unreadable))
     }
 
+    /// Returns whether there is a configuration of a standby.
+    pub(crate) fn has_config(&self, side: Side, id: &str) -> io::Result<bool> {
+        self.config_path(side, id).try_exists()
+    }
+
     /// Writes the configuration of a standby that is new; returns whether it is. **N.B.** One that is known may be another host's.
     pub(crate) fn add_config(&self, side: Side, id: &str, config: &impl Serialize) -> io::Result<bool> {
-        if self.config_path(side, id).try_exists()? {
+        if self.has_config(side, id)? {
             return Ok(false);
         }
         self.write_config(side, id, config).map(|()| true)
@@ -352,6 +389,8 @@ mod tests {
             is_paused: false,
             if_silent: None,
             returns: None,
+            leaving_for: None,
+            came_unix_ms: None,
         };
         let record = OwnerRecord {
             standby: StandbyId(9),
@@ -383,15 +422,11 @@ mod tests {
         let config = CopyConfig {
             id: hex(StandbyId(9)),
             name: "web1".to_owned(),
-            host: String::new(),
             store: "fast".to_owned(),
             volumes: Vec::new(),
             keep,
-            is_complete: false,
-            names: BTreeMap::new(),
             is_removed: false,
             is_yielded: false,
-            has_source_yielded: false,
         };
         book.write_config(Side::Copy, &config.id, &config).unwrap();
         let torn = folder.path().join("standbys/07.copy.json");

@@ -12,7 +12,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use migration::{HostId, MigrationId, VolumeIndex};
 use serde::{Deserialize, Serialize};
-use standby::asking::{Question, Word};
+use standby::asking::{IfSilent, Question, Word};
+use standby::record::OwnerRecord;
 use standby::wire::{StreamId, ToOwner, ToStandby};
 use standby::{LifeId, StandbyId, Watermark};
 use transport::{ChannelId, Priority, Session};
@@ -91,6 +92,37 @@ pub(crate) enum Ask {
     },
     /// From a former owner: may it give its volumes up, because the standby was promoted? If so, they are not given up here.
     Yielding,
+    /// From the source: volumes of the group are about to leave it. Until it says that they stay, or that host says that it has them,
+    /// either may have them.
+    Leaving(LeavingFor),
+    /// From the source: the volumes have not left it.
+    Staying,
+    /// From the former source, to the host that has the volumes: it is the source of their standby now. One that it is already is a success.
+    Follow(Box<Followed>),
+    /// From the new source: it has the volumes.
+    Arrived,
+}
+
+/// The host that volumes leave for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct LeavingFor {
+    pub(crate) host: HostId,
+    /// The name that the source knows it by.
+    pub(crate) name: String,
+}
+
+/// A standby whose volumes have come to another host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Followed {
+    pub(crate) asked: AskedStandby,
+    /// The host that keeps it.
+    pub(crate) host: HostId,
+    pub(crate) terms: Terms,
+    pub(crate) bandwidth: Option<u64>,
+    pub(crate) is_paused: bool,
+    pub(crate) if_silent: Option<IfSilent>,
+    /// The record for the new owner; `None`: the standby has never begun.
+    pub(crate) record: Option<OwnerRecord>,
 }
 
 /// A standby that former owner's images are to become.

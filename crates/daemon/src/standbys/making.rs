@@ -1,6 +1,5 @@
 //! What another host asks: to make room for its standby here, to delete it, or to keep a description of its VM.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use lane::capture::BLOCK_BYTES;
@@ -8,7 +7,7 @@ use migration::HostId;
 use standby::StandbyId;
 use standby::record::{StandbyRecord, Standing};
 
-use super::book::{CopiedVolume, CopyConfig, Keep, Side, Why, hex, parse};
+use super::book::{CopiedVolume, CopyConfig, Keep, Noted, Side, Why, hex, parse};
 use super::copy::{Ending, delete_files};
 use super::frames::{Answered, Ask, AskedStandby, Line, is_about};
 use super::orders::Found;
@@ -42,6 +41,10 @@ impl Standbys {
             }
             Ask::Vm(piece) => self.keep_vm(peer, line, piece, payload).await,
             Ask::Vms(names) => self.keep_only(peer, line, names).await,
+            Ask::Leaving(to) => self.let_leave(peer, line, to).await.map(|()| Answered::Done),
+            Ask::Staying => self.let_stay(peer, line).await.map(|()| Answered::Done),
+            Ask::Follow(followed) => self.become_source(peer, line, *followed).await.map(|()| Answered::Done),
+            Ask::Arrived => self.let_arrive(peer, line).await.map(|()| Answered::Done),
             Ask::Yielding => self.let_yield(peer, line).await.map(|()| Answered::Done),
             Ask::Yielded => self.hear_yielded(peer, line).await.map(|()| Answered::Done),
             Ask::Return(order) => self.return_to(peer, line, order).await,
@@ -100,7 +103,6 @@ impl Standbys {
         let config = CopyConfig {
             id: hex(standby),
             name,
-            host: peer.to_string(),
             store: store.clone(),
             volumes: copied.collect(),
             keep: Keep {
@@ -108,11 +110,9 @@ impl Standbys {
                 hourly: keep.hourly.min(POINTS_MAX),
                 daily: keep.daily.min(POINTS_MAX),
             },
-            is_complete: false,
-            names: BTreeMap::new(),
+            noted: Noted::of(peer.to_string()),
             is_removed: false,
             is_yielded: false,
-            has_source_yielded: false,
         };
         let written = config.clone();
         if !self.on_book(move |book| book.add_config(Side::Copy, &written.id, &written)).await? {
@@ -129,7 +129,7 @@ impl Standbys {
             let copies = lock(&self.copies);
             let copies = copies.values().filter(|kept| kept.host() == peer).map(|kept| kept.config.clone());
             let departed = lock(&self.departed);
-            let departed = departed.values().filter(|config| host_of(&config.host) == peer);
+            let departed = departed.values().filter(|config| host_of(&config.noted.host) == peer);
             copies.chain(departed.cloned()).collect()
         };
         let is_asked = |volume: &&CopiedVolume| {
@@ -220,13 +220,14 @@ impl Standbys {
         let kept = lock(&self.copies).get(&standby).cloned();
         let Some(kept) = kept else { return Ok(()) };
         self.end_test_of(&kept, Why::Removed).await?;
+        let _noting = self.noting.lock().await;
         lock(&self.copies).remove(&standby);
         // N.B. Before its files are deleted: it would make some of them anew.
         kept.copy.end(Ending::Removed).await;
         let (book, id, name) = (self.book()?.clone(), kept.config.id.clone(), kept.config.name.clone());
         let store = self.folder_of(&kept.config.store);
         let is_yielded = left == Left::Yielded;
-        let departed = CopyConfig { is_removed: true, is_yielded, ..kept.config.clone() };
+        let departed = CopyConfig { is_removed: true, is_yielded, ..kept.present() };
         if left != Left::Nothing {
             lock(&self.departed).insert(standby, departed.clone());
         }

@@ -90,6 +90,8 @@ impl Standbys {
             is_paused: false,
             if_silent: order.if_silent.map(if_silent),
             returns: None,
+            leaving_for: None,
+            came_unix_ms: None,
         };
         if let Err(error) = self.write_source(config.clone()).await {
             // The other host keeps nothing for a standby that is in no book.
@@ -185,7 +187,7 @@ impl Standbys {
                 if let Some(standby) = super::parse(&kept.config.id) {
                     // N.B. The promoted state is asked of its record: `was` may be what a busy keeper has not said.
                     let is_promoted = self.is_promoted(&kept).await?;
-                    let is_heard = kept.has_source_yielded.load(std::sync::atomic::Ordering::Relaxed);
+                    let is_heard = kept.noted().has_source_yielded;
                     let left = if is_promoted && !is_heard { Left::Word } else { Left::Nothing };
                     if is_promoted {
                         self.forget_former_copy(&kept).await;
@@ -286,7 +288,7 @@ impl Standbys {
         Ok(asked)
     }
 
-    fn sources_of(&self, host: HostId) -> impl Iterator<Item = Arc<Source>> + use<> {
+    pub(super) fn sources_of(&self, host: HostId) -> impl Iterator<Item = Arc<Source>> + use<> {
         let sources: Vec<_> = lock(&self.sources).values().cloned().collect();
         sources.into_iter().filter(move |source| source.host() == host)
     }
@@ -373,6 +375,8 @@ mod tests {
             is_paused: false,
             if_silent: None,
             returns: None,
+            leaving_for: None,
+            came_unix_ms: None,
         };
         let every = |config, every, rpo| {
             let change = api::SetStandby {

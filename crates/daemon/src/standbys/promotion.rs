@@ -9,7 +9,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
@@ -19,7 +18,7 @@ use standby::record::{StandbyRecord, Standing};
 use standby::{StandbyId, Watermark};
 use tokio::sync::oneshot;
 
-use super::book::{CopiedVolume, CopyConfig, Side, Why, parse};
+use super::book::{CopiedVolume, Side, Why, parse};
 use super::copy::{Input, NotPromoted, text, words_of};
 use super::orders::Found;
 use super::views::used_by;
@@ -59,13 +58,13 @@ impl Standbys {
             parse_point(kept, point)
                 .ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
         });
-        let host = self.hosts.name_of(kept.host());
+        let host = self.last_host_of(kept);
         if let Some(off) = order.source_is_off.as_ref().filter(|off| **off != host) {
             let reason =
                 format!("its volumes come from host \"{host}\", so it does not matter that \"{off}\" is off");
             return Err(refused(reason).into());
         }
-        if self.hosts.silence_of(kept.host()).is_none() {
+        if kept.whereabouts().hosts().any(|host| self.hosts.silence_of(host).is_none()) {
             return Err(refused(words_of(Refusal::OwnerReachable)).into());
         }
         kept.copy.give(Input::Lost);
@@ -96,6 +95,15 @@ impl Standbys {
         Ok(self.view(&found).await)
     }
 
+    /// Returns the name of the host that has the volumes of a standby, by all that is known here.
+    pub(super) fn last_host_of(&self, kept: &Kept) -> String {
+        let last = kept.whereabouts().last();
+        match kept.noted().leaving_for {
+            Some(to) if !self.hosts.is_paired(last) => to.name,
+            _ => self.hosts.name_of(last),
+        }
+    }
+
     /// Completes promotions that a restart has interrupted.
     pub(super) fn finish_promotions(self: &Arc<Self>) {
         let kept: Vec<Arc<Kept>> = lock(&self.copies).values().cloned().collect();
@@ -106,7 +114,7 @@ impl Standbys {
                 .and_then(|book| book.record::<StandbyRecord>(Side::Copy, &kept.config.id).ok().flatten());
             let is_promoted =
                 record.is_some_and(|record| matches!(record.standing, Standing::Promoted { .. }));
-            if !is_promoted || kept.is_complete.load(Ordering::Relaxed) {
+            if !is_promoted || kept.noted().is_complete {
                 continue;
             }
             let this = Arc::clone(self);
@@ -135,7 +143,7 @@ impl Standbys {
         ordered: BTreeMap<String, String>,
     ) -> Result<BTreeMap<String, String>, RequestError> {
         if self.is_promoted(kept).await? {
-            let noted = lock(&kept.names).clone();
+            let noted = kept.noted().names;
             if ordered.is_empty() || ordered == noted {
                 return Ok(noted);
             }
@@ -167,13 +175,7 @@ impl Standbys {
 
     /// Makes durable which names the volumes get, before they are this host's: a restart completes the promotion with them.
     async fn note_names(&self, kept: &Kept, names: BTreeMap<String, String>) -> Result<(), RequestError> {
-        if *lock(&kept.names) == names {
-            return Ok(());
-        }
-        let config = CopyConfig { names: names.clone(), ..kept.config.clone() };
-        self.on_book(move |book| book.write_config(Side::Copy, &config.id, &config)).await?;
-        *lock(&kept.names) = names;
-        Ok(())
+        self.note(kept, |noted| noted.names = names).await
     }
 
     /// Checks that a volume can have this name here, and its image in this store.
@@ -203,7 +205,7 @@ impl Standbys {
             if !self.is_made(volume) {
                 let name = &kept.name_here(&volume.name);
                 let (store, identity) = (&kept.config.store, &volume.promoted);
-                self.refer_to_former(&kept.config, store, identity, path).await;
+                self.refer_to_former(&kept.present(), store, identity, path).await;
                 self.add_volume(NewVolume { store, name, identity }, path).await?;
             }
         }
@@ -217,11 +219,7 @@ impl Standbys {
 
     /// Makes durable that all volumes are made: a later start leaves them to their administrators.
     async fn note_complete(&self, kept: &Kept) -> Result<(), RequestError> {
-        let names = lock(&kept.names).clone();
-        let config = CopyConfig { is_complete: true, names, ..kept.config.clone() };
-        self.on_book(move |book| book.write_config(Side::Copy, &config.id, &config)).await?;
-        kept.is_complete.store(true, Ordering::Relaxed);
-        Ok(())
+        self.note(kept, |noted| noted.is_complete = true).await
     }
 
     /// Returns whether a standby was promoted, by its record, which is durable before the promotion takes effect.
@@ -233,8 +231,7 @@ impl Standbys {
 
     /// Returns whether a promotion has made all volumes of a standby.
     pub(super) fn is_whole(&self, kept: &Kept) -> bool {
-        kept.is_complete.load(Ordering::Relaxed)
-            || kept.config.volumes.iter().all(|volume| self.is_made(volume))
+        kept.noted().is_complete || kept.config.volumes.iter().all(|volume| self.is_made(volume))
     }
 
     /// Makes an image that is in its place a volume of this host.

@@ -9,7 +9,6 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -109,7 +108,7 @@ impl Standbys {
         order: &api::ReprotectStandby,
         terms: Terms,
     ) -> Result<SourceConfig, RequestError> {
-        let copy = kept.config.clone();
+        let copy = kept.present();
         let former = parse(&copy.id).unwrap_or(StandbyId(0));
         let (standby, id) = (turned(former), copy.id.clone());
         let life = LifeId(u128::from_le_bytes(random_bytes()));
@@ -143,7 +142,7 @@ impl Standbys {
         Ok(SourceConfig {
             id: hex(standby),
             name: copy.name,
-            host: copy.host,
+            host: copy.noted.host,
             store: String::new(),
             volumes,
             every_ms: terms.every_ms,
@@ -161,6 +160,8 @@ impl Standbys {
                 life: format!("{:032x}", at.life.0),
                 epoch: at.epoch.0,
             }),
+            leaving_for: None,
+            came_unix_ms: None,
         })
     }
 
@@ -208,7 +209,7 @@ impl Standbys {
         let Ok(place) = path_text(path).map(Place::File) else { return };
         let image = ImageLocation { store: store.to_owned(), place, format: ImageFormat::Raw };
         let size_bytes = std::fs::metadata(path).map_or(0, |found| found.len());
-        let of = copy_of(turned(former), super::source::host_of(&config.host));
+        let of = copy_of(turned(former), super::source::host_of(&config.noted.host));
         let key = StayKey { volume: super::promotion::identity(promoted), stay: StayId::Made };
         let block_size = BlockSize::DEFAULT;
         let regions = MarkPolicy::regions_for(block_size, size_bytes);
@@ -255,15 +256,7 @@ impl Standbys {
 
     /// Makes durable that the source gives its volumes up, so that they are not given up here.
     pub(super) async fn note_source_yields(&self, kept: &Kept) -> Result<(), RequestError> {
-        let id = kept.config.id.clone();
-        self.on_book(move |book| {
-            let (configs, _) = book.configs::<CopyConfig>(Side::Copy)?;
-            let Some(config) = configs.into_iter().find(|config| config.id == id) else { return Ok(()) };
-            book.write_config(Side::Copy, &id, &CopyConfig { has_source_yielded: true, ..config })
-        })
-        .await?;
-        kept.has_source_yielded.store(true, Ordering::Relaxed);
-        Ok(())
+        self.note(kept, |noted| noted.has_source_yielded = true).await
     }
 }
 

@@ -25,8 +25,8 @@ use tokio::sync::oneshot;
 use tokio::time::sleep;
 
 use super::book::{
-    Book, CopiedVolume, CopyConfig, FormerGroup, FormerVolume, Keep, KeptDivergence, Look, ReturnOrder, Side,
-    hex, parse,
+    Book, CopiedVolume, CopyConfig, FormerGroup, FormerVolume, Keep, KeptDivergence, Look, Noted,
+    ReturnOrder, Side, hex, parse,
 };
 use super::copy::Input;
 use super::copy::divergence::{self, look_of};
@@ -356,15 +356,12 @@ fn config_of(order: &ReturnOrder, host: &str) -> CopyConfig {
     CopyConfig {
         id: order.standby.clone(),
         name: order.name.clone(),
-        host: host.to_owned(),
         store: order.store.clone(),
         volumes: order.volumes.clone(),
         keep: order.keep,
-        is_complete: false,
-        names: std::collections::BTreeMap::new(),
+        noted: Noted::of(host.to_owned()),
         is_removed: false,
         is_yielded: false,
-        has_source_yielded: false,
     }
 }
 

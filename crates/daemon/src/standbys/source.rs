@@ -54,6 +54,8 @@ pub(super) enum Order {
 pub(crate) struct Source {
     config: Mutex<SourceConfig>,
     shown: Mutex<Shown>,
+    /// Held while a migration of its volumes to another host is begun, and while it is decided where they are.
+    pub(super) leaving: Arc<tokio::sync::Mutex<()>>,
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -92,7 +94,12 @@ impl Source {
     /// Begins a standby, or goes on with it after a start.
     pub(super) fn begin(config: SourceConfig, surroundings: Surroundings) -> Arc<Self> {
         let (orders, received) = mpsc::unbounded_channel();
-        let source = Arc::new(Self { config: Mutex::new(config), shown: Mutex::default(), orders });
+        let source = Arc::new(Self {
+            config: Mutex::new(config),
+            shown: Mutex::default(),
+            leaving: Arc::default(),
+            orders,
+        });
         tokio::spawn(run::run(Arc::clone(&source), surroundings, received));
         source
     }

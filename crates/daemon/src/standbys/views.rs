@@ -1,7 +1,6 @@
 //! Standbys as administrators see them.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use lane::capture::BLOCK_BYTES;
@@ -73,7 +72,7 @@ impl Standbys {
         for kept in kept {
             let Seen { fault, is_contested, .. } = kept.copy.seen();
             let fault = fault.map(|fault| format!("it cannot be kept: {fault}"));
-            let is_given_up = kept.has_source_yielded.load(Ordering::Relaxed);
+            let is_given_up = kept.noted().has_source_yielded;
             let contested = (is_contested && !is_given_up).then(|| {
                 let (host, volume) = (self.hosts.name_of(kept.host()), kept.config.volumes.first());
                 let volume = volume.map(|volume| kept.name_here(&volume.name)).unwrap_or_default();
@@ -120,7 +119,7 @@ impl Standbys {
             }
             Found::Kept(kept) => {
                 let own = kept.config.volumes.iter().map(|volume| volume.name.clone());
-                let volumes = own.chain(lock(&kept.names).values().cloned()).collect();
+                let volumes = own.chain(kept.noted().names.into_values()).collect();
                 (kept.config.name.clone(), kept.config.id.clone(), volumes)
             }
         };
@@ -248,9 +247,13 @@ impl Standbys {
             .hosts
             .silence_of(kept.host())
             .map(|_| "the host that has the volumes is not connected".to_owned());
+        let left = kept.noted().leaving_for;
+        let left = left.map(|_| {
+            format!("its volumes are leaving for host \"{}\", or have left", self.last_host_of(kept))
+        });
         let age_ms = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of));
         let Seen { terms, is_contested, .. } = kept.copy.seen();
-        let is_given_up = look.is_promoted && kept.has_source_yielded.load(Ordering::Relaxed);
+        let is_given_up = look.is_promoted && kept.noted().has_source_yielded;
         let late = terms.filter(|terms| age_ms.is_some_and(|age| age > terms.rpo_ms));
         let late = late.map(|_| "nothing newer has come from the host that has the volumes".to_owned());
         let state = match &look {
@@ -276,6 +279,7 @@ impl Standbys {
                 .or_else(|| is_given_up.then(|| GIVEN_UP.to_owned()))
                 .or(look.fault)
                 .or(look.note)
+                .or(left)
                 .or(silence)
                 .or(late),
             age_seconds: age_ms.map(|age| age as f64 / 1000.0),

@@ -9,7 +9,6 @@
 //! Every step that was done before is left as it is, so the order can be given again.
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 
 use bytes::Bytes;
 use migration::{HostId, VolumeId};
@@ -56,7 +55,7 @@ impl Standbys {
                 if !self.is_whole(&kept) {
                     return Err(StandbyError::NotMade(name).into());
                 }
-                if kept.has_source_yielded.load(Ordering::Relaxed) {
+                if kept.noted().has_source_yielded {
                     let host = self.hosts.name_of(kept.host());
                     return Err(refused(&format!(
                         "host \"{host}\" gives its own up, so these are the only ones"

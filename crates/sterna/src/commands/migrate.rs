@@ -31,6 +31,7 @@ pub(super) async fn run(
         keep_chain: order.keep_chain,
         serve_here: order.serve_here,
         full: order.full,
+        standby_untold: order.standby_untold,
         shared_target: order.shared_target.into(),
         max_downtime_ms: Some(order.max_downtime),
         memory_streams: order.memory_streams.0,

@@ -15,6 +15,7 @@ mod queue;
 mod resume;
 mod standby_asks;
 mod standby_ends;
+mod standby_follows;
 mod standby_reprotect;
 mod standby_tests;
 mod standbys;

@@ -21,6 +21,7 @@ use crate::error::RequestError;
 use crate::host::{Departures, blocking};
 use crate::migrations::departures::leave::offer;
 use crate::migrations::orders::migrate::allocated_bytes;
+use crate::peers::host_id;
 use crate::peers::veil::veiled;
 use crate::volumes::claims::Elsewhere;
 
@@ -85,6 +86,9 @@ impl Departures {
             stand_min: None,
         };
         self.look_at_hooks(&mut ahead).await;
+        let volumes: Vec<_> = records.iter().map(|record| record.volume).collect();
+        let untold = self.standbys.refuse_to_leave(&volumes, host_id(elsewhere.peer.id));
+        ahead.refusals.extend(untold.filter(|_| !order.standby_untold));
         if let Some((vm, downtime_max)) = vm.and_then(|vm| Some((vm, vm.downtime_max?))) {
             self.look_at_stand(session, (&vm.name, downtime_max), &mut ahead).await;
         }

@@ -63,6 +63,10 @@ impl Departures {
             let host = &elsewhere.peer.name;
             looked.1.push(format!("its image here lacks blocks that host \"{host}\" has, so it is not kept"));
         }
+        let volumes: Vec<_> = departing.iter().map(|departing| departing.record.volume).collect();
+        let to = host_id(elsewhere.peer.id);
+        // Until the migration has begun.
+        let _leaving = self.standbys.leave(&volumes, to, order.standby_untold).await?;
         self.begin_outgoing((elsewhere, session), order, departing, company, looked).await
     }
 

@@ -15,7 +15,7 @@ use super::cloning::{CloneOrder, delete_clone, name_clone};
 use super::files::Files;
 use super::input::{Ending, Input, LendingEnd};
 use super::keeper::Keeper;
-use crate::standbys::book::{Book, CopiedVolume, CopyConfig, Keep, hex};
+use crate::standbys::book::{Book, CopiedVolume, CopyConfig, Keep, Noted, hex};
 
 const ID: StandbyId = StandbyId(9);
 const STREAM: StreamId = StreamId(1);
@@ -84,15 +84,12 @@ fn begun(store: &Path, data: &Path) -> Keeper {
     let config = CopyConfig {
         id: hex(ID),
         name: "v".to_owned(),
-        host: String::new(),
         store: "s".to_owned(),
         volumes: vec![volume],
         keep: Keep { last: 2, hourly: 0, daily: 0 },
-        is_complete: false,
-        names: std::collections::BTreeMap::new(),
+        noted: Noted::default(),
         is_removed: false,
         is_yielded: false,
-        has_source_yielded: false,
     };
     let store = store.to_owned();
     let locate =

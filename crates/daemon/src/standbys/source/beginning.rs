@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use bytes::Bytes;
 use chronicle::{BlockCount, LayeredBitmap, ReplicaOf};
 use lane::capture::{BLOCK_BYTES, Group};
 use lane::{CaptureOrder, LaneHandle};
@@ -14,7 +15,9 @@ use super::run::EXTENT_BLOCKS;
 use super::{Source, Surroundings};
 use crate::error::{RequestError, StandbyError};
 use crate::host::blocking;
+use crate::journal::now_unix_ms;
 use crate::standbys::book::{Side, SourceConfig};
+use crate::standbys::frames::Ask;
 use crate::volumes::orders::create::{random_bytes, random_number};
 use crate::volumes::registry::Service;
 
@@ -22,6 +25,8 @@ use crate::volumes::registry::Service;
 const RING_BLOCKS: u64 = 16 << 10;
 /// The number of blocks that only the disk may have when an epoch is cut: 4 MiB, which are sent in a moment.
 const CATCH_UP_BLOCKS: u64 = 1024;
+/// How long it is waited for what the former host says, in milliseconds: it takes ten seconds at most (decision 0063).
+const LEARN_MAX_MS: u64 = 15_000;
 /// How long a write waits for a copy of the blocks that it overwrites (design §5.7).
 const WAIT_MAX: Duration = Duration::from_secs(1);
 
@@ -39,6 +44,10 @@ pub(super) fn lanes_of(
             Some(known.record.size_bytes)
         });
         let Some(size) = size else { return Err(format!("the volume \"{name}\" is not at this host")) };
+        let identity = crate::standbys::promotion::identity(&volume.volume);
+        if with.journal.read(|state| state.fillings.contains_key(&identity)) {
+            return Err(format!("blocks of the volume \"{name}\" still follow from another host"));
+        }
         match with.volumes.service(name) {
             Some(Service::Serving(lane)) => lanes.push(lane),
             _ => return Err(format!("the volume \"{name}\" is not served yet")),
@@ -46,6 +55,31 @@ pub(super) fn lanes_of(
         sizes.push(BlockCount(size / BLOCK_BYTES));
     }
     Ok((lanes, sizes))
+}
+
+/// Tells the standby's host that the volumes have come here from another host, until it knows.
+pub(super) async fn arrive(
+    source: &Source,
+    with: &Surroundings,
+    config: &SourceConfig,
+) -> Result<(), String> {
+    if config.came_unix_ms.is_none() {
+        return Ok(());
+    }
+    let asked = with.asker.ask(source.host(), source.standby(), Ask::Arrived, Bytes::new());
+    asked.await.map(drop).map_err(|error| error.message())
+}
+
+/// Waits a while for what the former host says that the standby lacks. Later everything is sent.
+pub(super) fn wait_to_learn(
+    config: &SourceConfig,
+    lacks: Vec<Option<LayeredBitmap>>,
+) -> Result<Vec<Option<LayeredBitmap>>, String> {
+    let is_recent = config.came_unix_ms.is_some_and(|came| now_unix_ms().saturating_sub(came) < LEARN_MAX_MS);
+    match is_recent && lacks.iter().any(Option::is_none) {
+        true => Err("the former host of the volumes says what the standby lacks".to_owned()),
+        false => Ok(lacks),
+    }
 }
 
 /// Lets all lanes join. Returns what their chronicles know the standby to lack.
@@ -106,12 +140,30 @@ pub(super) async fn begin(
     if is_paused {
         group.handle(Event::Paused);
     }
+    note_begun(source, with).await?;
     source.show(|shown| {
         shown.group = Some(Arc::clone(group));
         shown.waiting_since = None;
         shown.reason = None;
         shown.older_than = None;
     });
+    Ok(())
+}
+
+/// Notes that the standby's host knows this one, and that the group has begun here.
+async fn note_begun(source: &Source, with: &Surroundings) -> Result<(), String> {
+    let config = source.config();
+    if config.came_unix_ms.is_none() {
+        return Ok(());
+    }
+    let config = SourceConfig { came_unix_ms: None, ..config };
+    let (book, written) = (with.book.clone(), config.clone());
+    let noted = blocking(move || {
+        let noted = book.write_config(Side::Source, &written.id, &written);
+        noted.map_err(|error| StandbyError::Record(error.to_string()).into())
+    });
+    noted.await.map_err(|error: RequestError| error.message())?;
+    source.set(config);
     Ok(())
 }
 

@@ -23,7 +23,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant as TokioInstant, sleep, sleep_until};
 use transport::Priority;
 
-use super::beginning::{begin, join, lanes_of};
+use super::beginning::{arrive, begin, join, lanes_of, wait_to_learn};
 use super::lacking::turned;
 use super::{Order, Source, Surroundings};
 use crate::error::RequestError;
@@ -116,6 +116,9 @@ async fn serve(
         Ok(found) => found,
         Err(reason) => return End::Again(reason),
     };
+    if let Err(reason) = arrive(source, with, &config).await {
+        return End::Again(reason);
+    }
     let turned = match turned(source, with, &config).await {
         Ok(turned) => turned,
         Err(reason) => return End::Again(reason),
@@ -129,6 +132,7 @@ async fn serve(
     {
         joined = Err(reason);
     }
+    let joined = joined.and_then(|lacks| wait_to_learn(&config, lacks));
     let end = match joined {
         Err(reason) => End::Again(reason),
         Ok(lacks) => match begin(source, with, &config, &group, lacks).await {

@@ -161,7 +161,7 @@ impl Standbys {
             let (_, volumes) = Vms::announced(&description)?;
             let mut volumes: Vec<String> = volumes.iter().map(|volume| kept.name_here(volume)).collect();
             volumes.sort();
-            let names = lock(&kept.names).clone();
+            let names = kept.noted().names;
             let problem = match self.vms.keep_promoted(&description, &names).await {
                 Ok(()) => None,
                 Err(VmError::Exists(_)) if self.is_prepared(&name, &volumes) => None,
