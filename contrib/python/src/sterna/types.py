@@ -724,6 +724,9 @@ class MigrateVolume(TypedDict):
     serve_here: NotRequired[bool]
     # Whether blocks are written directly to the other host's store if this host can open it as well.
     shared_target: NotRequired[SharedTarget]
+    # Also if the host of a standby cannot be told that the volumes leave. Until it is told, nobody may promote the
+    # standby there.
+    standby_untold: NotRequired[bool]
     # How volumes are copied while their guests write. Without it the daemon chooses.
     strategy: NotRequired[Strategy]
     # Name of the target store, or `HOST:STORE` of another host; `HOST` alone: its only store.
@@ -2131,6 +2134,9 @@ class YieldVolume(TypedDict):
 
     # Also while clients are connected; they are disconnected.
     force: NotRequired[bool]
+    # At the first host: also if the host that has promoted the standby has not agreed. It may have given the volumes
+    # up, too.
+    unasked: NotRequired[bool]
 
 
 # Where the content of a new volume comes from.

@@ -136,6 +136,7 @@ fn excused(fault: Fault, phase: Phase) -> Option<&'static str> {
             | Fault::PromoteRefused
             | Fault::Promoted
             | Fault::Consumed
+            | Fault::HandedOver
     );
     match (fault, phase) {
         (_, Phase::Down) if needs_process => Some("it needs the daemon"),

@@ -11,6 +11,7 @@ use standby::receiver::{Action, Event, Grown, PromoteOrder, Refusal, Settings};
 use standby::record::{ImageState, KeptBy, Sealed, StandbyRecord, Standing};
 use standby::reprotection::BASE;
 use standby::retention::Keep;
+use standby::whereabouts::Whereabouts;
 use standby::wire::{Answer, Content, StreamId, ToOwner, ToStandby};
 use standby::{Standby, VolumeIndex, Watermark};
 
@@ -63,6 +64,8 @@ struct Backup {
 pub(super) struct StandbyHost {
     pub(super) machine: Option<Standby>,
     pub(super) process: u64,
+    /// Which hosts may have the group, as this host knows it.
+    pub(super) whereabouts: Whereabouts<usize>,
     pub(super) settings: Settings,
     pub(super) images: Vec<Disk>,
     record: Option<StandbyRecord>,
@@ -125,6 +128,7 @@ impl StandbyHost {
         Self {
             machine: None,
             process: 0,
+            whereabouts: Whereabouts::at(0),
             settings,
             strangers: 0,
             reported: 0,

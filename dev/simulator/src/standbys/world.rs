@@ -343,6 +343,8 @@ impl World {
         let connection = self.number();
         let now = self.now;
         self.links[link] = Link { connection, is_up: true, to_standby: now, to_owner: now };
+        // A former owner says so as well, and is not believed.
+        let _ = self.standby.whereabouts.arrived(link);
         self.begin_stream(link);
     }
 
@@ -383,6 +385,7 @@ impl World {
     /// The standby's host answers whether it has promoted the standby.
     fn say(&mut self, link: usize, question: Question) {
         let Some(word) = self.standby.machine.as_ref().map(|machine| machine.word(question)) else { return };
+        let word = if self.standby.whereabouts.may_be_at(link) { word } else { Word::Unsure };
         let was_promoted = self.standby.owned.is_some();
         let (delay, connection) = (self.travel_time(), self.links[link].connection);
         self.after(delay, Task::Word { link, connection, word, was_promoted });

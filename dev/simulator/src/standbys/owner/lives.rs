@@ -154,13 +154,19 @@ impl World {
             && self.owners[from].in_flight.is_empty()
             && self.owners[from].state != Some(State::Diverged)
             && self.owners.len() < 4
-            && self.owners[from].absent.is_empty();
+            && self.owners[from].absent.is_empty()
+            // Otherwise the order is refused: the standby's host would not know.
+            && self.links[from].is_up
+            && self.standby.machine.is_some();
         let Some(handed) =
             self.owners[from].machine.as_ref().filter(|_| is_possible).map(Replication::hand_on)
         else {
             return;
         };
         self.meet(Fault::HandedOver);
+        if self.standby.whereabouts.leaves(from, self.owners.len()).is_err() {
+            self.violate("the standby's host does not know the host that its group leaves");
+        }
         self.owners[from].volumes.iter_mut().for_each(Disk::sync);
         self.owners[from].is_serving = false;
         self.owners[from].asked.clear();

@@ -134,6 +134,10 @@ impl World {
         if refused.is_none() && is_beside_owner {
             self.violate("a standby was promoted while its owner can be reached");
         }
+        let named = self.standby.whereabouts.last();
+        if refused.is_none() && named != self.current && self.owners[self.current].is_serving {
+            self.violate("a standby was promoted because a host is lost that had the group no longer");
+        }
         if refused.is_none() && !order.owner_is_lost {
             self.violate("a standby was promoted although nobody says that the owner is lost");
         }
