@@ -81,7 +81,10 @@ impl Evacuations {
         let mut latest = Latest::default();
         match Record::read(&path) {
             Ok(record) => latest.record = record,
-            Err(error) => latest.problem = Some(error.to_string()),
+            Err(error) => {
+                draining.note_unknown(error.to_string());
+                latest.problem = Some(error.to_string());
+            }
         }
         Arc::new(Self {
             path,

@@ -12,7 +12,7 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::time::Instant;
 
 use super::Evacuations;
-use super::record::{Entry, Kind, Record, State};
+use super::record::{Entry, Kind, Order, Record, State};
 use super::survey::{Survey, request};
 use super::targets::Targets;
 use super::view::Live;
@@ -68,7 +68,7 @@ impl Evacuations {
         let (asked_at, survey) = loop {
             // N.B. The time to the deadline counts from here on, however long the hosts take to answer.
             let asked_at = Instant::now();
-            match self.survey(&record, now_unix_ms()).await {
+            match self.survey_unless_aborted(&record).await {
                 Ok(survey) => break (asked_at, survey),
                 Err(error) => {
                     tracing::warn!(reason = %error.message(), "the other hosts cannot be asked yet");
@@ -83,6 +83,23 @@ impl Evacuations {
         run.0.settle_earlier();
         self.lock().is_asking = false;
         Some(run)
+    }
+
+    /// Asks the other hosts; none of them if the evacuation is to end, because nothing begins then.
+    async fn survey_unless_aborted(self: &Arc<Self>, record: &Record) -> Result<Survey, RequestError> {
+        let aborted = async {
+            while !self.is_aborted() {
+                self.aborted.notified().await;
+            }
+        };
+        tokio::select! {
+            biased;
+            () = aborted => {
+                let order = Order { to: Vec::new(), ..record.order.clone() };
+                self.survey(&Record { order, ..record.clone() }, now_unix_ms()).await
+            }
+            survey = self.survey(record, now_unix_ms()) => survey,
+        }
     }
 }
 

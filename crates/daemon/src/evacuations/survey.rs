@@ -1,14 +1,17 @@
 //! What is to leave, and what each target could take: a dry run of each workload to each target.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use api::{MigrateVolume, Migration, MigrationPlan, Named, Standby, StandbyRole, Vm, VmState, VolumeState};
+use api::{
+    ErrorCode, MigrateVolume, Migration, MigrationPlan, Named, Standby, StandbyRole, Vm, VmState, VolumeState,
+};
 use evacuation::{
     Kind, Origin, Path, PathIndex, Room, Route, Setup, StoreIndex, Terms, Way, Workload, WorkloadIndex,
 };
-use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
+use futures_util::{FutureExt as _, StreamExt as _};
 
 use super::Evacuations;
 use super::record::{self, Entry, Order, Record, State};
@@ -43,6 +46,21 @@ struct Found {
     migration: Option<Migration>,
 }
 
+/// The targets that have not answered, and what that means. Nobody waits for one of them a second time.
+#[derive(Default)]
+struct Silent(Mutex<BTreeMap<String, String>>);
+
+impl Silent {
+    fn reason(&self, target: &str) -> Option<String> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(target).cloned()
+    }
+
+    fn note(&self, target: &str, reason: &str) {
+        let mut silent = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        silent.insert(target.to_owned(), reason.to_owned());
+    }
+}
+
 impl Evacuations {
     /// Finds the workloads that are here and have not ended in the record, and asks every target about each.
     pub(super) async fn survey(
@@ -64,8 +82,9 @@ impl Evacuations {
         let present = present.filter(|entry| !is_over(entry) && !is_new(entry)).collect::<Vec<_>>();
         let unfinished = self.migrations.list_unfinished(&self.journal);
         let standbys = self.standbys.sources();
+        let silent = Silent::default();
         let mut found: Vec<Found> = futures_util::stream::iter(present)
-            .map(|entry| self.examine(entry, order, &unfinished))
+            .map(|entry| self.examine(entry, order, &unfinished, &silent))
             .buffered(DRY_RUNS)
             .collect()
             .await;
@@ -114,18 +133,42 @@ impl Evacuations {
         machines.chain(volumes).collect()
     }
 
-    async fn examine(self: &Arc<Self>, entry: Entry, order: &Order, unfinished: &[Migration]) -> Found {
+    async fn examine(
+        self: &Arc<Self>,
+        entry: Entry,
+        order: &Order,
+        unfinished: &[Migration],
+        silent: &Silent,
+    ) -> Found {
         let migration = unfinished.iter().find(|migration| self.leaves_by(&entry, migration)).cloned();
-        let mut plans = Vec::new();
-        for to in order.to.iter().filter(|_| migration.is_none()) {
-            let request = request(&entry, order, to);
-            let plan = Arc::clone(&self.migration_orders).plan_migration(entry.name.clone(), request).await;
-            plans.push((to.clone(), plan.map_err(|error| error.message())));
-        }
+        let targets = order.to.iter().filter(|_| migration.is_none());
+        let asked: Vec<BoxFuture<'_, _>> =
+            targets.map(|to| self.ask_target(&entry, order, to, silent).boxed()).collect();
+        let plans = futures_util::future::join_all(asked).await;
         let is_running = entry.is_running;
         let may_post_copy =
             is_running && order.deadline_unix_ms.is_some() && self.may_post_copy(&entry).await;
         Found { entry, is_running, may_post_copy, plans, migration }
+    }
+
+    /// Asks a target about a workload, unless it has not answered about another one.
+    async fn ask_target(
+        self: &Arc<Self>,
+        entry: &Entry,
+        order: &Order,
+        to: &str,
+        silent: &Silent,
+    ) -> (String, Result<MigrationPlan, String>) {
+        if let Some(reason) = silent.reason(to) {
+            return (to.to_owned(), Err(reason));
+        }
+        let request = request(entry, order, to);
+        let plan = Arc::clone(&self.migration_orders).plan_migration(entry.name.clone(), request).await;
+        let mut refusals = plan.iter().flat_map(|plan| &plan.refusals);
+        if let Some(refusal) = refusals.find(|refusal| refusal.code == ErrorCode::HostUnreachable) {
+            silent.note(to, &refusal.message);
+        }
+        (to.to_owned(), plan.map_err(|error| error.message()))
     }
 
     /// Returns whether a migration moves a workload to another host.

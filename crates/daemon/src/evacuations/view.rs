@@ -1,11 +1,15 @@
 //! Descriptions of evacuations.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use evacuation::{Expected, Fate, Moment, Origin, Planner, Strategy};
 
 use super::record::{Entry, Kind, Record, State};
 use super::survey::Survey;
+
+/// A forecast beyond this is none: a migration is paused, or nothing moves.
+const EXPECTED_MAX: Duration = Duration::from_secs(30 * 86_400);
 
 /// What is known of a workload besides the record.
 #[derive(Clone, Debug, Default)]
@@ -19,7 +23,8 @@ pub(super) struct Live {
 impl Live {
     /// `began_unix_ms`: the moment zero of the forecast.
     pub(super) fn new(expected: &Expected, began_unix_ms: u64, fraction: Option<f64>, is_held: bool) -> Self {
-        let ends = expected.ends.map(|ends| u64::try_from(ends.as_millis()).unwrap_or(u64::MAX));
+        let ends = expected.ends.filter(|ends| *ends < EXPECTED_MAX);
+        let ends = ends.map(|ends| u64::try_from(ends.as_millis()).unwrap_or(u64::MAX));
         Self {
             fraction,
             expected_unix_ms: ends.map(|ends| began_unix_ms.saturating_add(ends)),

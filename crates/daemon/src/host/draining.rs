@@ -6,8 +6,8 @@
 //! Everything that is here goes on. Moves between the stores of this host are nothing new.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +23,8 @@ pub(crate) struct Draining {
     path: PathBuf,
     is_drained: AtomicBool,
     is_evacuating: AtomicBool,
+    /// Why it is unknown whether an evacuation was under way.
+    unknown_because: OnceLock<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -42,7 +44,12 @@ impl Draining {
                 true
             }
         };
-        Arc::new(Self { path, is_drained: is_drained.into(), is_evacuating: false.into() })
+        Arc::new(Self {
+            path,
+            is_drained: is_drained.into(),
+            is_evacuating: false.into(),
+            unknown_because: OnceLock::new(),
+        })
     }
 
     pub(crate) fn is_drained(&self) -> bool {
@@ -70,6 +77,17 @@ impl Draining {
         self.is_drained.store(drained, Ordering::Release);
         tracing::info!(drained, "whether this host takes anything new");
         Ok(())
+    }
+
+    /// Notes that it is unknown whether an evacuation was under way when the daemon began.
+    pub(crate) fn note_unknown(&self, reason: String) {
+        // There is one record.
+        let _ = self.unknown_because.set(reason);
+    }
+
+    /// Returns why it is unknown whether an evacuation was under way; `None`: it is known.
+    pub(crate) fn unknown_because(&self) -> Option<&str> {
+        self.unknown_because.get().map(String::as_str)
     }
 
     pub(crate) fn set_evacuating(&self, evacuating: bool) {

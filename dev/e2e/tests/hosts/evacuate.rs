@@ -2,17 +2,20 @@
 //! drained.
 
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use api::{Evacuation, EvacuationState, Vm, VmState, Volume, WorkloadState};
 use e2e::throw_away_root::repository;
 use e2e::trio::play_trio;
 use e2e::{Host, Outcome, Pair, Program, play_pair, program, until, vm};
+use rustix::process::Signal;
 
 const DISK_BYTES: u64 = 64 << 20;
 const FILL_BYTES: u64 = 16 << 20;
 const REQUESTS: u64 = 200;
+/// How long a target may take to answer a dry run.
+const DRY_RUN_MAX: Duration = Duration::from_secs(30);
 /// The bytes of each volume that holds something.
 const HELD_BYTES: usize = 24 << 20;
 /// The rate of a store that is slow on purpose: a volume takes three seconds.
@@ -303,7 +306,7 @@ fn before_the_deadline_the_lower_vm_is_shut_down_and_the_higher_one_has_left() {
         let deadline = ["evacuate", "--to", "beta:a", "--deadline", "45s", "--stop-rest"];
         let planned = alpha.sterna(deadline.iter().copied().chain(["--dry-run"]))?;
         ensure!(planned.code == 4 && planned.stdout.contains("shut down before it: idle"), "{planned:?}");
-        let began = std::time::Instant::now();
+        let began = Instant::now();
         let outcome = alpha.sterna(deadline.iter().copied().chain(["--json"]))?;
         ensure!(outcome.code == 5, "{outcome:?}");
         ensure!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
@@ -321,5 +324,31 @@ fn before_the_deadline_the_lower_vm_is_shut_down_and_the_higher_one_has_left() {
         let there: Vm = beta.ask(&["vm", "show", vm::NAME])?;
         ensure!(there.state == VmState::Running, "{there:?}");
         console.work_on(REQUESTS)
+    });
+}
+
+#[test]
+fn a_target_that_stands_still_is_asked_once_and_an_abort_waits_for_no_answer() {
+    play_trio(|[alpha, beta, gamma]| {
+        let contents = make_volumes(alpha, 12)?;
+        sees(alpha, &["beta", "gamma"])?;
+        beta.signal(Signal::STOP)?;
+        alpha.sterna(["evacuate", "--to", "beta:a", "--detach"])?.success()?;
+        let began = Instant::now();
+        alpha.sterna(["evacuate", "--abort"])?.success()?;
+        let aborted = ended(alpha)?;
+        ensure!(began.elapsed() < DRY_RUN_MAX && aborted.aborted, "{aborted:?} after {:?}", began.elapsed());
+        alpha.sterna(["evacuate", "--to", "beta:a,gamma:a", "--detach"])?.success()?;
+        let began = Instant::now();
+        until("the other hosts have answered", || {
+            Ok((status(alpha)?.state != EvacuationState::Asking).then_some(()))
+        })?;
+        // Twelve dry runs, eight at a time, and only the first eight wait for the silent target.
+        ensure!(began.elapsed() < 2 * DRY_RUN_MAX, "asked for {:?}", began.elapsed());
+        let done = ended(alpha)?;
+        for (number, expected) in contents.iter().enumerate() {
+            ensure!(content(gamma, &format!("n{number}"))? == *expected, "{done:?}");
+        }
+        beta.signal(Signal::CONT)
     });
 }

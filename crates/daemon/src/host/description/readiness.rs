@@ -116,6 +116,13 @@ impl Description {
             Err(error) => problems.push(problem(Part::Hosts, None, &error.to_string())),
         }
         problems.extend(self.grants.problem().map(|message| problem(Part::Access, None, &message)));
+        problems.extend(self.draining.unknown_because().map(|reason| {
+            let text = format!(
+                "it is unknown whether an evacuation was under way, and none goes on: {reason}; look what is still here, then delete that file \
+                 and restart the daemon, or order it again: sterna evacuate"
+            );
+            problem(Part::Daemon, None, &text)
+        }));
         let mut warnings = Vec::new();
         if self.queue.has_used_up_the_host(|| self.migrations.under_way(&self.journal)) {
             let message = "new migrations wait: limits.migrations_per_host allows no more at a time; see: sterna migration list";
