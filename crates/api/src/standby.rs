@@ -102,7 +102,8 @@ pub struct RemoveStandby {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PromoteStandby {
-    /// Name of the host that had the volumes, and is off: it does not serve them, and will not.
+    /// Name of the host that had the volumes, and is off: it does not serve them, and will not. While it is not certain at which of two hosts
+    /// they are, the names of both, with a comma between them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub source_is_off: Option<String>,
     /// The age in seconds that is accepted; by default an hour.

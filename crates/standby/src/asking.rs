@@ -77,6 +77,8 @@ pub struct Known {
     pub every: Duration,
     /// Whether a record says that the standby was promoted ([`Action::Record`]).
     pub is_replaced: bool,
+    /// Whether an administrator has begun to give the group up here.
+    pub is_given_up: bool,
     /// Whether this host's journal is its own, and not one of a backup.
     pub knows_history: bool,
     /// What silence means.
@@ -151,7 +153,9 @@ impl Asking {
         let away_max = known.every.saturating_mul(AWAY_INTERVALS).min(AWAY_MAX);
         let was_just_served = known.away.is_some_and(|away| away <= away_max);
         // A group that both hosts have served until a moment ago is served on: who has it is for an administrator to say.
-        if was_just_served || broken(Bug::ServesUnasked) {
+        if known.is_given_up {
+            asking.permission = Permission::Replaced;
+        } else if was_just_served || broken(Bug::ServesUnasked) {
             asking.permit(Some(now));
         } else if known.is_replaced && !broken(Bug::ReplacedForgotten) {
             asking.permission = Permission::Replaced;
@@ -270,7 +274,14 @@ mod tests {
     const EVERY: Duration = Duration::from_secs(10);
 
     fn known() -> Known {
-        Known { away: None, every: EVERY, is_replaced: false, knows_history: true, if_silent: IfSilent::Wait }
+        Known {
+            away: None,
+            every: EVERY,
+            is_replaced: false,
+            is_given_up: false,
+            knows_history: true,
+            if_silent: IfSilent::Wait,
+        }
     }
 
     fn actions(asking: &mut Asking) -> Vec<Action> {
@@ -294,6 +305,9 @@ mod tests {
         let replaced = |away| after(Known { away, is_replaced: true, ..known() }, &[]).0;
         assert_eq!(replaced(Some(EVERY)), Permission::Permitted);
         assert_eq!(replaced(Some(3 * EVERY)), Permission::Replaced);
+        // What an administrator gives up is not served, however short the interruption was.
+        let given_up = Known { away: Some(Duration::ZERO), is_replaced: true, is_given_up: true, ..known() };
+        assert_eq!(after(given_up, &[]).0, Permission::Replaced);
     }
 
     #[test]

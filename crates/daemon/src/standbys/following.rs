@@ -57,6 +57,14 @@ impl Drop for Leaving {
     }
 }
 
+/// Why the host of a standby does not know that the volumes leave.
+enum Untold {
+    /// It has not answered.
+    Silent(String),
+    /// It has refused to note it.
+    Refused(String),
+}
+
 /// Where the volumes of a standby are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
@@ -83,7 +91,7 @@ impl Standbys {
             leaving.sources.push(Arc::clone(&source));
             let named = NamedHost { host: to.to_string(), name: self.hosts.name_of(to) };
             self.note_source(&source, |config| config.leaving_for = Some(named)).await?;
-            if let Err(reason) = self.tell_leaving(&source).await {
+            if let Err(Untold::Silent(reason) | Untold::Refused(reason)) = self.tell_leaving(&source).await {
                 if !untold {
                     return Err(self.would_not_know(&source, reason));
                 }
@@ -117,14 +125,17 @@ impl Standbys {
         sources.values().filter(follows).cloned().collect()
     }
 
-    async fn tell_leaving(&self, source: &Source) -> Result<(), String> {
+    async fn tell_leaving(&self, source: &Source) -> Result<(), Untold> {
         let Some(to) = source.config().leaving_for else { return Ok(()) };
         if let Some(silence) = self.hosts.silence_of(source.host()) {
-            return Err(silence);
+            return Err(Untold::Silent(silence));
         }
         let to = LeavingFor { host: host_of(&to.host), name: to.name };
-        let told = self.asker.ask(source.host(), source.standby(), Ask::Leaving(to), Bytes::new()).await;
-        told.map(drop).map_err(|error| error.message())
+        match self.asker.ask(source.host(), source.standby(), Ask::Leaving(to), Bytes::new()).await {
+            Ok(_) => Ok(()),
+            Err(RequestError::Standby(StandbyError::Refused { reason, .. })) => Err(Untold::Refused(reason)),
+            Err(error) => Err(Untold::Silent(error.message())),
+        }
     }
 
     /// Sees to standbys whose volumes were leaving when the daemon ended.
@@ -204,8 +215,12 @@ impl Standbys {
 
     /// Hands a standby on to the host that has its volumes, and forgets it here.
     async fn hand_on(&self, source: &Source, to: &NamedHost) -> Result<(), String> {
-        // N.B. Before the new source comes, which its host would not know otherwise.
-        self.tell_leaving(source).await?;
+        // N.B. Before the new source comes, which its host would not know otherwise. If that has come already, this host is none that
+        // the standby's host listens to.
+        match self.tell_leaving(source).await {
+            Ok(()) | Err(Untold::Refused(_)) => {}
+            Err(Untold::Silent(reason)) => return Err(reason),
+        }
         let (host, standby, config) = (host_of(&to.host), source.standby(), source.config());
         if let Some(silence) = self.hosts.silence_of(host) {
             return Err(silence);
@@ -334,7 +349,7 @@ impl Standbys {
         if !is_whole || !has_terms || *host == own {
             return Err(invalid("it is no description of a standby"));
         }
-        if lock(&self.sources).contains_key(&standby) {
+        if !self.forget_older(standby, record.as_ref()).await? {
             return Ok(());
         }
         if !self.hosts.is_paired(*host) {
@@ -365,6 +380,33 @@ impl Standbys {
             self.begin_source(config);
         }
         Ok(())
+    }
+
+    /// Forgets this host as the source of a standby that has come back, if that was before the new owner. Returns whether this host is to
+    /// become the source.
+    async fn forget_older(
+        &self,
+        standby: StandbyId,
+        new: Option<&OwnerRecord>,
+    ) -> Result<bool, RequestError> {
+        let Some(source) = lock(&self.sources).get(&standby).cloned() else { return Ok(true) };
+        // N.B. It hands the standby on at this moment, perhaps.
+        let _held = source.leaving.lock().await;
+        let id = source.config().id;
+        let known = id.clone();
+        let record: Option<OwnerRecord> = self.on_book(move |book| book.record(Side::Source, &known)).await?;
+        let is_older = match (&record, new) {
+            (Some(known), Some(new)) => known.generation < new.generation,
+            _ => false,
+        };
+        if !is_older {
+            return Ok(false);
+        }
+        source.end();
+        lock(&self.sources).remove(&standby);
+        self.permissions.forget(standby);
+        self.on_book(move |book| book.forget(Side::Source, &id)).await?;
+        Ok(true)
     }
 
     /// Returns the volumes of a standby that have come here from another host, as they are called here. **N.B.** No host orders a

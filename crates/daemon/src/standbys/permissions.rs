@@ -215,10 +215,16 @@ impl Permissions {
             away,
             every: Duration::from_millis(group.config.every_ms),
             is_replaced,
+            is_given_up: self.is_given_up(&group.config.id),
             // A volume of a restored journal is not served before its owner is known.
             knows_history: true,
             if_silent: group.config.if_silent.unwrap_or(self.if_silent),
         }
+    }
+
+    /// Returns whether it is recorded that an administrator gives the group up. **N.B.** Unknown is not no.
+    fn is_given_up(&self, id: &str) -> bool {
+        self.book.as_ref().is_some_and(|book| !matches!(book.former(id), Ok(None)))
     }
 
     /// Returns whether it is recorded that a standby was promoted.

@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use chronicle::{BlockSize, Generation};
 use migration::journal::{ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord};
+use migration::restoration::{ANSWER_MAX, Knowledge, Whereabouts};
+use migration::{HostId, VolumeId};
 use standby::receiver::{PromoteOrder, Refusal};
 use standby::record::{StandbyRecord, Standing};
 use standby::{StandbyId, Watermark};
@@ -21,6 +23,7 @@ use tokio::sync::oneshot;
 use super::book::{CopiedVolume, Side, Why, parse};
 use super::copy::{Input, NotPromoted, text, words_of};
 use super::orders::Found;
+use super::source::host_of;
 use super::views::used_by;
 use super::{Kept, Standbys, lock};
 use crate::error::{RequestError, StandbyError};
@@ -58,14 +61,17 @@ impl Standbys {
             parse_point(kept, point)
                 .ok_or_else(|| refused(format!("\"{point}\" is no name of a recovery point")))
         });
-        let host = self.last_host_of(kept);
-        if let Some(off) = order.source_is_off.as_ref().filter(|off| **off != host) {
+        let host = self.hosts_of(kept);
+        if let Some(off) = order.source_is_off.as_ref().filter(|off| !are_same(off, &host)) {
             let reason =
-                format!("its volumes come from host \"{host}\", so it does not matter that \"{off}\" is off");
+                format!("its volumes are at host \"{host}\", so it does not suffice that \"{off}\" is off");
             return Err(refused(reason).into());
         }
         if kept.whereabouts().hosts().any(|host| self.hosts.silence_of(host).is_none()) {
             return Err(refused(words_of(Refusal::OwnerReachable)).into());
+        }
+        if let Some(reason) = self.found_elsewhere(kept).await {
+            return Err(refused(reason).into());
         }
         kept.copy.give(Input::Lost);
         self.note_names(kept, names).await?;
@@ -95,13 +101,41 @@ impl Standbys {
         Ok(self.view(&found).await)
     }
 
-    /// Returns the name of the host that has the volumes of a standby, by all that is known here.
-    pub(super) fn last_host_of(&self, kept: &Kept) -> String {
-        let last = kept.whereabouts().last();
-        match kept.noted().leaving_for {
-            Some(to) if !self.hosts.is_paired(last) => to.name,
-            _ => self.hosts.name_of(last),
-        }
+    /// Returns the names of the hosts that may have the volumes of a standby, with commas between them.
+    pub(super) fn hosts_of(&self, kept: &Kept) -> String {
+        let leaving_for = kept.noted().leaving_for;
+        let name = |host: HostId| match &leaving_for {
+            Some(to) if host_of(&to.host) == host && !self.hosts.is_paired(host) => to.name.clone(),
+            _ => self.hosts.name_of(host),
+        };
+        kept.whereabouts().hosts().map(name).collect::<Vec<_>>().join(",")
+    }
+
+    /// Asks all hosts that can be reached whether they have one of the volumes of a standby: they may have moved on from the hosts that
+    /// are known here. Returns which one has it.
+    async fn found_elsewhere(&self, kept: &Kept) -> Option<String> {
+        let volumes: Vec<VolumeId> =
+            kept.config.volumes.iter().map(|volume| identity(&volume.volume)).collect();
+        let known = self.hosts.describe_all().unwrap_or_default().into_iter();
+        let asked = known.filter(|peer| peer.connected).map(|peer| {
+            let volumes = &volumes;
+            async move {
+                let host = self.hosts.find(&peer.name)?;
+                let session = self.hosts.session_with(HostId(host.id.0)).ok()?;
+                let answer = tokio::time::timeout(ANSWER_MAX, self.peers.whose(&session, volumes)).await.ok()??;
+                let has = |known: &Knowledge| {
+                    matches!(
+                        known.whereabouts,
+                        Whereabouts::Here | Whereabouts::HereUnconfirmed | Whereabouts::Waits
+                    )
+                };
+                answer.known.values().any(has).then(|| {
+                    format!("host \"{0}\" has its volumes, or some of them; to move them here, there: sterna migrate", peer.name)
+                })
+            }
+        });
+        let found = futures_util::future::join_all(asked).await;
+        found.into_iter().flatten().next()
     }
 
     /// Completes promotions that a restart has interrupted.
@@ -286,6 +320,12 @@ impl Standbys {
             StoreKind::Single(_) => Err(RequestError::Internal("a standby is in no folder".to_owned())),
         }
     }
+}
+
+/// Returns whether two lists with commas name the same hosts.
+fn are_same(one: &str, other: &str) -> bool {
+    let names = |list: &str| list.split(',').map(|name| name.trim().to_owned()).collect::<BTreeSet<_>>();
+    names(one) == names(other)
 }
 
 /// A volume that an image becomes.

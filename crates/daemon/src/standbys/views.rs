@@ -25,7 +25,7 @@ const PROMOTED: &str = "it was promoted there while this host was away, so its v
     can be done";
 
 /// What a host says of a standby that it has promoted, and whose source has given its volumes up.
-const GIVEN_UP: &str = "the other host has given its volumes up: to make its images a standby of the volumes here, sterna standby reprotect; \
+const GIVEN_UP: &str = "the other host gives its volumes up, or has done so: to make its images a standby of the volumes here, sterna standby reprotect; \
     to leave it at that, sterna standby remove";
 
 /// After so many hours a standby that waits is reported.
@@ -248,9 +248,7 @@ impl Standbys {
             .silence_of(kept.host())
             .map(|_| "the host that has the volumes is not connected".to_owned());
         let left = kept.noted().leaving_for;
-        let left = left.map(|_| {
-            format!("its volumes are leaving for host \"{}\", or have left", self.last_host_of(kept))
-        });
+        let left = left.map(|to| format!("its volumes are leaving for host \"{}\", or have left", to.name));
         let age_ms = look.as_of_unix_ms.map(|as_of| now_unix_ms().saturating_sub(as_of));
         let Seen { terms, is_contested, .. } = kept.copy.seen();
         let is_given_up = look.is_promoted && kept.noted().has_source_yielded;
@@ -269,7 +267,7 @@ impl Standbys {
             name,
             id: config.id,
             role: api::StandbyRole::Standby,
-            host: self.hosts.name_of(kept.host()),
+            host: self.hosts_of(kept),
             store: config.store,
             volumes,
             state,

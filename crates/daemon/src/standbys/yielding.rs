@@ -86,24 +86,24 @@ impl Standbys {
         how: api::YieldVolume,
     ) -> Result<(), RequestError> {
         let (host, standby) = (source.host(), source.standby());
-        let agreed = match self.hosts.silence_of(host) {
-            Some(silence) => Err(silence),
-            None => {
-                let asked = self.asker.ask(host, standby, Ask::Yielding, Bytes::new());
-                asked.await.map_err(|error| error.message())
-            }
+        let host_name = self.hosts.name_of(host);
+        let silence = match self.hosts.silence_of(host) {
+            Some(silence) => silence,
+            None => match self.asker.ask(host, standby, Ask::Yielding, Bytes::new()).await {
+                Ok(_) => return Ok(()),
+                Err(RequestError::Standby(StandbyError::Refused { reason, .. })) => {
+                    let reason = format!("host \"{host_name}\" does not keep its volumes: {reason}");
+                    return Err(StandbyError::NotYielded { name: name.to_owned(), reason }.into());
+                }
+                Err(error) => error.message(),
+            },
         };
-        match agreed {
-            Ok(_) => Ok(()),
-            Err(reason) if how.unasked => {
-                tracing::warn!(standby = %name, reason, "volumes are given up although the other host has not agreed");
-                Ok(())
-            }
-            Err(reason) => {
-                let host = self.hosts.name_of(host);
-                Err(StandbyError::MayBeNowhere { name: name.to_owned(), host, reason }.into())
-            }
+        if !how.unasked {
+            let name = name.to_owned();
+            return Err(StandbyError::MayBeNowhere { name, host: host_name, reason: silence }.into());
         }
+        tracing::warn!(standby = %name, silence, "volumes are given up although the other host has not agreed");
+        Ok(())
     }
 
     /// Agrees that the source of a promoted standby gives its volumes up. From then on they are not given up here.
@@ -121,6 +121,13 @@ impl Standbys {
         }
         if !self.is_whole(&kept) {
             return Err(StandbyError::NotMade(kept.config.name.clone()).into());
+        }
+        if let Some(gone) = kept.config.volumes.iter().find(|volume| !self.is_made(volume)) {
+            let reason = format!(
+                "it does not have the volume \"{}\" any more; if it gives its volumes up, complete that there: sterna volume yield",
+                kept.name_here(&gone.name)
+            );
+            return Err(RequestError::Invalid(reason));
         }
         self.note_source_yields(&kept).await
     }

@@ -36,8 +36,8 @@ impl Lane {
             return Err(Refused::NotHere);
         }
         let filling = self.filling.borrow();
-        let is_filled = filling.as_ref().and_then(|filling| filling.progress()).is_none();
-        if is_filled { Ok(()) } else { Err(Refused::Incomplete) }
+        let lacks_blocks = filling.as_ref().is_some_and(|filling| filling.lacks_blocks());
+        if lacks_blocks { Err(Refused::Incomplete) } else { Ok(()) }
     }
 
     /// Reads blocks below the gate. The group lets no change of them pass meanwhile.

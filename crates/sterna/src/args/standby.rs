@@ -145,7 +145,7 @@ pub(crate) struct PromoteStandbyArguments {
     /// Promote it although the host that had the volumes has not given them up. It must be off.
     #[arg(long, requires = "proof")]
     pub(crate) force: bool,
-    /// That host, by name, is off: it does not serve the volumes, and will not.
+    /// That host, by name, is off: it does not serve the volumes, and will not. Of a move that has not ended both hosts: HOST,HOST.
     #[arg(long, value_name = "HOST", group = "proof", requires = "force")]
     pub(crate) source_is_off: Option<String>,
     /// A program that switches that host off. It runs with the host's name as its argument, if nothing else is in the way, and must succeed.

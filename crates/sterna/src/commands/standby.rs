@@ -114,7 +114,10 @@ async fn promote(client: &Client, arguments: PromoteStandbyArguments) -> Result<
         ended => return Ok(ended?),
     }
     let host = client.standby(&arguments.name).await?.host;
-    fence(&program, &host).await?;
+    // There are two while it is not certain where the volumes are.
+    for host in host.split(',') {
+        fence(&program, host).await?;
+    }
     let order = PromoteStandby { source_is_off: Some(host), ..order };
     Ok(client.promote_standby(&arguments.name, &order).await?)
 }

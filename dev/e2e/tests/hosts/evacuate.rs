@@ -335,7 +335,8 @@ fn a_target_that_stands_still_is_asked_once_and_an_abort_waits_for_no_answer() {
         beta.signal(Signal::STOP)?;
         alpha.sterna(["evacuate", "--to", "beta:a", "--detach"])?.success()?;
         let began = Instant::now();
-        alpha.sterna(["evacuate", "--abort"])?.success()?;
+        let given_up = alpha.sterna(["evacuate", "--abort"])?;
+        ensure!(given_up.code == 6, "{given_up:?}");
         let aborted = ended(alpha)?;
         ensure!(began.elapsed() < DRY_RUN_MAX && aborted.aborted, "{aborted:?} after {:?}", began.elapsed());
         alpha.sterna(["evacuate", "--to", "beta:a,gamma:a", "--detach"])?.success()?;

@@ -103,7 +103,7 @@ fn a_promotion_is_asked_about_the_host_that_has_the_volume_now() {
             Ok(refused.stderr.contains("--source-is-off gamma").then_some(()))
         })?;
         let beside = beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?;
-        ensure!(beside.code == 4 && beside.stderr.contains("come from host \"gamma\""), "{beside:?}");
+        ensure!(beside.code == 4 && beside.stderr.contains("are at host \"gamma\""), "{beside:?}");
         beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "gamma"])?.success()?;
         drop(connect(beta, "v")?);
         // The lost host hears of it, and serves nothing.

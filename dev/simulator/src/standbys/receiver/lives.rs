@@ -134,9 +134,9 @@ impl World {
         if refused.is_none() && is_beside_owner {
             self.violate("a standby was promoted while its owner can be reached");
         }
-        let named = self.standby.whereabouts.last();
-        if refused.is_none() && named != self.current && self.owners[self.current].is_serving {
-            self.violate("a standby was promoted because a host is lost that had the group no longer");
+        let is_asked_about = self.standby.whereabouts.may_be_at(self.current);
+        if refused.is_none() && !is_asked_about && self.owners[self.current].is_serving {
+            self.violate("a standby was promoted, and nobody was asked about the host that has the group");
         }
         if refused.is_none() && !order.owner_is_lost {
             self.violate("a standby was promoted although nobody says that the owner is lost");
