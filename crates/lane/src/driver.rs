@@ -35,7 +35,7 @@ pub use participant::{
     IncomingGroup, OutgoingGroup, SourceParticipantRef, SourceParticipation, TargetParticipation,
 };
 pub use plan::{
-    CopySettings, GivesWay, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan,
+    Chunks, CopySettings, GivesWay, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan,
     TargetContent, TargetPlan, TimeLimits,
 };
 pub(crate) use source::Event;

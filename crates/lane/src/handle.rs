@@ -19,7 +19,7 @@ use migration::{Attempt, HostId, MigrationId, PacingSettings, Phase, VolumeId, V
 use crate::capture::Member;
 use crate::chronicler::NotDurable;
 use crate::driver::{
-    IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
+    Chunks, IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
 };
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::peer::PeerChannel;
@@ -193,6 +193,8 @@ pub struct MigrationTarget {
     pub content: TargetContent,
     /// How zeroes are written to it: as holes if the target is thin.
     pub zeroes: ZeroMode,
+    /// How chunks get there.
+    pub chunks: Chunks,
 }
 
 /// An order to show a volume's changes to a group.

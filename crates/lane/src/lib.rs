@@ -16,6 +16,7 @@
 pub mod capture;
 pub mod chronicler;
 pub mod clients;
+mod cloning;
 pub mod control;
 mod copies_elsewhere;
 pub mod copy;
@@ -46,10 +47,10 @@ pub use clients::{ByHost, Clients};
 pub use control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Report, Sample, VmFault};
 pub use copies_elsewhere::Learner;
 pub use driver::{
-    CopySettings, GivesWay, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
-    PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle, SourceParticipantRef,
-    SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle, TargetParticipation,
-    TargetPlan, TimeLimits,
+    Chunks, CopySettings, GivesWay, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup,
+    OutgoingVolume, Plan, PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle,
+    SourceParticipantRef, SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle,
+    TargetParticipation, TargetPlan, TimeLimits,
 };
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{
