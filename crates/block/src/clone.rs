@@ -30,6 +30,35 @@ const TRIAL_BYTES: u64 = 64 << 10;
 #[derive(Clone, Debug)]
 pub struct PlainFile(pub(crate) Arc<OwnedFd>);
 
+impl PlainFile {
+    /// Returns the number of pieces that the file consists of on its disk; what has not reached the disk yet is left out. Blocks.
+    ///
+    /// # Errors
+    /// The system's error: not every file system says that.
+    pub fn extents(&self) -> Result<u32, Errno> {
+        let mut request = ExtentMap { length: u64::MAX, ..ExtentMap::default() };
+        // SAFETY: the descriptor is open during the call, and the kernel reads and writes one `ExtentMap`: with room for no extents
+        // it only counts them.
+        let outcome = unsafe { libc::ioctl(self.0.as_raw_fd(), COUNT_EXTENTS, &raw mut request) };
+        if outcome == 0 { Ok(request.mapped_extents) } else { Err(last_error()) }
+    }
+}
+
+/// The kernel's `fiemap`, without extents behind it.
+#[repr(C)]
+#[derive(Default)]
+struct ExtentMap {
+    start: u64,
+    length: u64,
+    flags: u32,
+    mapped_extents: u32,
+    extent_count: u32,
+    reserved: u32,
+}
+
+/// FS_IOC_FIEMAP: `_IOWR('f', 11, struct fiemap)`.
+const COUNT_EXTENTS: libc::Ioctl = 0xc020_660b;
+
 /// Why ranges of a file cannot be cloned into another file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NoClones {
@@ -137,6 +166,19 @@ mod tests {
         // A folder of another file system.
         assert_eq!(try_clones(&from, &std::env::temp_dir()), Err(NoClones::Apart));
         assert!(matches!(try_clones(&from, Path::new("/dev/null")), Err(NoClones::Failed(_))));
+    }
+
+    #[test]
+    fn the_pieces_of_a_file_are_counted() {
+        let mut file = tempfile::tempfile().unwrap();
+        let plain = |file: &File| PlainFile(Arc::new(file.try_clone().unwrap().into()));
+        let Ok(0) = plain(&file).extents() else {
+            return omission::kernel_lacks("a count of extents in the folder of temporary files");
+        };
+        std::io::Write::write_all(&mut file, &[7; 4096]).unwrap();
+        file.write_all_at(&[7; 4096], 1 << 20).unwrap();
+        file.sync_all().unwrap();
+        assert_eq!(plain(&file).extents(), Ok(2));
     }
 
     #[test]

@@ -40,6 +40,7 @@ pub use plan::{
 };
 pub(crate) use source::Event;
 pub use source::{SourceDriver, SourceHandle};
+pub(crate) use source_volume::start_copy;
 pub use target::{TargetDriver, TargetHandle};
 
 /// Sends a message to the other half of a migration. It may be lost or arrive twice: the machines repeat important messages.

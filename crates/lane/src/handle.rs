@@ -21,6 +21,7 @@ use crate::chronicler::NotDurable;
 use crate::driver::{
     Chunks, IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
 };
+use crate::duplicate::DuplicateOrder;
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::peer::PeerChannel;
 use crate::refused::Refused;
@@ -325,6 +326,11 @@ pub(crate) enum Command {
         impact: Option<pacer::Impact>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    Duplicate {
+        order: DuplicateOrder,
+        target: MigrationTarget,
+        answer: oneshot::Sender<Result<(), Refused>>,
+    },
     Grow {
         size: u64,
         answer: oneshot::Sender<Result<(), Refused>>,
@@ -586,7 +592,10 @@ impl LaneHandle {
         let _ = self.ask(|answer| Command::Settle { answer }).await;
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+    pub(crate) async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, Refused> {
         let (answer, answered) = oneshot::channel();
         self.commands.unbounded_send(command(answer)).map_err(|_| Refused::Ended)?;
         answered.await.map_err(|_| Refused::Ended)

@@ -21,6 +21,7 @@ pub mod control;
 mod copies_elsewhere;
 pub mod copy;
 pub mod driver;
+mod duplicate;
 mod fault_log;
 pub mod fencing;
 pub mod filling;
@@ -52,6 +53,7 @@ pub use driver::{
     SourceParticipantRef, SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle,
     TargetParticipation, TargetPlan, TimeLimits,
 };
+pub use duplicate::{DuplicateOrder, Duplicated};
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{
     Access, AllocationContext, ClientCertificates, ClientProcess, CredentialFiles, Credentials,

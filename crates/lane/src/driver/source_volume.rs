@@ -403,7 +403,8 @@ impl Drop for Gone {
     }
 }
 
-fn start_copy(
+/// Begins to copy a volume, with a mirror in its live stack.
+pub(crate) fn start_copy(
     handle: &Handle,
     buffers: &BufferPool,
     settings: &CopySettings,

@@ -145,8 +145,22 @@ impl Lane {
         }
     }
 
+    /// Measures guests for a disk that a copy is written to, until the copy is over.
+    pub(crate) async fn measured_also_for<T>(
+        &self,
+        target: &Arc<pacer::Store>,
+        run: impl Future<Output = T>,
+    ) -> T {
+        self.gauge.join(target);
+        let result = run.await;
+        if !Arc::ptr_eq(target, &self.disk.borrow()) {
+            self.gauge.leave(target);
+        }
+        result
+    }
+
     /// Returns the disk that the volume is on.
-    pub(super) fn disks(&self) -> pacer::Stores {
+    pub(crate) fn disks(&self) -> pacer::Stores {
         pacer::Stores::default().and(Arc::clone(&self.disk.borrow()))
     }
 

@@ -32,12 +32,7 @@ impl Lane {
         if block_bytes != BLOCK_BYTES {
             return Err(Refused::BlockSize(block_bytes));
         }
-        if !self.volume.is_here() {
-            return Err(Refused::NotHere);
-        }
-        let filling = self.filling.borrow();
-        let is_filled = filling.as_ref().and_then(|filling| filling.progress()).is_none();
-        if is_filled { Ok(()) } else { Err(Refused::Incomplete) }
+        self.check_whole()
     }
 
     /// Reads blocks below the gate. The group lets no change of them pass meanwhile.

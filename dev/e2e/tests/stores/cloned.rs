@@ -21,7 +21,7 @@ const SLOWLY: &str = "16MiB/s";
 const ODD_BYTES: u64 = (9 << 20) + 512;
 
 /// Plays a scene on each of the file systems, with two stores `x` and `y` in one of them.
-fn play_on_each(scene: fn(&mut Host) -> anyhow::Result<()>) {
+pub(crate) fn play_on_each(scene: fn(&mut Host) -> anyhow::Result<()>) {
     for kind in Sharing::EACH {
         if !kind.is_known().unwrap() {
             omission::kernel_lacks(kind.name());
