@@ -44,6 +44,15 @@ impl PlainFile {
     }
 }
 
+/// The kernel's `file_clone_range`.
+#[repr(C)]
+struct CloneRange {
+    source: i64,
+    source_offset: u64,
+    length: u64,
+    target_offset: u64,
+}
+
 /// The kernel's `fiemap`, without extents behind it.
 #[repr(C)]
 #[derive(Default)]
@@ -89,14 +98,14 @@ pub fn clone_range(to: BorrowedFd<'_>, from: BorrowedFd<'_>, range: ByteRange) -
         // To the system this means everything up to the end.
         return Ok(());
     }
-    let request = libc::file_clone_range {
-        src_fd: i64::from(from.as_raw_fd()),
-        src_offset: range.offset,
-        src_length: range.length,
-        dest_offset: range.offset,
+    let request = CloneRange {
+        source: i64::from(from.as_raw_fd()),
+        source_offset: range.offset,
+        length: range.length,
+        target_offset: range.offset,
     };
     rustix::io::retry_on_intr(|| {
-        // SAFETY: both descriptors are open during the call, and the kernel only reads one `file_clone_range`, which outlives it.
+        // SAFETY: both descriptors are open during the call, and the kernel only reads one `CloneRange`, which outlives it.
         let outcome = unsafe { libc::ioctl(to.as_raw_fd(), libc::FICLONERANGE, &raw const request) };
         match outcome {
             0 => Ok(()),

@@ -87,7 +87,7 @@ impl LaneHandle {
     /// # Errors
     /// [`Refused`]; the copy is of no use then.
     pub async fn duplicate(&self, order: DuplicateOrder, target: MigrationTarget) -> Result<(), Refused> {
-        self.ask(|answer| Command::Duplicate { order, target, answer }).await?
+        self.ask(|answer| Command::Duplicate(order, target, answer)).await?
     }
 }
 

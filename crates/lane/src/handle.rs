@@ -326,11 +326,7 @@ pub(crate) enum Command {
         impact: Option<pacer::Impact>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
-    Duplicate {
-        order: DuplicateOrder,
-        target: MigrationTarget,
-        answer: oneshot::Sender<Result<(), Refused>>,
-    },
+    Duplicate(DuplicateOrder, MigrationTarget, oneshot::Sender<Result<(), Refused>>),
     Grow {
         size: u64,
         answer: oneshot::Sender<Result<(), Refused>>,

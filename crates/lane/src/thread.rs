@@ -369,7 +369,7 @@ impl Lane {
                         Ok(())
                     }));
                 }
-                Command::Duplicate { order, target, answer } => {
+                Command::Duplicate(order, target, answer) => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
                         let _ = answer.send(lane.duplicate(order, target).await);
