@@ -205,6 +205,9 @@ pub struct Migration {
     pub bytes_mirrored: u64,
     /// Bytes that were found to be zero, and not written.
     pub bytes_zero: u64,
+    /// Bytes that share their blocks with the old image, and were neither read nor written.
+    #[serde(default)]
+    pub bytes_cloned: u64,
     /// Bytes written to the target: copied and mirrored.
     pub bytes_moved: u64,
     /// Bytes that the target still lacks; `None`: unknown, as after a restart of the source while a volume is filled.

@@ -75,6 +75,12 @@ pub struct PlannedVolume {
     /// Whether this host can open the target's folder, so that blocks would be written there directly.
     #[serde(default)]
     pub shared: bool,
+    /// Whether the new image would share its blocks with the old one, so that nothing is read or written.
+    #[serde(default)]
+    pub cloned: bool,
+    /// Why it would be copied between two stores of this host, and not cloned; `None`: it would be cloned, or goes to another host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub copied_because: Option<String>,
 }
 
 /// A VM that would move with its volumes.

@@ -267,6 +267,18 @@ pub enum VolumeSource {
         #[serde(default)]
         format: Option<ImageFormat>,
     },
+    /// A copy of another volume of this host as it is at one instant, also while it is used: with every write that was acknowledged
+    /// before the order, as after a power cut at that instant. Removing the volume deletes the image.
+    Clone {
+        /// Name of the volume to copy.
+        volume: String,
+        /// Name of the store, a folder; `None`: that of the other volume.
+        #[serde(default)]
+        store: Option<String>,
+        /// Format of the new image; `None`: that of the other volume, or the store's.
+        #[serde(default)]
+        format: Option<ImageFormat>,
+    },
     /// An existing image that is served in place. Removing the volume leaves the image. Exactly one of `image`,
     /// `device` and `nbd` is given.
     Add {

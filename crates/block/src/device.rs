@@ -7,6 +7,7 @@ pub use chronicle::ByteRange;
 
 use crate::buffer::Buffer;
 use crate::change::Change;
+use crate::clone::PlainFile;
 use crate::error::IoError;
 use crate::growth::Growth;
 
@@ -83,6 +84,18 @@ pub trait BlockDevice {
     /// has only its own data.
     fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         Box::pin(std::future::ready(Ok(vec![Extent { range, kind: ExtentKind::Data }])))
+    }
+
+    /// Returns the file that is the device, byte by byte: ranges of it can be cloned into another device. `None`: there is no
+    /// such file, or something lies between that its requests must pass.
+    fn plain_file(&self) -> Option<PlainFile> {
+        None
+    }
+
+    /// Makes a range the same as that of another device's [`BlockDevice::plain_file`], by sharing its blocks: a change as a write
+    /// is, acknowledged as [`Durability::Volatile`]. After an error the range may have been cloned or not.
+    fn clone_range(&self, _from: &PlainFile, _range: ByteRange) -> IoFuture<'_, ()> {
+        Box::pin(std::future::ready(Err(IoError::Unsupported)))
     }
 
     /// Returns the means to enlarge the device; `None` if there is none.

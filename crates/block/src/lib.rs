@@ -12,13 +12,14 @@
 //!
 //! [`device`] is the contract, [`growth`] an addition for stores that can grow, [`conformance`] the suite that tests both.
 //! [`range_lock`] separates requests that must not overlap. [`held`] finds files in folders that other users may change. All
-//! `unsafe` code is in `engine::ring`, in `store::{lock, loops}`, in `store::qcow2::storage` and in [`inherited`].
+//! `unsafe` code is in [`clone`], in `engine::ring`, in `store::{lock, loops}`, in `store::qcow2::storage` and in [`inherited`].
 //!
 //! This crate knows nothing of migrations. The filters that take part in one (gate, tracker, mirror) are in the `lane` crate. The
 //! simulator brings devices and a driver of its own and runs everything above them unchanged.
 
 pub mod buffer;
 pub mod change;
+pub mod clone;
 pub mod conformance;
 pub mod device;
 pub mod engine;

@@ -4,6 +4,7 @@
 //! ```text
 //!   opening     opens the images of volumes, and makes those of targets
 //!   copying     fills a new image from another one
+//!   sharing     whether an image can share its blocks with a new one
 //!   growing     completes an interrupted growth
 //!   replicas    images that a volume left behind, for an incremental return
 //!   inventory   every image that a migration left and that was kept
@@ -19,6 +20,7 @@ pub(crate) mod half_made;
 pub(crate) mod inventory;
 pub(crate) mod opening;
 pub(crate) mod replicas;
+pub(crate) mod sharing;
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -112,6 +114,11 @@ fn copy_data(from: &Held, to: &Path, done: &AtomicU64) -> io::Result<()> {
     let source = from.open(OFlags::RDONLY)?;
     let target = OpenOptions::new().write(true).open(to)?;
     let size = source.metadata()?.len();
+    // All of it at once, if the file system can share blocks. It cannot if the source ends within a block, and the target does not.
+    if rustix::fs::ioctl_ficlone(&target, &source).is_ok() {
+        done.store(size, Ordering::Relaxed);
+        return target.sync_all();
+    }
     let mut position = 0;
     while position < size {
         let Some((start, end)) = next_data(&source, position, size)? else { break };

@@ -6,7 +6,7 @@
 //!   timer ──due─────────────►┘                      └──► notices for the driver
 //! ```
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -14,6 +14,7 @@ use std::rc::{Rc, Weak};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+use block::clone::PlainFile;
 use block::{BlockDevice, BufferPool, ByteRange, ExtentKind, Handle, IoError, ZeroMode};
 use chronicle::LayeredBitmap;
 use futures_channel::mpsc;
@@ -24,6 +25,7 @@ use migration::strategy::{
 };
 use migration::{VolumeIndex, VolumeProgress};
 
+use crate::cloning::Cloning;
 use crate::driver::{Event, Replica, TargetContent};
 use crate::mover;
 use crate::peer::PeerStore;
@@ -53,6 +55,8 @@ pub struct VolumeCopy {
     /// The bytes of chunks that are being read.
     reading: Cell<u64>,
     guests_there: GuestsThere,
+    /// Unset: chunks are read and written from the beginning.
+    cloning: OnceCell<Cloning>,
 }
 
 /// How chunks give way to guests at the target's host.
@@ -120,6 +124,7 @@ impl VolumeCopy {
             behind: Behind::default(),
             reading: Cell::default(),
             guests_there: GuestsThere::default(),
+            cloning: OnceCell::new(),
         });
         copy.handle.spawn(Rc::clone(&copy).run_timer());
         if let Some(there) = copy.target.guests_there.clone() {
@@ -275,8 +280,33 @@ impl VolumeCopy {
     }
 
     pub(crate) fn set_impact(&self, impact: Option<pacer::Impact>) {
+        if let Some(cloning) = self.cloning() {
+            return cloning.set_impact(impact);
+        }
         self.machine.borrow_mut().set_impact(self.handle.now(), impact);
         self.drain();
+    }
+
+    /// Makes it clone its chunks. Called before the first one.
+    pub(crate) fn clone_chunks(&self, cloning: Cloning) {
+        // There is one caller, which calls once.
+        let _ = self.cloning.set(cloning);
+    }
+
+    fn cloning(&self) -> Option<&Cloning> {
+        self.cloning.get().filter(|cloning| !cloning.is_over())
+    }
+
+    /// Returns the file that chunks are cloned from; `None`: they are read and written.
+    pub(crate) fn cloned_from(&self) -> Option<PlainFile> {
+        self.cloning().map(Cloning::from)
+    }
+
+    /// Notes that the file system has refused to clone a chunk. Chunks that are copied give way to guests.
+    pub(crate) fn clone_refused(&self, error: &IoError) {
+        if let Some(impact) = self.cloning().and_then(|cloning| cloning.refused(error)) {
+            self.set_impact(impact);
+        }
     }
 
     pub(crate) fn set_bandwidth(&self, bytes_per_second: Option<u64>) {

@@ -35,11 +35,12 @@ pub use participant::{
     IncomingGroup, OutgoingGroup, SourceParticipantRef, SourceParticipation, TargetParticipation,
 };
 pub use plan::{
-    CopySettings, GivesWay, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan,
+    Chunks, CopySettings, GivesWay, IncomingVolume, OutgoingVolume, Plan, PlannedVolume, Replica, SourcePlan,
     TargetContent, TargetPlan, TimeLimits,
 };
 pub(crate) use source::Event;
 pub use source::{SourceDriver, SourceHandle};
+pub(crate) use source_volume::start_copy;
 pub use target::{TargetDriver, TargetHandle};
 
 /// Sends a message to the other half of a migration. It may be lost or arrive twice: the machines repeat important messages.

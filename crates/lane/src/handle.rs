@@ -19,8 +19,9 @@ use migration::{Attempt, HostId, MigrationId, PacingSettings, Phase, VolumeId, V
 use crate::capture::Member;
 use crate::chronicler::NotDurable;
 use crate::driver::{
-    IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
+    Chunks, IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
 };
+use crate::duplicate::DuplicateOrder;
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::peer::PeerChannel;
 use crate::refused::Refused;
@@ -193,6 +194,8 @@ pub struct MigrationTarget {
     pub content: TargetContent,
     /// How zeroes are written to it: as holes if the target is thin.
     pub zeroes: ZeroMode,
+    /// How chunks get there.
+    pub chunks: Chunks,
 }
 
 /// An order to show a volume's changes to a group.
@@ -323,6 +326,7 @@ pub(crate) enum Command {
         impact: Option<pacer::Impact>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
+    Duplicate(DuplicateOrder, MigrationTarget, oneshot::Sender<Result<(), Refused>>),
     Grow {
         size: u64,
         answer: oneshot::Sender<Result<(), Refused>>,
@@ -584,7 +588,10 @@ impl LaneHandle {
         let _ = self.ask(|answer| Command::Settle { answer }).await;
     }
 
-    async fn ask<T>(&self, command: impl FnOnce(oneshot::Sender<T>) -> Command) -> Result<T, Refused> {
+    pub(crate) async fn ask<T>(
+        &self,
+        command: impl FnOnce(oneshot::Sender<T>) -> Command,
+    ) -> Result<T, Refused> {
         let (answer, answered) = oneshot::channel();
         self.commands.unbounded_send(command(answer)).map_err(|_| Refused::Ended)?;
         answered.await.map_err(|_| Refused::Ended)

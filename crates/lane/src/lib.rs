@@ -16,10 +16,12 @@
 pub mod capture;
 pub mod chronicler;
 pub mod clients;
+mod cloning;
 pub mod control;
 mod copies_elsewhere;
 pub mod copy;
 pub mod driver;
+mod duplicate;
 mod fault_log;
 pub mod fencing;
 pub mod filling;
@@ -46,11 +48,12 @@ pub use clients::{ByHost, Clients};
 pub use control::{Control, ControlFault, HooksFault, LaneFuture, Recorded, Report, Sample, VmFault};
 pub use copies_elsewhere::Learner;
 pub use driver::{
-    CopySettings, GivesWay, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup, OutgoingVolume, Plan,
-    PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle, SourceParticipantRef,
-    SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle, TargetParticipation,
-    TargetPlan, TimeLimits,
+    Chunks, CopySettings, GivesWay, IncomingGroup, IncomingVolume, LocalDriver, OutgoingGroup,
+    OutgoingVolume, Plan, PlannedVolume, Replica, SendMessage, SourceDriver, SourceHandle,
+    SourceParticipantRef, SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle,
+    TargetParticipation, TargetPlan, TimeLimits,
 };
+pub use duplicate::{DuplicateOrder, Duplicated};
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{
     Access, AllocationContext, ClientCertificates, ClientProcess, CredentialFiles, Credentials,

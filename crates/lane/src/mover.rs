@@ -1,4 +1,9 @@
-//! Copies one chunk from the source store to the target store, below all filters.
+//! Copies one chunk from the source store to the target store, below all filters: by a clone where the file system has that.
+//!
+//! ```text
+//!   chunk ──► clone ──► done
+//!               └─ refused ──► pieces, all at once: read ► runs of zeroes and data ► written
+//! ```
 
 use block::{BlockDevice, Buffer, ByteRange, Durability, IoError, ZeroMode};
 use futures_util::future::join_all;
@@ -10,9 +15,37 @@ use crate::copy::{VolumeCopy, target_fault};
 /// Unallocated ranges of the source are in no chunk, whatever their length.
 const ZERO_GRAIN_BYTES: usize = 64 << 10;
 
+/// The most bytes that one read takes. Only a chunk that was to be cloned is larger.
+const PIECE_BYTES: u64 = 512 << 10;
+
 /// Copies `range`. Runs of zeroes become holes at the target, so thin images stay thin (design §5.5), unless space
 /// is to stay allocated.
+///
+/// A clone needs no claims of its own: the core has claimed the chunk, as for a read. Writes to it that were submitted before have
+/// ended, and the blocks of later ones are copied again.
 pub(crate) async fn copy_chunk(copy: &VolumeCopy, range: ByteRange) -> Result<Copied, CopyFault> {
+    if let Some(from) = copy.cloned_from() {
+        match copy.target().clone_range(&from, range).await {
+            Ok(()) => return Ok(Copied { bytes_cloned: range.length, ..Copied::default() }),
+            // Whose fault it is, and whether there is one, the copy shows.
+            Err(error) => copy.clone_refused(&error),
+        }
+    }
+    let pieces = pieces(range).map(|piece| copy_piece(copy, piece));
+    // N.B. all are awaited, as in `write_data`.
+    let mut copied = Copied::default();
+    for piece in join_all(pieces).await {
+        copied = sum(copied, piece?);
+    }
+    Ok(copied)
+}
+
+fn pieces(range: ByteRange) -> impl Iterator<Item = ByteRange> {
+    let starts = (range.offset..range.end()).step_by(PIECE_BYTES as usize);
+    starts.map(move |start| ByteRange::new(start, PIECE_BYTES.min(range.end() - start)))
+}
+
+async fn copy_piece(copy: &VolumeCopy, range: ByteRange) -> Result<Copied, CopyFault> {
     let Ok(length) = usize::try_from(range.length) else { return Err(CopyFault::Source(SourceFault)) };
     let buffer = copy.buffers().take(length);
     let reading = copy.reads(range.length);
@@ -35,11 +68,17 @@ pub(crate) async fn write_data(
     // top of that (hard case 4).
     let mut copied = Copied::default();
     for run in join_all(writes).await {
-        let run = run?;
-        copied.bytes_written += run.bytes_written;
-        copied.bytes_zero += run.bytes_zero;
+        copied = sum(copied, run?);
     }
     Ok(copied)
+}
+
+fn sum(one: Copied, other: Copied) -> Copied {
+    Copied {
+        bytes_written: one.bytes_written + other.bytes_written,
+        bytes_zero: one.bytes_zero + other.bytes_zero,
+        bytes_cloned: one.bytes_cloned + other.bytes_cloned,
+    }
 }
 
 async fn write_run(
@@ -53,11 +92,11 @@ async fn write_run(
     match run.content {
         Content::Zero => {
             store.write_zeroes(range, zeroes, Durability::Volatile).await?;
-            Ok(Copied { bytes_written: 0, bytes_zero: range.length })
+            Ok(Copied { bytes_zero: range.length, ..Copied::default() })
         }
         Content::Data => {
             store.write(range.offset, data.slice(run.start, run.length), Durability::Volatile).await?;
-            Ok(Copied { bytes_written: range.length, bytes_zero: 0 })
+            Ok(Copied { bytes_written: range.length, ..Copied::default() })
         }
     }
 }
@@ -90,6 +129,16 @@ fn runs(data: &Buffer) -> Vec<Run> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chunk_that_was_to_be_cloned_is_copied_in_pieces_that_cover_it() {
+        let cut = |offset, length| pieces(ByteRange::new(offset, length)).collect::<Vec<_>>();
+        let whole = ByteRange::new(4096, 2 * PIECE_BYTES + 512);
+        let expected = [(0, PIECE_BYTES), (PIECE_BYTES, PIECE_BYTES), (2 * PIECE_BYTES, 512)];
+        let expected = expected.map(|(offset, length)| ByteRange::new(4096 + offset, length));
+        assert_eq!(cut(whole.offset, whole.length), expected);
+        assert_eq!(cut(8192, 4096), [ByteRange::new(8192, 4096)]);
+    }
 
     #[test]
     fn a_chunk_is_cut_where_zeroes_begin_and_end() {

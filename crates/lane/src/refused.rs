@@ -77,6 +77,12 @@ pub enum Refused {
     /// The volume's store could not be read.
     #[error("the volume's store cannot be read: {0}")]
     Unread(IoError),
+    /// The volume is being copied by another order.
+    #[error("the volume is being cloned already; try again when that has ended")]
+    Duplicating,
+    /// The copy of the volume is of no use.
+    #[error("{0}")]
+    NotDuplicated(String),
     /// The lane has ended.
     #[error("the volume is not served")]
     Ended,

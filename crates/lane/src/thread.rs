@@ -196,6 +196,7 @@ pub struct Lane {
     /// Serves missing blocks to the new owner of the volume.
     reservoir: Rc<Reservoir>,
     is_growing: Cell<bool>,
+    is_duplicating: Cell<bool>,
     /// Measures guests for the pacers of the disks that the volume is on.
     gauge: Rc<pacer::Gauge>,
     /// The disk that the volume is on, or comes to.
@@ -263,6 +264,7 @@ impl Lane {
             filling: RefCell::default(),
             reservoir: Rc::default(),
             is_growing: Cell::new(false),
+            is_duplicating: Cell::new(false),
             gauge,
             disk,
             standby_mover,
@@ -366,6 +368,12 @@ impl Lane {
                         driver.set_impact(impact);
                         Ok(())
                     }));
+                }
+                Command::Duplicate(order, target, answer) => {
+                    let lane = Rc::clone(&self);
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.duplicate(order, target).await);
+                    });
                 }
                 Command::Grow { size, answer } => {
                     let lane = Rc::clone(&self);

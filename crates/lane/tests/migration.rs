@@ -77,6 +77,7 @@ impl Bench {
                 target: Rc::new(FileStore::new(target, Rc::clone(&self.engine))),
                 target_content: TargetContent::Zero,
                 zeroes: ZeroMode::MayUnmap,
+                chunks: lane::Chunks::default(),
                 known: None,
                 carried: migration::Carried::default(),
                 source_image: self.location("source"),

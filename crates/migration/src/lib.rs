@@ -26,6 +26,7 @@
 
 pub mod authority;
 pub mod custody;
+pub mod duplication;
 pub mod failure;
 pub mod filling;
 mod handover;

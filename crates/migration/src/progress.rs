@@ -25,6 +25,8 @@ pub struct Progress {
     pub bytes_mirrored: u64,
     /// The bytes that were zero, and became holes at the target.
     pub bytes_zero: u64,
+    /// The bytes that share their blocks with the source, and were neither read nor written.
+    pub bytes_cloned: u64,
     /// The bytes a second that the mover synchronised recently.
     pub copy_bytes_per_second: f64,
     /// The expected rest of the copying: earliest and latest end, from now; `None` while unknown.

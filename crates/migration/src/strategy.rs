@@ -306,6 +306,8 @@ pub struct Copied {
     pub bytes_written: u64,
     /// The bytes that were zero and became a hole.
     pub bytes_zero: u64,
+    /// The bytes that share their blocks with the source, and were neither read nor written.
+    pub bytes_cloned: u64,
 }
 
 /// The side that failed to copy a chunk.

@@ -87,7 +87,7 @@ fn migrate(load: Load, per_hundred: u64, within: u64, hot: HotBlocks) -> Seen {
         now += Duration::from_secs(1) / RATE;
         copied += range.length / BLOCK;
         is_copied[(range.offset / BLOCK) as usize] = true;
-        let result = Ok(Copied { bytes_written: range.length, bytes_zero: 0 });
+        let result = Ok(Copied { bytes_written: range.length, ..Copied::default() });
         events.push(VolumeEvent::ChunkCopied { chunk, result });
         due += if closed_after.is_none() { per_hundred } else { 0 };
         while due >= 100 {

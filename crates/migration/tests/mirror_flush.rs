@@ -63,7 +63,7 @@ impl Scene {
             match action {
                 VolumeAction::Copy { chunk, range } => {
                     blocks += range.length / 4096;
-                    let copied = Copied { bytes_written: range.length, bytes_zero: 0 };
+                    let copied = Copied { bytes_written: range.length, ..Copied::default() };
                     self.tell(VolumeEvent::ChunkCopied { chunk, result: Ok(copied) });
                 }
                 VolumeAction::FlushTarget { flush } => asked = Some(flush),
@@ -107,7 +107,7 @@ fn what_was_on_its_way_when_a_flush_failed_is_copied_again_although_it_is_answer
         panic!("nothing is copied")
     };
     scene.flushed(flush, Err(TargetFault::Error));
-    let copied = Copied { bytes_written: range.length, bytes_zero: 0 };
+    let copied = Copied { bytes_written: range.length, ..Copied::default() };
     scene.tell(VolumeEvent::ChunkCopied { chunk, result: Ok(copied) });
     assert_eq!(scene.mirror.blocks_remaining(), BLOCKS);
 }

@@ -38,7 +38,7 @@ fn copied() -> Copying {
     mirror.handle_event(NOW, VolumeEvent::AllocationKnown);
     while let Some(action) = mirror.poll_action() {
         if let VolumeAction::Copy { chunk, range } = action {
-            let copied = Copied { bytes_written: range.length, bytes_zero: 0 };
+            let copied = Copied { bytes_written: range.length, ..Copied::default() };
             mirror.handle_event(NOW, VolumeEvent::ChunkCopied { chunk, result: Ok(copied) });
         }
     }

@@ -50,7 +50,7 @@ fn a_request_that_hangs_is_noticed_although_others_are_answered() {
     let mut mirror = mirror_of(2);
     let chunks = actions(&mut mirror);
     assert_eq!(chunks.iter().filter(|action| matches!(action, VolumeAction::Copy { .. })).count(), 2);
-    let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+    let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
     mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
     // The second chunk is never answered, but every second a mirrored write to the first block is.
     let mut now = Duration::ZERO;
@@ -88,7 +88,7 @@ fn a_large_write_does_not_undo_what_has_been_copied() {
             _ => None,
         });
         for chunk in copies {
-            let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+            let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
             mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk, result });
         }
     };
@@ -120,7 +120,7 @@ fn a_mirror_that_waits_for_the_guests_own_disk_says_so() {
     actions(&mut mirror);
     let write = WriteId(0);
     mirror.handle_event(Duration::ZERO, VolumeEvent::WriteArrived { write, range: ByteRange::new(0, BLOCK) });
-    let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+    let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
     mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
     // The second pass over block 0 may not read it before the write has ended.
     assert!(mirror.waits_for().is_some());
@@ -144,7 +144,7 @@ fn copy_all(mirror: &mut Copying, now: Duration) -> Vec<VolumeAction> {
             return said;
         }
         for chunk in copies {
-            let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+            let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
             mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk, result });
         }
     }
@@ -188,7 +188,7 @@ fn a_migration_that_is_paused_copies_nothing_says_so_and_goes_on() {
     actions(&mut mirror);
     mirror.handle_event(now, VolumeEvent::Pause);
     for chunk in 0..8 {
-        let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+        let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
         mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk: ChunkId(chunk), result });
     }
     assert!(!actions(&mut mirror).iter().any(|action| matches!(action, VolumeAction::Copy { .. })));
@@ -257,7 +257,7 @@ fn failed_on_a_flapping_link(answers: bool) -> Option<Duration> {
         now += second;
         mirror.handle_event(now, VolumeEvent::LinkBack);
         if answers {
-            let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+            let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
             mirror.handle_event(now, VolumeEvent::ChunkCopied { chunk: sent.remove(0), result });
         }
     }
@@ -283,7 +283,7 @@ fn a_write_that_has_waited_at_a_gate_is_not_kept_waiting_for_as_long_again() {
         (second / 4, second / 10, second),
     ] {
         let mut mirror = mirror_of(1);
-        let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+        let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
         mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
         mirror.handle_event(second, VolumeEvent::GateCloses);
         mirror.handle_event(second + closed_for, VolumeEvent::GateOpens);
@@ -301,7 +301,7 @@ fn a_write_that_has_waited_at_a_gate_is_not_kept_waiting_for_as_long_again() {
     }
     // A write whose wait is over goes to the source alone, and is answered by it.
     let mut mirror = mirror_of(1);
-    let result = Ok(Copied { bytes_written: BLOCK, bytes_zero: 0 });
+    let result = Ok(Copied { bytes_written: BLOCK, ..Copied::default() });
     mirror.handle_event(Duration::ZERO, VolumeEvent::ChunkCopied { chunk: ChunkId(0), result });
     mirror.handle_event(second, VolumeEvent::GateCloses);
     mirror.handle_event(second * 2, VolumeEvent::GateOpens);

@@ -241,7 +241,7 @@ impl Model {
                 let result = if fails {
                     Err(CopyFault::Target(TargetFault::Error))
                 } else {
-                    Ok(Copied { bytes_written: range.length, bytes_zero: 0 })
+                    Ok(Copied { bytes_written: range.length, ..Copied::default() })
                 };
                 self.event(VolumeEvent::ChunkCopied { chunk, result });
             }

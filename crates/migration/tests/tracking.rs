@@ -99,7 +99,7 @@ impl Scene {
         self.now += Duration::from_secs(1) / u32::try_from(RATE).unwrap();
         let (chunk, range) = self.chunks.remove(0);
         self.copied[(range.offset / BLOCK) as usize] += 1;
-        let result = Ok(Copied { bytes_written: range.length, bytes_zero: 0 });
+        let result = Ok(Copied { bytes_written: range.length, ..Copied::default() });
         self.event(VolumeEvent::ChunkCopied { chunk, result });
         true
     }

@@ -30,6 +30,7 @@ fn migration() -> Migration {
         bytes_copied: 412 << 20,
         bytes_mirrored: 17 << 20,
         bytes_zero: 20 << 20,
+        bytes_cloned: 0,
         bytes_moved: 429 << 20,
         bytes_missing: Some(0),
         bytes_per_second: 0.0,

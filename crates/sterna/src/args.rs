@@ -36,7 +36,7 @@ pub(crate) use self::store::{ImportArguments, StoreCommand};
 pub(crate) use self::top::TopArguments;
 pub(crate) use self::vm::VmCommand;
 pub(crate) use self::volume::{
-    DivergenceCommand, PlaceArguments, RemoveArguments, ResizeArguments, YieldArguments,
+    CloneArguments, DivergenceCommand, PlaceArguments, RemoveArguments, ResizeArguments, YieldArguments,
 };
 
 use api::Address;
@@ -195,6 +195,9 @@ pub(crate) enum VolumeCommand {
     /// Make a volume: empty, or a copy of an image.
     #[command(after_help = CREATE_HELP)]
     Create(CreateArguments),
+    /// Make a volume that is a copy of another one as it is now, also while a guest uses that.
+    #[command(after_help = volume::CLONE_HELP)]
+    Clone(CloneArguments),
     /// Serve an existing image in place: a file, a block device, or the export of an NBD server. `volume remove` leaves it.
     #[command(after_help = ADD_HELP)]
     Add(AddArguments),

@@ -370,6 +370,11 @@ fn cost(migration: &Migration) -> Vec<(&'static str, String)> {
     );
     let mut rows = vec![("time", duration(migration.seconds))];
     rows.extend(at_source(migration).is_none().then_some(("moved", moved)));
+    if migration.bytes_cloned > 0 {
+        let cloned =
+            format!("{}, which share their blocks with the old image", bytes(migration.bytes_cloned));
+        rows.push(("cloned", cloned));
+    }
     if migration.shared {
         let way = "straight to a store that both hosts can open; the link carries control only";
         rows.push(("written", way.to_owned()));

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   plain:    ext4 ─ loop device ─ file
+//!   sharing:  XFS or btrfs ─ loop device ─ file
 //!   faulty:   ext4 ─ loop device ─ nbdfuse ─ nbdkit (memory; fails or hangs when told to)
 //!   export:   ext4 ─ loop device ─ nbdfuse ─ a volume of the daemon under test
 //! ```
@@ -32,6 +33,47 @@ pub struct FileSystem {
     disk: Option<Served>,
 }
 
+/// A file system whose files can share blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// XFS, which overwrites blocks in place unless they are shared.
+    Xfs,
+    /// btrfs, which never overwrites a block.
+    Btrfs,
+}
+
+impl Sharing {
+    /// Each of them.
+    pub const EACH: [Self; 2] = [Self::Xfs, Self::Btrfs];
+    /// The smallest size of both, in bytes.
+    pub const BYTES_MIN: u64 = 512 << 20;
+
+    /// Returns its name to the kernel.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Xfs => "xfs",
+            Self::Btrfs => "btrfs",
+        }
+    }
+
+    /// Returns whether the kernel has it. A module that is not loaded yet counts as missing.
+    ///
+    /// # Errors
+    /// If the kernel does not say.
+    pub fn is_known(self) -> anyhow::Result<bool> {
+        let known =
+            std::fs::read_to_string("/proc/filesystems").context("read which file systems there are")?;
+        Ok(known.split_whitespace().any(|word| word == self.name()))
+    }
+
+    fn make(self) -> Program {
+        match self {
+            Self::Xfs => Program::of_package("mkfs.xfs", "xfsprogs").args(["-q", "-f", "-m", "reflink=1"]),
+            Self::Btrfs => Program::of_package("mkfs.btrfs", "btrfs-progs").args(["-q", "-f"]),
+        }
+    }
+}
+
 /// Makes the disk of [`FileSystem::on_faulty_disk`] fail or hang.
 #[derive(Debug)]
 pub struct Faults {
@@ -51,6 +93,20 @@ impl FileSystem {
         std::fs::File::create_new(&image)?.set_len(bytes).context("set the size of an image")?;
         let device = LoopDevice::attach_uncached(&image)?;
         Self::mount(folder, device, None, WITHOUT_JOURNAL)
+    }
+
+    /// Mounts an empty file system of so many bytes over a folder, whose files can share blocks.
+    ///
+    /// # Errors
+    /// If this is not root, or a program is missing.
+    pub fn sharing(kind: Sharing, folder: &Path, bytes: u64) -> anyhow::Result<Self> {
+        ensure_root()?;
+        let image = folder.with_extension(kind.name());
+        std::fs::File::create_new(&image)?.set_len(bytes).context("set the size of an image")?;
+        let device = LoopDevice::attach_uncached(&image)?;
+        kind.make().arg(device.path()).succeed()?;
+        Program::of_package("mount", "mount").arg(device.path()).arg(folder).succeed()?;
+        Ok(Self { folder: Some(folder.to_owned()), device, disk: None })
     }
 
     /// Mounts an empty ext4 of so many bytes over a folder, on an NBD export.

@@ -740,6 +740,8 @@ class Migration(TypedDict):
 
     # Number of the present attempt at the handover, 0 before the first; the number of attempts once it has ended.
     attempt: int
+    # Bytes that share their blocks with the old image, and were neither read nor written.
+    bytes_cloned: NotRequired[int]
     # Bytes that the mover has written to the target.
     bytes_copied: int
     # Bytes of guest writes that were sent to the target as well.
@@ -1212,6 +1214,11 @@ class PlannedMachine(TypedDict):
 class PlannedVolume(TypedDict):
     """A volume that would move."""
 
+    # Whether the new image would share its blocks with the old one, so that nothing is read or written.
+    cloned: NotRequired[bool]
+    # Why it would be copied between two stores of this host, and not cloned; null: it would be cloned, or goes to
+    # another host.
+    copied_because: NotRequired[str | None]
     # Free bytes at the target now; null: the store does not report it.
     free_bytes: NotRequired[int | None]
     # Allocated bytes of its image: the most that would be copied.
@@ -2015,6 +2022,20 @@ class VolumeSourceCreate(TypedDict):
     store: NotRequired[str | None]
 
 
+class VolumeSourceClone(TypedDict):
+    """A copy of another volume of this host as it is at one instant, also while it is used: with every write that
+    was acknowledged before the order, as after a power cut at that instant. Removing the volume deletes the
+    image.
+    """
+
+    format: NotRequired[ImageFormat | None]
+    kind: Literal["clone"]
+    # Name of the store, a folder; null: that of the other volume.
+    store: NotRequired[str | None]
+    # Name of the volume to copy.
+    volume: str
+
+
 class VolumeSourceAdd(TypedDict):
     """An existing image that is served in place. Removing the volume leaves the image. Exactly one of `image`,
     `device` and `nbd` is given.
@@ -2140,4 +2161,4 @@ class YieldVolume(TypedDict):
 
 
 # Where the content of a new volume comes from.
-VolumeSource = VolumeSourceCreate | VolumeSourceAdd | VolumeSourceImport
+VolumeSource = VolumeSourceCreate | VolumeSourceClone | VolumeSourceAdd | VolumeSourceImport

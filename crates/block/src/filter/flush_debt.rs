@@ -14,6 +14,7 @@ use std::rc::Rc;
 
 use crate::buffer::Buffer;
 use crate::change::Change;
+use crate::clone::PlainFile;
 use crate::device::{BlockDevice, ByteRange, Durability, Extent, Geometry, IoFuture, ZeroMode};
 use crate::error::IoError;
 use crate::growth::Growth;
@@ -187,6 +188,14 @@ impl BlockDevice for FlushDebt {
         self.inner.own_allocation(range)
     }
 
+    fn plain_file(&self) -> Option<PlainFile> {
+        self.inner.plain_file()
+    }
+
+    fn clone_range(&self, from: &PlainFile, range: ByteRange) -> IoFuture<'_, ()> {
+        self.counted(self.inner.clone_range(from, range), Durability::Volatile)
+    }
+
     fn growth(&self) -> Option<&dyn Growth> {
         self.inner.growth()
     }
@@ -224,6 +233,14 @@ impl BlockDevice for Ours {
 
     fn own_allocation(&self, range: ByteRange) -> IoFuture<'_, Vec<Extent>> {
         self.0.own_allocation(range)
+    }
+
+    fn plain_file(&self) -> Option<PlainFile> {
+        self.0.plain_file()
+    }
+
+    fn clone_range(&self, from: &PlainFile, range: ByteRange) -> IoFuture<'_, ()> {
+        self.0.clone_range(from, range)
     }
 
     fn growth(&self) -> Option<&dyn Growth> {

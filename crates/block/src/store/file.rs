@@ -10,7 +10,7 @@
 mod growth;
 
 use std::cell::Cell;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use super::image::{Access, Image, Kind};
 use crate::buffer::Buffer;
 use crate::change::Change;
+use crate::clone::{self, PlainFile};
 use crate::device::{
     ALIGNMENT, BlockDevice, ByteRange, Durability, Extent, ExtentKind, Geometry, IoFuture, ZeroMode,
     push_extent,
@@ -252,6 +253,21 @@ impl BlockDevice for FileStore {
             }
             let file = Arc::clone(self.image.file());
             run_blocking(&self.engine, move || extents_of(&file, range)).await?
+        })
+    }
+
+    fn plain_file(&self) -> Option<PlainFile> {
+        (self.image.kind() == Kind::File).then(|| PlainFile(Arc::clone(self.image.file())))
+    }
+
+    fn clone_range(&self, from: &PlainFile, range: ByteRange) -> IoFuture<'_, ()> {
+        let (from, to) = (Arc::clone(&from.0), Arc::clone(self.image.file()));
+        Box::pin(async move {
+            self.geometry.check_write(range)?;
+            // N.B. Both files, and so their locks, are held until the call is over, even if the future is dropped.
+            let work = move || clone::clone_range(to.as_fd(), from.as_fd(), range);
+            let cloned = run_blocking(&self.engine, work).await?;
+            cloned.map_err(|errno| IoError::os("clone", errno))
         })
     }
 

@@ -15,7 +15,7 @@ use block::held::{ByName, Finder};
 use block::store::image::Patience;
 use block::store::qcow2::{CLUSTER_SIZE, TopLayer};
 use block::store::{Access, Holder, Image, ImageError, Kind, Opened, Qcow2Image, Qcow2Options, RemoteImage};
-use lane::{MigrationTarget, TargetContent};
+use lane::{Chunks, MigrationTarget, TargetContent};
 use migration::custody::{Remedy, remedy_for_size};
 use migration::journal::{ExportAccess, ImageFormat, ImageLocation, Place, VolumeRecord};
 use nbd_protocol::UriError;
@@ -34,6 +34,15 @@ pub(crate) enum Allocation {
     Thin,
     /// All of it, before anything is copied.
     Thick,
+}
+
+impl From<api::Allocation> for Allocation {
+    fn from(ordered: api::Allocation) -> Self {
+        match ordered {
+            api::Allocation::Thin => Self::Thin,
+            api::Allocation::Thick => Self::Thick,
+        }
+    }
 }
 
 /// Opens a volume's image with the volume's size, waiting while another process has it locked. `custody` says whether the image is
@@ -183,7 +192,7 @@ pub(crate) fn make_target(
         Allocation::Thin => ZeroMode::MayUnmap,
         Allocation::Thick => ZeroMode::KeepAllocated,
     };
-    Ok(MigrationTarget { store, content, zeroes })
+    Ok(MigrationTarget { store, content, zeroes, chunks: Chunks::Copied })
 }
 
 /// Opens the target of a migration that a restart resumes, with what was copied. Changes nothing.
@@ -204,7 +213,7 @@ pub(crate) fn open_target_again(
         api::Allocation::Thick => ZeroMode::KeepAllocated,
     };
     // If its missing set turns out to be unknown, it may hold anything.
-    Ok(MigrationTarget { store, content: TargetContent::Unknown, zeroes })
+    Ok(MigrationTarget { store, content: TargetContent::Unknown, zeroes, chunks: Chunks::Copied })
 }
 
 /// Opens the target of a migration, which nobody else may hold.

@@ -85,6 +85,7 @@ pub(crate) struct CopyNote {
     pub(crate) bytes_copied: u64,
     pub(crate) bytes_mirrored: u64,
     pub(crate) bytes_zero: u64,
+    pub(crate) bytes_cloned: u64,
     pub(crate) rounds: Vec<RoundNote>,
 }
 
@@ -157,6 +158,7 @@ impl CopyNote {
         self.bytes_copied = progress.bytes_copied;
         self.bytes_mirrored = progress.bytes_mirrored;
         self.bytes_zero = progress.bytes_zero;
+        self.bytes_cloned = progress.bytes_cloned;
         let rounds = progress.rounds.iter().map(|(_, round)| RoundNote {
             blocks: round.blocks,
             bytes: round.bytes,
@@ -183,6 +185,7 @@ impl CopyNote {
                 bytes_copied: self.bytes_copied,
                 bytes_mirrored: self.bytes_mirrored,
                 bytes_zero: self.bytes_zero,
+                bytes_cloned: self.bytes_cloned,
                 tally: Tally::default(),
             },
             rounds: rounds.collect(),

@@ -105,6 +105,8 @@ pub(crate) fn add_metadata(shown: &mut Migration, metadata: &Metadata) {
     let ordered = metadata.order.as_ref().and_then(|order| order.deadline_unix_ms);
     shown.deadline = ordered.map(|unix_ms| Deadline { unix_ms, ..shown.deadline.unwrap_or_default() });
     shown.forecast = metadata.forecast;
+    // The journal has no such figure.
+    shown.bytes_cloned = shown.bytes_cloned.max(metadata.copy.bytes_cloned);
     shown.retry_of = metadata.retry_of.map(id);
     shown.retried_as = metadata.retried_as.map(id);
     shown.goes_on = metadata.goes_on;
@@ -177,6 +179,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.suspended = progress.suspended.map(str::to_owned);
     shown.rounds = progress.rounds.iter().map(|(volume, told)| round(*volume, told)).collect();
     add_bytes(shown, progress.bytes_copied, progress.bytes_mirrored, progress.bytes_zero);
+    shown.bytes_cloned = progress.bytes_cloned;
 }
 
 pub(crate) fn round(volume: VolumeIndex, round: &Round) -> api::Round {
@@ -383,6 +386,7 @@ fn begun() -> Migration {
         bytes_copied: 0,
         bytes_mirrored: 0,
         bytes_zero: 0,
+        bytes_cloned: 0,
         bytes_moved: 0,
         bytes_missing: None,
         bytes_per_second: 0.0,

@@ -84,6 +84,14 @@ impl VolumeClaims {
         Ok(elsewhere.map(|elsewhere| host_id(elsewhere.peer.id)))
     }
 
+    /// Claims a volume to copy it. It must have all of its blocks, and stay in its store meanwhile.
+    pub(crate) async fn claim_to_clone(&self, name: &str) -> Result<(Claim, VolumeId), RequestError> {
+        self.settled(name).await;
+        let (claim, volume) = self.volumes.claim(name)?;
+        self.check_whole(volume, name)?;
+        self.not_migrating(claim, volume, name)
+    }
+
     /// Returns whether a volume lacks blocks, and this order moves it to the host that has them.
     fn goes_back(&self, volume: VolumeId, order: &MigrateVolume) -> Result<bool, RequestError> {
         let to = self.copied_to(order)?;

@@ -1,6 +1,7 @@
 //! The orders about volumes and their images: create, add, import, resize, remove; and about images that are kept.
 
 pub(crate) mod chain;
+pub(crate) mod clone;
 pub(crate) mod create;
 pub(crate) mod given;
 pub(crate) mod growth;

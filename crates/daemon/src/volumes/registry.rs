@@ -12,10 +12,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use lane::LaneHandle;
+use lane::{Duplicated, LaneHandle};
 use migration::{MigrationId, VolumeId};
 use tokio::sync::Notify;
 use tokio::sync::futures::Notified;
@@ -66,6 +66,18 @@ pub(crate) enum Service {
 pub(crate) struct Creation {
     pub bytes_done: Arc<AtomicU64>,
     pub bytes_total: AtomicU64,
+    /// A copy of another volume, which can be cancelled; unset: it is none.
+    pub copy: OnceLock<Arc<Duplicated>>,
+}
+
+impl Creation {
+    /// Returns how many bytes are done.
+    pub(crate) fn done(&self) -> u64 {
+        let Some(copy) = self.copy.get() else { return self.bytes_done.load(Ordering::Relaxed) };
+        let part = copy.done_ppm.load(Ordering::Relaxed) as f64 / 1e6;
+        // A part of the total.
+        (self.bytes_total.load(Ordering::Relaxed) as f64 * part) as u64
+    }
 }
 
 /// The exclusive right to change one volume.

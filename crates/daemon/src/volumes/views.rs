@@ -312,7 +312,7 @@ async fn add_service(shown: &mut api::Volume, service: Service) -> Option<LaneSt
     (shown.state, shown.message) = match service {
         Service::Creating(creation) => {
             shown.creation = Some(VolumeCreation {
-                bytes_done: creation.bytes_done.load(Ordering::Relaxed),
+                bytes_done: creation.done(),
                 bytes_total: creation.bytes_total.load(Ordering::Relaxed),
             });
             (VolumeState::Creating, None)

@@ -78,6 +78,8 @@ pub struct PlannedVolume {
     pub target_content: TargetContent,
     /// How zeroes are written to the target.
     pub zeroes: ZeroMode,
+    /// How chunks get to the target.
+    pub chunks: Chunks,
     /// The copy that the target holds, if a restart continues with it: see [`Replica::known`].
     pub known: Option<(ReplicaOf, Generation)>,
     /// Counts carried over from an earlier daemon.
@@ -159,6 +161,8 @@ pub struct Replica {
     pub carried: Carried,
     /// How zeroes are written to the target.
     pub zeroes: ZeroMode,
+    /// How chunks get to the target.
+    pub chunks: Chunks,
     /// Lets its chunks give way to guests at the target's host; `None`: the pacer of this host does that.
     pub guests_there: Option<Rc<PeerStore>>,
     /// Reports the missing blocks to the target's half; `None`: the target will lack none.
@@ -246,6 +250,7 @@ impl PlannedVolume {
             known: self.known,
             carried: self.carried,
             zeroes: self.zeroes,
+            chunks: self.chunks,
             guests_there: None,
             manifest: None,
         };
@@ -262,6 +267,16 @@ impl PlannedVolume {
         };
         (leaving, coming)
     }
+}
+
+/// How the chunks of a copying get to the target's store.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Chunks {
+    /// They are read and written.
+    #[default]
+    Copied,
+    /// They share their blocks with the source, as long as the file system does that; what it refuses is read and written.
+    Cloned,
 }
 
 /// The content of a target store before copying, known from how it was made or opened.

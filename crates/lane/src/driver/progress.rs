@@ -20,6 +20,7 @@ impl SourceDriver {
             bytes_copied: sum.bytes_copied + volume.bytes_copied,
             bytes_mirrored: sum.bytes_mirrored + volume.bytes_mirrored,
             bytes_zero: sum.bytes_zero + volume.bytes_zero,
+            bytes_cloned: sum.bytes_cloned + volume.bytes_cloned,
             tally: sum.tally.and(volume.tally),
         })
     }
@@ -44,6 +45,7 @@ impl SourceDriver {
             bytes_copied: 0,
             bytes_mirrored: 0,
             bytes_zero: 0,
+            bytes_cloned: 0,
             copy_bytes_per_second: 0.0,
             remaining: None,
             waiting: waiting(self.source.poll_timeout()).or(self.source.waits_for().map(patiently)),
@@ -89,6 +91,7 @@ impl SourceDriver {
         progress.bytes_copied = costs.bytes_copied;
         progress.bytes_mirrored = costs.bytes_mirrored;
         progress.bytes_zero = costs.bytes_zero;
+        progress.bytes_cloned = costs.bytes_cloned;
         progress.tally = costs.tally;
         progress
     }

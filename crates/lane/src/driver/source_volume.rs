@@ -25,6 +25,7 @@ use tracing::warn;
 
 use super::{CopySettings, Event, OutgoingVolume, flush};
 use crate::REPORT_INTERVAL;
+use crate::cloning;
 use crate::copies_elsewhere;
 use crate::copy::VolumeCopy;
 use crate::handle::Rest;
@@ -402,7 +403,8 @@ impl Drop for Gone {
     }
 }
 
-fn start_copy(
+/// Begins to copy a volume, with a mirror in its live stack.
+pub(crate) fn start_copy(
     handle: &Handle,
     buffers: &BufferPool,
     settings: &CopySettings,
@@ -420,15 +422,20 @@ fn start_copy(
         no_progress_max: settings.limits.no_progress_max,
     };
     let replica = leaving.replica.clone();
+    let (cloning, gives_way, pacing) = cloning::begin(&source, &replica, settings);
+    let copying = CopyingSettings { pacing, ..copying };
     let machine = Copying::new(copying, settings.strategy)
         .carrying(replica.carried.clone())
-        .paced(settings.gives_way.mover(handle.now()))
-        .ending_by(handle.now(), settings.gives_way.ends_by, settings.gives_way.impact);
+        .paced(gives_way.mover(handle.now()))
+        .ending_by(handle.now(), gives_way.ends_by, gives_way.impact);
     let machine = match settings.gives_way.budget.clone() {
         Some(budget) => machine.sharing(budget),
         None => machine,
     };
     let copy = VolumeCopy::new(index, handle.clone(), source, replica, buffers.clone(), machine, notices);
+    if let Some(cloning) = cloning {
+        copy.clone_chunks(cloning);
+    }
     let in_place = leaving.volume.insert_mirror(Rc::clone(&copy));
     let begins = Rc::clone(&copy);
     let (chronicler, known) = (Rc::clone(leaving.volume.chronicler()), leaving.replica.known);

@@ -143,6 +143,7 @@ fn progress(phase: Phase, bytes_copied: u64) -> Report {
         bytes_copied,
         bytes_mirrored: 0,
         bytes_zero: 0,
+        bytes_cloned: 0,
         copy_bytes_per_second: 0.0,
         remaining: None,
         waiting: None,

@@ -4,6 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 
+use block::Handle;
+use block::engine::Engine;
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
 use migration::MigrationId;
@@ -11,7 +13,8 @@ use migration::journal::Outcome;
 
 use super::Lane;
 use crate::control::Control;
-use crate::driver::{SourceHandle, TargetHandle};
+use crate::driver::{SourceHandle, TargetHandle, TimeLimits};
+use crate::duplicate::Duplicating;
 use crate::filling::FillingStore;
 use crate::handle::Aside;
 use crate::peer::Service;
@@ -135,10 +138,40 @@ impl Lane {
         Ok(())
     }
 
-    pub(super) fn check_idle(&self) -> Result<(), Refused> {
+    /// Refuses a volume that is not here, or not all of it.
+    pub(crate) fn check_whole(&self) -> Result<(), Refused> {
+        if !self.volume.is_here() {
+            return Err(Refused::NotHere);
+        }
+        let filling = self.filling.borrow();
+        // N.B. A filling that has ended is still there.
+        let lacks_blocks = filling.as_ref().is_some_and(|filling| filling.lacks_blocks());
+        if lacks_blocks { Err(Refused::Incomplete) } else { Ok(()) }
+    }
+
+    pub(crate) fn handle(&self) -> &Handle {
+        &self.handle
+    }
+
+    pub(crate) fn engine(&self) -> &Rc<dyn Engine> {
+        &self.engine
+    }
+
+    pub(crate) fn limits(&self) -> TimeLimits {
+        self.settings.limits
+    }
+
+    /// Keeps migrations and growth away until the result is dropped.
+    pub(crate) fn begins_to_duplicate(&self) -> Duplicating<'_> {
+        self.is_duplicating.set(true);
+        Duplicating(&self.is_duplicating)
+    }
+
+    pub(crate) fn check_idle(&self) -> Result<(), Refused> {
         match self.migration_under_way() {
             Some(migration) => Err(Refused::Migrating(migration)),
             None if self.is_growing.get() => Err(Refused::Growing),
+            None if self.is_duplicating.get() => Err(Refused::Duplicating),
             None => Ok(()),
         }
     }

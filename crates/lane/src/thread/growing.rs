@@ -49,6 +49,9 @@ impl Lane {
         if let Some(migration) = coming.or(followed).or(self.migration.opening.get()) {
             return Err(Refused::Migrating(migration));
         }
+        if self.is_duplicating.get() {
+            return Err(Refused::Duplicating);
+        }
         if self.is_growing.replace(true) {
             return Err(Refused::Growing);
         }

@@ -11,7 +11,7 @@ use migration::{Carried, MigrationId};
 use tracing::warn;
 
 use super::Lane;
-use crate::driver::{GivesWay, LocalDriver, Plan, PlannedVolume, TargetContent, TimeLimits};
+use crate::driver::{Chunks, GivesWay, LocalDriver, Plan, PlannedVolume, TargetContent, TimeLimits};
 use crate::handle::{MigrationOrder, MigrationTarget, Rest};
 use crate::refused::Refused;
 use crate::resuming;
@@ -35,7 +35,7 @@ impl Lane {
         self.migration.opening.set(None);
         let store = store.map_err(Refused::Target)?;
         let planned = self.plan_within(order, store, target.content, target.zeroes)?;
-        self.begin_within(order, vec![planned])
+        self.begin_within(order, vec![PlannedVolume { chunks: target.chunks, ..planned }])
     }
 
     /// Returns this volume's part in a migration to another store of this host.
@@ -61,6 +61,7 @@ impl Lane {
             target,
             target_content,
             zeroes,
+            chunks: Chunks::Copied,
             known,
             carried,
             source_image: order.source.clone(),
@@ -144,8 +145,22 @@ impl Lane {
         }
     }
 
+    /// Measures guests for a disk that a copy is written to, until the copy is over.
+    pub(crate) async fn measured_also_for<T>(
+        &self,
+        target: &Arc<pacer::Store>,
+        run: impl Future<Output = T>,
+    ) -> T {
+        self.gauge.join(target);
+        let result = run.await;
+        if !Arc::ptr_eq(target, &self.disk.borrow()) {
+            self.gauge.leave(target);
+        }
+        result
+    }
+
     /// Returns the disk that the volume is on.
-    pub(super) fn disks(&self) -> pacer::Stores {
+    pub(crate) fn disks(&self) -> pacer::Stores {
         pacer::Stores::default().and(Arc::clone(&self.disk.borrow()))
     }
 

@@ -16,8 +16,8 @@ use tracing::warn;
 use super::Lane;
 use crate::control::Report;
 use crate::driver::{
-    CopySettings, GivesWay, OutgoingGroup, OutgoingVolume, Replica, SendMessage, SourceDriver, SourceHandle,
-    SourceParticipantRef, SourceParticipation, SourcePlan, TimeLimits,
+    Chunks, CopySettings, GivesWay, OutgoingGroup, OutgoingVolume, Replica, SendMessage, SourceDriver,
+    SourceHandle, SourceParticipantRef, SourceParticipation, SourcePlan, TimeLimits,
 };
 use crate::handle::{OutgoingChannels, OutgoingOrder, OutgoingRole, Rest};
 use crate::peer::head::Address;
@@ -195,6 +195,7 @@ impl Lane {
                 known: order.known,
                 carried: Carried::default(),
                 zeroes: order.zeroes,
+                chunks: Chunks::Copied,
                 guests_there: Some(Rc::new(link(RequestPriority::Bulk))),
                 manifest: leaves_blocks.then(|| Rc::new(link(RequestPriority::Mirrored))),
             },

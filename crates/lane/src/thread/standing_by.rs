@@ -32,12 +32,7 @@ impl Lane {
         if block_bytes != BLOCK_BYTES {
             return Err(Refused::BlockSize(block_bytes));
         }
-        if !self.volume.is_here() {
-            return Err(Refused::NotHere);
-        }
-        let filling = self.filling.borrow();
-        let lacks_blocks = filling.as_ref().is_some_and(|filling| filling.lacks_blocks());
-        if lacks_blocks { Err(Refused::Incomplete) } else { Ok(()) }
+        self.check_whole()
     }
 
     /// Reads blocks below the gate. The group lets no change of them pass meanwhile.

@@ -114,6 +114,7 @@ impl Scene {
                 target: Rc::clone(&self.target.device),
                 target_content: self.target_content,
                 zeroes: ZeroMode::MayUnmap,
+                chunks: lane::Chunks::default(),
                 known: None,
                 carried: migration::Carried::default(),
                 source_image: location("source"),

@@ -64,6 +64,7 @@ impl Together {
                 known: None,
                 carried: Carried::default(),
                 zeroes: ZeroMode::MayUnmap,
+                chunks: lane::Chunks::Copied,
                 guests_there: None,
                 manifest: None,
             },

@@ -195,7 +195,7 @@ impl<'a> Bench<'a> {
                 VolumeEvent::TargetWritten { write: WriteId(id), result: Ok(()) }
             }
             Frame::Chunk(id, bytes) => {
-                let result = Ok(Copied { bytes_written: bytes, bytes_zero: 0 });
+                let result = Ok(Copied { bytes_written: bytes, ..Copied::default() });
                 VolumeEvent::ChunkCopied { chunk: ChunkId(id), result }
             }
             Frame::Flush(id) => VolumeEvent::TargetFlushed { flush: FlushId(id), result: Ok(()) },

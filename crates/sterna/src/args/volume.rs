@@ -6,6 +6,8 @@ use clap::{Args, Subcommand};
 
 use console::units::parse_size;
 
+use super::{ExportArguments, ImageFormat};
+
 /// The place of an image to serve.
 #[derive(Debug, Args)]
 #[group(required = true, multiple = false)]
@@ -19,6 +21,22 @@ pub(crate) struct PlaceArguments {
     /// The export of another NBD server to serve.
     #[arg(long, value_name = "URI")]
     pub(crate) nbd: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CloneArguments {
+    /// Name of the volume to copy.
+    pub(crate) name: String,
+    /// Name of the new volume: letters, digits, '.', '_' and '-'.
+    pub(crate) new: String,
+    /// The store for the new image; by default that of the volume.
+    #[arg(long)]
+    pub(crate) store: Option<String>,
+    /// Format of the new image; by default the volume's, or the store's.
+    #[arg(long, value_enum)]
+    pub(crate) format: Option<ImageFormat>,
+    #[command(flatten)]
+    pub(crate) export: ExportArguments,
 }
 
 #[derive(Debug, Args)]
@@ -120,6 +138,16 @@ the promotion. --without-missing is for an incomplete volume that is served here
 for an unconfirmed volume after `sterna journal restore`. If another host has the volume, there are then two copies of it, and
 this one lacks the writes of that host. --exchanged is for a volume whose image was put back from a backup, or copied to another
 disk, under its name; with --force for one whose images both hosts of a handover have lost.";
+
+pub(super) const CLONE_HELP: &str = "\
+Examples:
+  sterna volume clone web1 web1-test
+  sterna volume clone web1 web1-test --store archive
+
+The copy has everything that the guest was told to be written before the order, and is what the disk would be after a power cut at
+one instant: file systems and databases recover from that. To have it tidy, let the guest freeze its file systems first (fsfreeze).
+Within one btrfs or XFS the two images share their blocks, and the copy is there at once. Elsewhere the volume is copied while
+its guest works; to cancel that: sterna volume remove NEW. Afterwards neither volume has to do with the other one.";
 
 pub(super) const RESIZE_HELP: &str = "\
 Examples:

@@ -9,7 +9,9 @@ use api::{
     RemovedVolume, ResizeVolume, Volume, VolumeSource, VolumeState, YieldVolume,
 };
 
-use crate::args::{PromoteArguments, RemoveArguments, ResizeArguments, VolumeCommand, YieldArguments};
+use crate::args::{
+    CloneArguments, PromoteArguments, RemoveArguments, ResizeArguments, VolumeCommand, YieldArguments,
+};
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -34,6 +36,12 @@ pub(super) async fn run(
             };
             let export = order.export.into();
             make(client, NewVolume { name: order.name, source, export }, format).await?;
+        }
+        VolumeCommand::Clone(order) => {
+            let CloneArguments { name, new, store, format: image_format, export } = order;
+            let image_format = image_format.map(Into::into);
+            let source = VolumeSource::Clone { volume: name, store, format: image_format };
+            make(client, NewVolume { name: new, source, export: export.into() }, format).await?;
         }
         VolumeCommand::Add(order) => {
             let source = VolumeSource::Add {
@@ -110,6 +118,9 @@ pub(super) async fn run(
             let how = RemoveVolume { force, keep_image, delete_image };
             let removed = client.remove_volume(&name, how).await?;
             output::print(format, &removed, |removed| match removed.image_fate {
+                ImageFate::Deleted if removed.image.is_empty() => {
+                    format!("{}: the copying was cancelled; nothing is left of it\n", removed.name)
+                }
                 ImageFate::Deleted => format!("{} removed; {} deleted\n", removed.name, removed.image),
                 ImageFate::Kept => {
                     let why = removed.kept_because.map_or("", kept_because);

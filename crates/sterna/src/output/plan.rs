@@ -46,6 +46,7 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
     }
     let copied = format!("at most {}, and what guests write meanwhile", bytes(plan.bytes_max));
     rows.push(("copied", copied));
+    rows.extend(plan.volumes.iter().filter_map(way));
     for link in &plan.links {
         let round_trip = link.round_trip_us.map(|us| format!(", {:.1} ms round trip", us as f64 / 1000.0));
         let speed = link.bytes_per_second.map(|speed| format!(", carried {}/s", bytes(speed)));
@@ -62,6 +63,19 @@ fn rows(plan: &MigrationPlan) -> Vec<(&'static str, String)> {
     rows.extend(plan.forecast.iter().flat_map(expected));
     rows.extend(plan.queue.as_ref().map(|queue| ("would wait", turn(queue))));
     rows
+}
+
+/// Returns how a volume would get to another store of its host; `None`: it goes to another host, or stays.
+fn way(volume: &PlannedVolume) -> Option<(&'static str, String)> {
+    let PlannedVolume { name, cloned, copied_because, .. } = volume;
+    match (cloned, copied_because) {
+        (true, _) => Some((
+            "way",
+            format!("{name} is cloned: both images share their blocks, and none is read or written"),
+        )),
+        (false, Some(why)) => Some(("way", format!("{name} is copied, because {why}"))),
+        (false, None) => None,
+    }
 }
 
 /// Returns why the daemon chose the strategy; `None`: it was ordered.
@@ -129,6 +143,8 @@ mod tests {
             free_bytes: Some(8 << 30),
             replica: false,
             shared: true,
+            cloned: false,
+            copied_because: None,
         };
         let mut found = MigrationPlan {
             name: "web1".to_owned(),

@@ -2,6 +2,8 @@
 //!
 //! They are one program, because to link a program takes longer than most of them run.
 
+mod cloned;
+mod duplicates;
 mod faulty;
 mod faulty_targets;
 mod impaired;

@@ -233,6 +233,7 @@ fn migration(state: MigrationState) -> Migration {
         bytes_copied: 1000,
         bytes_mirrored: 234,
         bytes_zero: 0,
+        bytes_cloned: 0,
         bytes_moved: 1234,
         bytes_missing: Some(0),
         bytes_per_second: 0.0,

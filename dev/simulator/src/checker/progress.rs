@@ -66,6 +66,7 @@ mod tests {
             bytes_copied: 0,
             bytes_mirrored: 0,
             bytes_zero: 0,
+            bytes_cloned: 0,
             copy_bytes_per_second: 0.0,
             remaining: None,
             waiting: None,

@@ -16,7 +16,7 @@ use std::sync::Arc;
 
 use ::host::Work;
 use api::{MigrateVolume, Migration};
-use lane::{LaneHandle, MigrationOrder, MigrationTarget, Refused};
+use lane::{Chunks, LaneHandle, MigrationOrder, MigrationTarget, Refused};
 use migration::custody::Owner;
 use migration::journal::{
     FailureCode, ImageFormat, ImageLocation, MigratingVolume, Outcome, Record, Side, VolumeRecord,
@@ -28,6 +28,8 @@ use tokio::sync::oneshot;
 
 use crate::error::RequestError;
 use crate::host::{Departures, blocking};
+use crate::images::opening::Allocation;
+use crate::images::sharing::{self, Within};
 use crate::images::{self, opening};
 use crate::migrations::departures::strategies::{choice, held_max, time_left};
 use crate::migrations::orders::migrate::allocated_bytes;
@@ -92,6 +94,17 @@ impl Departures {
             .await?;
         }
         Ok(reserved)
+    }
+
+    /// Returns how the chunks of a move to another store of this host get there.
+    async fn chunks(
+        &self,
+        from: &ImageLocation,
+        to: &ImageLocation,
+        allocation: Allocation,
+    ) -> Result<Chunks, RequestError> {
+        let (stores, from, to) = (self.stores.clone(), from.clone(), to.clone());
+        blocking(move || Ok(sharing::chunks(&stores, &Within { from: &from, to: &to, allocation }))).await
     }
 
     /// Returns the image that a move to another store of this host needs. Fails if its chain cannot be kept.
@@ -225,6 +238,7 @@ impl LocalMigration {
             move || opening::make_target(&custody, &image, file.as_ref(), size, allocation, chain.as_ref());
         let mut target = blocking(make).await?;
         target.store = self.departures.stores.impair(&reserved.location, target.store);
+        target.chunks = self.departures.chunks(&self.record.image, &reserved.location, allocation).await?;
         self.target = Some(target);
         // If the daemon is killed, the volume may be in either image.
         let moved = VolumeRecord { image: reserved.location.clone(), ..self.record.clone() };

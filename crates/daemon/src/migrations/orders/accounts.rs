@@ -59,6 +59,7 @@ fn log(known: &MigrationState, ended: &Migration, felt: Option<&api::GuestFigure
         bytes_copied = ended.bytes_copied,
         bytes_mirrored = ended.bytes_mirrored,
         bytes_zero = ended.bytes_zero,
+        bytes_cloned = ended.bytes_cloned,
         attempts = ended.attempt,
         gate_closed_ms = ended.switch_over.map(|switch_over| switch_over.gate_closed_ms),
         vm_downtime_ms = downtime.map(|downtime| downtime.total_ms),

@@ -11,11 +11,13 @@ use std::time::Duration;
 
 use api::{MigrateVolume, Migration, MigrationPlan, Strategy};
 use forecast::{Advice, Facts, Question, Window, Written, advise};
+use lane::Chunks;
 use migration::MigrationId;
-use migration::journal::{MigrationState, VolumeRecord};
+use migration::journal::{MigrationState, Side, VolumeRecord};
 use migration::source::Moves;
 
 use crate::host::MigrationOrders;
+use crate::images::sharing::{self, Within};
 use crate::migrations::departures::leave::round_trip;
 use crate::migrations::departures::strategies::{choice, held_max};
 use crate::migrations::forecasts::{Way, forecast_shown, shown_by};
@@ -109,6 +111,9 @@ impl MigrationOrders {
     pub(super) async fn note_forecast(self: Arc<Self>, migration: MigrationId, order: MigrateVolume) {
         let known = self.journal.read(|state| state.migrations.get(&migration).cloned());
         let Some(known) = known else { return };
+        if self.is_cloned(&known, &order).await {
+            return;
+        }
         let records: Vec<VolumeRecord> =
             known.names.iter().filter_map(|name| self.claims.record_named(name).ok()).collect();
         let name = known.names.first().map_or("", String::as_str);
@@ -120,6 +125,18 @@ impl MigrationOrders {
             (metadata.forecast, metadata.load_bytes_per_second) = (forecast, load);
         };
         self.metadata_folder.note(migration, known.started_unix_ms, note).await;
+    }
+
+    /// Returns whether the chunks of a migration are cloned: what is known of its way is how fast the disks are.
+    async fn is_cloned(&self, known: &MigrationState, order: &MigrateVolume) -> bool {
+        let (Side::OneHost, Some(moving)) = (&known.side, known.volumes.first().cloned()) else {
+            return false;
+        };
+        let (stores, allocation) = (Arc::clone(&self.stores), order.allocation.into());
+        let chunks = move || {
+            sharing::chunks(&stores, &Within { from: &moving.source, to: &moving.target, allocation })
+        };
+        tokio::task::spawn_blocking(chunks).await.is_ok_and(|chunks| chunks == Chunks::Cloned)
     }
 
     /// Returns what is known of a migration that begins at once.
@@ -151,6 +168,10 @@ impl MigrationOrders {
         known: &MigrationState,
         ended: &Migration,
     ) {
+        if ended.bytes_cloned > 0 {
+            let note = |metadata: &mut Metadata| metadata.copy.bytes_cloned = ended.bytes_cloned;
+            self.metadata_folder.note(migration, known.started_unix_ms, note).await;
+        }
         let metadata = self.metadata_folder.of(migration, known.started_unix_ms);
         let Some(metadata) = metadata else { return };
         let Some(order) = metadata.order else { return };

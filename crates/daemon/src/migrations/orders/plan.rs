@@ -26,6 +26,7 @@ use transport::Session;
 
 use crate::error::RequestError;
 use crate::host::{MigrationOrders, blocking};
+use crate::images::sharing::{self, WhyCopied, Within};
 use crate::journal::now_unix_ms;
 use crate::migrations::departures::ahead::{AheadVm, Thoroughness, milliseconds};
 use crate::migrations::departures::strategies::{check_strategy, check_strategy_here};
@@ -109,7 +110,8 @@ impl MigrationOrders {
         }
         self.warn_of_disks(&order, &mut plan).await;
         plan.estimate(&order);
-        if !plan.volumes.iter().any(|volume| volume.replica && !order.full) {
+        // What is known of the way is how fast its disks are.
+        if !plan.volumes.iter().any(|volume| volume.replica && !order.full || volume.cloned) {
             self.forecast_plan(&records, &order, &mut plan).await;
         }
         plan.can_begin = plan.refusals.is_empty();
@@ -255,17 +257,23 @@ impl MigrationOrders {
             let looked = async {
                 self.check_move_here(record, order)?;
                 let wanted = self.departures.wanted_here(record, order).await?;
-                let (host, copied) = (Arc::clone(self), record.clone());
+                let (host, copied, from) = (Arc::clone(self), record.clone(), record.image.clone());
                 blocking(move || {
                     let (claim, looked) = host.serving.look_at_place(&wanted, || allocated_bytes(&copied))?;
                     drop(claim);
                     let space = host.stores.get(&wanted.store)?.space().ok().flatten();
-                    Ok((looked.location, space.map(|space| space.free)))
+                    let (to, allocation) = (&looked.location, looked.allocation);
+                    let within = Within { from: &from, to, allocation };
+                    let way = sharing::find_out(&host.stores, &within);
+                    Ok((looked.location, space.map(|space| space.free), way))
                 })
                 .await
             };
             match looked.await {
-                Ok((location, free)) => plan.place(planned, image_location(&location), free),
+                Ok((location, free, way)) => {
+                    plan.place(planned, image_location(&location), free);
+                    plan.show_way(planned, way.err());
+                }
                 Err(error) => plan.refuse(&error),
             }
         }
@@ -439,6 +447,8 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
         free_bytes: None,
         replica: false,
         shared: false,
+        cloned: false,
+        copied_because: None,
     };
     MigrationPlan {
         name: name.to_owned(),
@@ -462,6 +472,8 @@ fn sketch(name: &str, records: &[VolumeRecord]) -> MigrationPlan {
 trait Draw {
     fn refuse(&mut self, error: &RequestError);
     fn place(&mut self, volume: usize, target: api::ImageLocation, free_bytes: Option<u64>);
+    /// Shows that the volume would be cloned, or why it would be copied.
+    fn show_way(&mut self, volume: usize, why_copied: Option<WhyCopied>);
     fn place_there(&mut self, host: &str, records: &[VolumeRecord], surveyed: &Surveyed);
     fn add_links(&mut self, session: &Session);
     fn warn_of_source(&mut self, order: &MigrateVolume);
@@ -480,6 +492,13 @@ impl Draw for MigrationPlan {
     fn place(&mut self, volume: usize, target: api::ImageLocation, free_bytes: Option<u64>) {
         if let Some(planned) = self.volumes.get_mut(volume) {
             (planned.target, planned.free_bytes) = (Some(target), free_bytes);
+        }
+    }
+
+    fn show_way(&mut self, volume: usize, why_copied: Option<WhyCopied>) {
+        if let Some(planned) = self.volumes.get_mut(volume) {
+            planned.cloned = why_copied.is_none();
+            planned.copied_because = why_copied.map(|why| why.to_string());
         }
     }
 
@@ -534,7 +553,8 @@ impl Draw for MigrationPlan {
     }
 
     fn estimate(&mut self, order: &MigrateVolume) {
-        let volumes: u64 = self.volumes.iter().map(|volume| volume.held_bytes).sum();
+        let copied = self.volumes.iter().filter(|volume| !volume.cloned);
+        let volumes: u64 = copied.map(|volume| volume.held_bytes).sum();
         let memory = self.machine.as_ref().and_then(|vm| vm.memory_bytes).unwrap_or(0);
         self.bytes_max = volumes.saturating_add(memory);
         if let Some(ordered) = order.bandwidth_bytes_per_second.filter(|rate| *rate > 0)

@@ -56,6 +56,7 @@ fn progress() -> Progress {
         bytes_copied: 100,
         bytes_mirrored: 20,
         bytes_zero: 3,
+        bytes_cloned: 0,
         copy_bytes_per_second: 7.0,
         remaining: Some((Duration::from_secs(1), Duration::from_secs(3))),
         waiting: Some(Waiting {

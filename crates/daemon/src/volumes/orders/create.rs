@@ -29,6 +29,7 @@ use crate::names;
 use crate::stores::{StoreClaim, new_path, path_text};
 use crate::volumes::claims::within::check_written_whole;
 use crate::volumes::exports::export_settings;
+use crate::volumes::orders::clone::NewClone;
 use crate::volumes::orders::given::{self, GivenImage};
 use crate::volumes::orders::import::ImportedImage;
 use crate::volumes::registry::{Claim, Creation, Service};
@@ -52,6 +53,16 @@ impl VolumeOrders {
                 let format = format.map(image_format);
                 let order = NewImage { name: name.clone(), size_bytes, store, image, format, export };
                 self.create_image(&claim, order, creation).await?;
+            }
+            VolumeSource::Clone { volume, store, format } => {
+                let order = NewClone {
+                    of: volume,
+                    name: name.clone(),
+                    store,
+                    format: format.map(image_format),
+                    export,
+                };
+                self.clone_volume(&claim, order, &creation).await?;
             }
             VolumeSource::Import { store, file, format } => {
                 let order = ImportedImage { store, file, format: format.map(image_format), export };
@@ -81,7 +92,18 @@ impl VolumeOrders {
         let (name, export) = (order.name.clone(), order.export.clone());
         let host = Arc::clone(self);
         let staged = blocking(move || host.stage_image(&order, &creation)).await?;
-        let record = record(&name, staged.size_bytes, staged.image.clone(), export);
+        self.place_staged(claim, &name, staged, export).await
+    }
+
+    /// Records the volume of a new image, and gives the image its name.
+    pub(super) async fn place_staged(
+        self: &Arc<Self>,
+        claim: &Claim,
+        name: &str,
+        staged: Staged,
+        export: ExportSettings,
+    ) -> Result<(), RequestError> {
+        let record = record(name, staged.size_bytes, staged.image.clone(), export);
         let file = staged.image.place.file().map(PathBuf::from);
         let new = file.as_deref().map(new_path);
         // N.B. One commit for both: at no time is another file taken for the image.
@@ -183,7 +205,7 @@ impl VolumeOrders {
     }
 
     /// Deletes a file under its unfinished name. If that fails, the next start deletes it.
-    fn forget_staged(&self, new: &Path) {
+    pub(super) fn forget_staged(&self, new: &Path) {
         if let Err(error) = self.custody.delete(new, &Owner::Maker) {
             tracing::warn!(%error, "an unfinished image is left over");
         }
@@ -340,12 +362,12 @@ fn service_step(access: Access) -> CustodyStep {
 }
 
 /// A new image; a file has its unfinished name.
-struct Staged {
-    image: ImageLocation,
-    size_bytes: u64,
+pub(super) struct Staged {
+    pub(super) image: ImageLocation,
+    pub(super) size_bytes: u64,
     /// The image's identity, for the journal.
-    known: Option<Record>,
-    _claim: StoreClaim,
+    pub(super) known: Option<Record>,
+    pub(super) _claim: StoreClaim,
 }
 
 fn size_of(asked: Option<u64>, given: Option<&GivenImage>) -> Result<u64, RequestError> {

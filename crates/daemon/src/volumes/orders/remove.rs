@@ -29,6 +29,9 @@ impl VolumeOrders {
         name: String,
         how: RemoveVolume,
     ) -> Result<RemovedVolume, RequestError> {
+        if let Some(cancelled) = self.cancel_clone(&name).await {
+            return Ok(cancelled);
+        }
         self.refuse_of_vm(&name)?;
         self.remove_unused_volume(name, how).await
     }

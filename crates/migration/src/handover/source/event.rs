@@ -221,6 +221,8 @@ pub struct Costs {
     pub bytes_mirrored: u64,
     /// The bytes that were zero.
     pub bytes_zero: u64,
+    /// The bytes that share their blocks with the source.
+    pub bytes_cloned: u64,
     /// The decisions of the strategies.
     pub tally: Tally,
 }

@@ -195,6 +195,7 @@ impl Engine {
             Ok(copied) => {
                 self.costs.bytes_copied += copied.bytes_written;
                 self.costs.bytes_zero += copied.bytes_zero;
+                self.costs.bytes_cloned += copied.bytes_cloned;
                 self.costs.tally.chunks_copied += 1;
                 self.costs.tally.chunks_copied_again += u64::from(chunk.pass == Pass::Second);
                 self.faults.both_work();

@@ -144,6 +144,7 @@ impl LocalMigration {
         let open = move || opening::open_target_again(&custody, &opened, size, allocation);
         let mut target = blocking(open).await?;
         target.store = host.stores.impair(&image, target.store);
+        target.chunks = host.chunks(&self.record.image, &image, allocation.into()).await?;
         let target_disk = host.serving.disk_of(&image.place).await?;
         self.order = metadata.order.clone().unwrap_or_else(|| self.order.clone());
         let begun = recorded.started_unix_ms;
