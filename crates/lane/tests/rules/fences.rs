@@ -334,7 +334,7 @@ fn a_volume_that_grows_is_offered_so_by_the_host_that_leads_clients_there() {
 
 /// A VM that is migrated over a shared disk has two clients for a while: its target connects, and reads, long before it takes over.
 #[test]
-fn what_a_client_leaves_behind_is_not_made_after_the_first_write_of_one_that_was_connected_and_had_read_before() {
+fn what_is_left_behind_does_not_land_after_the_first_write_of_a_client_that_had_read() {
     play(|scene| async move {
         let hosts = Hosts::new(&scene);
         let source = hosts.at_forwarder(&scene);
@@ -359,7 +359,7 @@ fn what_a_client_leaves_behind_is_not_made_after_the_first_write_of_one_that_was
 }
 
 #[test]
-fn the_first_write_of_a_client_that_had_read_before_waits_for_what_another_one_has_left_in_the_owners_store() {
+fn the_first_write_of_a_client_that_had_read_waits_for_what_is_left_in_the_store() {
     for target_is_elsewhere in [false, true] {
         play(move |scene| async move {
             let hosts = Hosts::new(&scene);
