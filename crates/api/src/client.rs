@@ -20,11 +20,11 @@ use self::exchange::{Answer, Segment, exchange};
 use self::way::Way;
 pub use self::way::{Connect, Connecting, Stream};
 use crate::{
-    Address, DropReplica, ErrorCode, ErrorDetail, Host, Identity, Invitation, JoinHost, MigrateVolume,
-    Migration, MigrationHistory, MigrationPlan, NewIdentity, NewInvitation, NewVolume, NoticeDestination,
-    Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX, Readiness, RemovePeer, RemoveVolume, RemovedPeer,
-    RemovedVolume, Replica, ResizeVolume, SetMigration, SetPeer, Store, StoreContent, StoreFile, Volume,
-    Watch, YieldVolume,
+    Address, AttachVolume, DetachVolume, DetachedVolume, DropReplica, ErrorCode, ErrorDetail, Host, Identity,
+    Invitation, JoinHost, MigrateVolume, Migration, MigrationHistory, MigrationPlan, NewIdentity,
+    NewInvitation, NewVolume, NoticeDestination, Overview, Peer, PromoteVolume, RESPONSE_BYTES_MAX,
+    Readiness, RemovePeer, RemoveVolume, RemovedPeer, RemovedVolume, Replica, ResizeVolume, SetMigration,
+    SetPeer, Store, StoreContent, StoreFile, Volume, Watch, YieldVolume,
 };
 
 /// A client of one daemon.
@@ -270,6 +270,26 @@ impl Client {
         let query = format!("force={force}&keep_image={keep_image}&delete_image={delete_image}");
         let path = format!("/v1/volumes/{}?{query}", Segment(name));
         self.send(Method::DELETE, &path, None::<&()>).await
+    }
+
+    /// Lets another host offer a volume to its clients, and returns the volume once they can connect there.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::HostNotFound`], [`ErrorCode::HostRefused`], [`ErrorCode::HostUnreachable`].
+    pub async fn attach_volume(&self, name: &str, order: &AttachVolume) -> Result<Volume, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/attach", Segment(name)), Some(order)).await
+    }
+
+    /// Ends the attachment of a volume at a host.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VolumeInUse`], [`ErrorCode::HostRefused`], [`ErrorCode::HostUnreachable`].
+    pub async fn detach_volume(
+        &self,
+        name: &str,
+        order: &DetachVolume,
+    ) -> Result<DetachedVolume, ClientError> {
+        self.send(Method::POST, &format!("/v1/volumes/{}/detach", Segment(name)), Some(order)).await
     }
 
     /// Gives up the volumes of a standby that was promoted, at one of the two hosts that have them.

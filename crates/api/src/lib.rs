@@ -139,9 +139,9 @@ pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};
 pub use vm::{AdoptVm, NewVm, RemovedVm, SetVm, StopVm, Vm, VmState, WholeMove};
 pub use volume::{
-    ClientsElsewhere, ExportSettings, ImageFate, ImageFormat, ImageKind, KeptBecause, MissingRange,
-    NewVolume, PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeCreation,
-    VolumeFilling, VolumeSource, VolumeState, VolumeStatistics,
+    AttachVolume, Attachment, ClientsElsewhere, DetachVolume, DetachedVolume, ExportSettings, ImageFate,
+    ImageFormat, ImageKind, KeptBecause, MissingRange, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,
+    ResizeVolume, Volume, VolumeCreation, VolumeFilling, VolumeSource, VolumeState, VolumeStatistics,
 };
 
 /// Largest body of a request, in bytes. Every valid request is much smaller.

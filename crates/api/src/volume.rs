@@ -51,6 +51,12 @@ pub struct Volume {
     /// Clients that are connected at other hosts, which forward them here.
     #[serde(default)]
     pub clients_elsewhere: Vec<ClientsElsewhere>,
+    /// The other hosts at which it is attached: they offer it to their clients.
+    #[serde(default)]
+    pub attachments: Vec<Attachment>,
+    /// The host by which it is attached here; `None`: it is not.
+    #[serde(default)]
+    pub attached_by: Option<String>,
     /// The blocks that it lacks; `None` if it is complete, or is not served.
     #[serde(default)]
     pub filling: Option<VolumeFilling>,
@@ -105,6 +111,47 @@ pub struct ClientsElsewhere {
     pub host: String,
     /// Number of clients at this host.
     pub clients: u32,
+}
+
+/// A host at which a volume is attached.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct Attachment {
+    /// Name of the host, which offers the volume to its clients.
+    pub host: String,
+    /// Whether its clients may only read.
+    pub read_only: bool,
+    /// Whether the host has confirmed it. If not, the order was interrupted: give it again, or detach.
+    pub is_confirmed: bool,
+}
+
+/// Lets another host offer a volume of this host to its clients.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct AttachVolume {
+    /// Name of a paired host.
+    pub host: String,
+    /// Clients there may only read.
+    #[serde(default)]
+    pub read_only: bool,
+}
+
+/// Ends the attachment of a volume at a host.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct DetachVolume {
+    /// Name of the host at which it is attached; `None`: this host.
+    pub host: Option<String>,
+    /// Also while clients are connected there; they are disconnected. Also if that host does not answer.
+    pub force: bool,
+}
+
+/// An attachment that has ended.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DetachedVolume {
+    /// Name of the volume.
+    pub name: String,
+    /// Name of the host that offered it.
+    pub host: String,
 }
 
 /// The kind of an image.

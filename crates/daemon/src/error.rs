@@ -1,5 +1,6 @@
 //! Errors of requests, by cause. Each says what to do next.
 
+mod attachment;
 mod evacuation;
 mod images;
 mod lacking;
@@ -22,6 +23,7 @@ use migration::ticket::TicketError;
 use migration::wire::Refusal;
 use migration::{CommitFault, MigrationId};
 
+pub(crate) use self::attachment::AttachmentError;
 pub(crate) use self::evacuation::EvacuationError;
 pub(crate) use self::lacking::LackingError;
 pub(crate) use self::restored::RestoredError;
@@ -326,6 +328,9 @@ pub(crate) enum RequestError {
     /// An operation on VMs failed.
     #[error(transparent)]
     Vm(#[from] VmError),
+    /// An order about an attached volume is refused.
+    #[error(transparent)]
+    Attachment(#[from] AttachmentError),
     /// An order about a standby is refused.
     #[error(transparent)]
     Standby(#[from] StandbyError),
@@ -419,6 +424,7 @@ impl RequestError {
             Self::Hosts(error) => error.code(),
             Self::Grants(error) => error.code(),
             Self::Vm(error) => error.code(),
+            Self::Attachment(error) => error.code(),
             Self::Standby(error) => error.code(),
             Self::Evacuation(error) => error.code(),
             Self::VolumeOfVm { .. } => ErrorCode::VolumeInUse,

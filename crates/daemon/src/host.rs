@@ -5,6 +5,7 @@
 //!                  ├─ migration orders ──► departures ──► arrivals ─┐     ownership ─────► resumption
 //!                  ├─ resumption ──────────┴──────────────┘         ├──► runner ──► VM orders ──┬──► volume orders ──► views
 //!                  │                                                                            ├──► migration hooks
+//!                  ├─ attachments ──► resumption, departures, standbys, claims, views
 //!                  ├─ notices ──► description
 //!                  ├─ access, reloading, shutdown                                               └──► serving ──► claims, exports
 //!                  ├─ standbys ──► serving, volume orders; arrivals and the description use them
@@ -31,6 +32,7 @@ pub(crate) use self::reload::Reloading;
 pub(crate) use self::shutdown::Shutdown;
 pub(crate) use crate::evacuations::Evacuations;
 pub(crate) use crate::migrations::arrivals::Arrivals;
+pub(crate) use crate::migrations::attachments::Attachments;
 pub(crate) use crate::migrations::departures::Departures;
 pub(crate) use crate::migrations::departures::ahead::roomy;
 pub(crate) use crate::migrations::hooks::MigrationHooks;
@@ -53,6 +55,7 @@ use crate::config::Config;
 use crate::error::RequestError;
 use crate::hosts::Hosts;
 use crate::journal::Journal;
+use crate::migrations::attachments::Rooms;
 use crate::notices::Notices;
 
 /// The rooms of a host, for the API, for other hosts, and for the start and the end of the daemon.
@@ -71,6 +74,7 @@ pub(crate) struct Host {
     pub(crate) arrivals: Arc<Arrivals>,
     pub(crate) departures: Arc<Departures>,
     pub(crate) resumption: Arc<Resumption>,
+    pub(crate) attachments: Arc<Attachments>,
     pub(crate) migration_orders: Arc<MigrationOrders>,
     pub(crate) ownership: Arc<Ownership>,
     pub(crate) pairing: Arc<Pairing>,
@@ -108,6 +112,15 @@ impl Host {
             &standbys,
         );
         let resumption = Resumption::new(parts, &exports, &serving, &arrivals, &departures);
+        let rooms = Rooms {
+            claims: &claims,
+            views: &views,
+            standbys: &standbys,
+            runner: &runner,
+            departures: &departures,
+            resumption: &resumption,
+        };
+        let attachments = Attachments::new(parts, &rooms);
         let migration_orders =
             MigrationOrders::new(parts, &claims, &serving, &views, &vm_orders, &runner, &departures);
         let ownership = Ownership::new(parts, &claims, &serving, &views, &vm_orders, &arrivals, &resumption);
@@ -134,6 +147,7 @@ impl Host {
             arrivals,
             departures,
             resumption,
+            attachments,
             migration_orders,
             ownership,
             pairing,

@@ -1,6 +1,7 @@
 //! The HTTP API: converts requests to operations of the host, and results to JSON. The only decision here is who may ask.
 
 mod access;
+mod attachments;
 mod audited;
 mod evacuation;
 mod hosts;
@@ -110,6 +111,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_history))
         .routes(routes!(page_orders::make_page_link))
         .merge(access::routes())
+        .merge(attachments::routes())
         .merge(evacuation::routes())
         .merge(hosts::routes())
         .merge(observe::routes())

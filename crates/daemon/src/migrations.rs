@@ -4,6 +4,7 @@
 //!   orders         waits, checks, begins, changes, cancels, repeats ──► departures ──► sessions ──► the lane
 //!   arrivals       from other hosts ──────────────────────────────────────────────► sessions
 //!   departures     to other stores and hosts
+//!   attachments    volumes that are offered at hosts which do not have them
 //!   sessions       runs one migration, step by step
 //!   resumption     after a restart; forwards the clients of volumes that have left
 //!   ownership      promotes copies; a journal that was restored
@@ -22,6 +23,7 @@
 //! ```
 
 pub(crate) mod arrivals;
+pub(crate) mod attachments;
 pub(crate) mod budgets;
 pub(crate) mod departures;
 pub(crate) mod ends;

@@ -9,6 +9,7 @@
 //! Called on transport threads, where it never blocks.
 
 mod access;
+mod attaching;
 pub(crate) mod channel;
 mod noted;
 mod programs;
@@ -358,6 +359,12 @@ impl Peers {
                 self.questions.known(peer, question, answer);
             }
             Ok(Message::Program { version }) => self.programs.said(peer, version),
+            Ok(Message::Attach { question, offered }) => self.asked_to_attach(session, question, offered),
+            Ok(Message::Detach { question, volume, is_forced }) => {
+                self.asked_to_detach(session, question, volume, is_forced);
+            }
+            Ok(Message::Attached { question, refused }) => self.questions.attached(peer, question, refused),
+            Ok(Message::AttachmentGivenUp { volume }) => self.attachment_given_up(session, volume),
             Ok(Message::Probed { question, seen }) => self.questions.probed(peer, question, seen),
             Ok(_) => tracing::warn!(%peer, "ignored a host's message on the wrong channel"),
             Err(error) => tracing::warn!(%peer, %error, "ignored an invalid message of a host"),

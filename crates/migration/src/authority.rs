@@ -13,6 +13,8 @@
 //!                                                               returned to the peer; if the peer has brought it here
 //!                                                               again, by either migration
 //!   new owner      ask for nothing: it answers
+//!   attached host  use the volume, or only read it            from the gift to its end; until the volume is here again
+//!                                                               after it has left for the peer
 //!   filler         read blocks of a volume from the source      Copying, Released, until it is owned here again
 //! ```
 //! [`judge`] is a function of the journal alone, so a permission that ends in the journal ends for open lines, too. The
@@ -21,7 +23,7 @@
 use chronicle::StayId;
 
 use crate::identity::{HostId, MigrationId, VolumeId, VolumeIndex};
-use crate::journal::{MigratingVolume, MigrationState, Outcome, Side, Stage, State};
+use crate::journal::{ExportAccess, MigratingVolume, MigrationState, Outcome, Side, Stage, State};
 use crate::planted::{Bug, broken};
 
 /// The role that the peer claims, by the line that it uses.
@@ -39,9 +41,10 @@ pub enum Role {
         /// The migration's number at this host.
         migration: MigrationId,
     },
-    /// The host that gave volumes away by a migration, for its clients that stayed there.
+    /// The host that gave volumes away by a migration, for its clients that stayed there; or the host at which a volume is
+    /// attached.
     FormerOwner {
-        /// The migration's number at that host.
+        /// The number of the migration, or of the attachment, at that host.
         migration: MigrationId,
     },
     /// The host that took volumes from here by a migration, and answers the clients that stayed here.
@@ -65,8 +68,10 @@ pub enum Request {
     Store(VolumeIndex),
     /// Report copies that other hosts have of the migration's volume at this position.
     Copies(VolumeIndex),
-    /// Use a volume as its clients do.
+    /// Use a volume as its clients do, without a change of its content.
     Volume(VolumeId),
+    /// Change the content of a volume as its clients do.
+    Change(VolumeId),
     /// Send a message to the target's half of a migration; the number is the source's.
     ToTarget(MigrationId),
     /// Send a message to the source's half of a migration; the number is this host's.
@@ -137,9 +142,11 @@ pub fn judge(state: &State, peer: HostId, role: Role, request: Request) -> Resul
         (Role::Target { migration }, Request::Vm) => {
             state.outgoing(peer, migration).map(drop).ok_or(Denied::Unknown)
         }
-        (Role::FormerOwner { migration }, Request::Volume(volume)) => {
-            let (id, recorded) = state.incoming(peer, migration).ok_or(Denied::Unknown)?;
-            judge_former_owner(state, peer, (id, recorded), volume)
+        (Role::FormerOwner { migration }, Request::Volume(volume) | Request::Change(volume)) => {
+            match state.incoming(peer, migration) {
+                Some(known) => judge_former_owner(state, peer, known, volume),
+                None => judge_attached(state, peer, request, volume),
+            }
         }
         (Role::Filler { migration, volume }, Request::Reservoir(index)) => {
             let recorded = state.outgoing(peer, migration).ok_or(Denied::Unknown)?;
@@ -240,6 +247,22 @@ fn judge_former_owner(
         // **N.B.** Requests under way still ask here for a volume that returned to the peer, until it is at a third host.
         Some(Side::Outgoing { .. }) if !is_here => Ok(()),
         Some(Side::Outgoing { .. }) => over(),
+    }
+}
+
+/// Decides whether a host at which a volume is attached may use it. The number of the attachment does not matter: it only
+/// separates the channels of that host.
+fn judge_attached(state: &State, peer: HostId, request: Request, volume: VolumeId) -> Result<(), Denied> {
+    let given = state.given.get(&volume).and_then(|hosts| hosts.get(&peer)).ok_or(Denied::Unknown)?;
+    let is_here = state.volumes.contains_key(&volume);
+    if !is_here && !state.moved.contains_key(&volume) || is_here && given.has_gone_there {
+        return Err(Denied::Over);
+    }
+    match (given.access, request) {
+        (ExportAccess::ReadOnly, Request::Change(_)) if !broken(Bug::ReadOnlyAttachmentWrites) => {
+            Err(Denied::NotGiven)
+        }
+        _ => Ok(()),
     }
 }
 

@@ -10,6 +10,7 @@
 //! preallocated file; the simulator uses a file that tears. A commit is one frame, however many records it contains: after a
 //! crash all of them are there, or none.
 
+mod attached;
 mod codec;
 mod filling;
 pub(crate) mod framing;
@@ -23,6 +24,7 @@ mod side;
 mod stage;
 mod state;
 
+pub use attached::{AttachedVolume, GivenAttachment};
 pub use codec::{CodecError, Ending, FRAME_BYTES_MAX, Frames, HEADER, HEADER_BYTES, VERSION, encode};
 pub use filling::{Hollow, VolumeFilling, Way};
 pub use image::{ImageFormat, ImageLocation, Place, Reservation, ReservedContent};

@@ -82,6 +82,8 @@ pub enum Bug {
     GhostWrites,
     /// 12: a change under way is made although its client has gone to another host.
     FenceNotChecked,
+    /// 12: a client that has only read is not fenced off again before its first change.
+    FencedOnceOnly,
     /// 13: writes that a failed flush of the target may have lost count as present.
     FailedFlushConfirmed,
     /// 13: writes that a failed flush of the source's store may have lost count as present in the image that it leaves.
@@ -94,6 +96,10 @@ pub enum Bug {
     Discard,
     /// Design §5.22: a host keeps an access that has ended.
     AccessAfterTheRelationEnded,
+    /// Design §5.22: a host at which a volume was attached keeps its access.
+    AttachmentOutlivesItsEnd,
+    /// Design §5.22: a host that may only read an attached volume changes it.
+    ReadOnlyAttachmentWrites,
     /// 9: an incomplete copy is promoted.
     IncompletePromoted,
     /// Decision 0048: a worthless copy is deleted before its end is durable.
@@ -342,12 +348,15 @@ impl Bug {
         Self::ForgetAfterRefer,
         Self::GhostWrites,
         Self::FenceNotChecked,
+        Self::FencedOnceOnly,
         Self::FailedFlushConfirmed,
         Self::FailedFlushForgotten,
         Self::ClaimsAtEachHost,
         Self::TargetRestart,
         Self::Discard,
         Self::AccessAfterTheRelationEnded,
+        Self::AttachmentOutlivesItsEnd,
+        Self::ReadOnlyAttachmentWrites,
         Self::IncompletePromoted,
         Self::DiscardedBeforeNoted,
         Self::PausedBeforeNoted,

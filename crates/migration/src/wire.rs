@@ -6,6 +6,7 @@
 //!   source ── Survey, Surveyed ── target  the preflight check, before anything is offered
 //!   source ── Probe, Probed ──── target   whether both have the folder of a store
 //!   a host ── Whose, Known ───── another  what it knows of volumes, after a journal was restored
+//!   a host ── Attach, Detach ──► another  a volume that it is to offer to clients, or to stop offering: Attached
 //!   source ── Open ──────────► target         volumes, and what the target is to have of them
 //!   source ◄── Accepted, or Refused ── target what the target has of them already, or why not
 //!   source ◄── ToTarget, ToSource ──► target  the conversation of `crate::message`
@@ -14,12 +15,14 @@
 //! Text for administrators is [cleaned](words::clean). The wire has types of its own, so those of the core may change
 //! independently.
 
+mod attaching;
 mod forms;
 mod opening;
 mod restoring_forms;
 mod survey;
 mod survey_forms;
 
+pub use attaching::OfferedAttachment;
 pub use opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedStrategy,
     OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
@@ -139,6 +142,34 @@ pub enum Message {
     Program {
         /// The version, for the administrator.
         version: String,
+    },
+    /// A host asks another one to offer a volume to its clients, which it forwards.
+    Attach {
+        /// The number of the question, chosen by the asking host.
+        question: u64,
+        /// The volume, and what clients may do there.
+        offered: OfferedAttachment,
+    },
+    /// A host asks another one to stop offering an attached volume.
+    Detach {
+        /// The number of the question, chosen by the asking host.
+        question: u64,
+        /// The volume that is attached there.
+        volume: VolumeId,
+        /// Whether clients that use it are disconnected.
+        is_forced: bool,
+    },
+    /// The other host has attached or detached the volume, or refuses that.
+    Attached {
+        /// The number of the question.
+        question: u64,
+        /// The reason of a refusal.
+        refused: Option<Refusal>,
+    },
+    /// A host at which a volume was attached has detached it.
+    AttachmentGivenUp {
+        /// The volume that was attached at the sending host.
+        volume: VolumeId,
     },
 }
 

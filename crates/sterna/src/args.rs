@@ -36,7 +36,8 @@ pub(crate) use self::store::{ImportArguments, StoreCommand};
 pub(crate) use self::top::TopArguments;
 pub(crate) use self::vm::VmCommand;
 pub(crate) use self::volume::{
-    CloneArguments, DivergenceCommand, PlaceArguments, RemoveArguments, ResizeArguments, YieldArguments,
+    AttachArguments, CloneArguments, DetachArguments, DivergenceCommand, PlaceArguments, RemoveArguments,
+    ResizeArguments, YieldArguments,
 };
 
 use api::Address;
@@ -216,6 +217,12 @@ pub(crate) enum VolumeCommand {
     /// Remove a volume. Its image is deleted, unless you had it before (volume add).
     #[command(visible_alias = "rm", after_help = REMOVE_HELP)]
     Remove(RemoveArguments),
+    /// Let another host offer a volume of this host to its clients. It forwards their requests.
+    #[command(after_help = volume::ATTACH_HELP)]
+    Attach(AttachArguments),
+    /// End that: at the host that has the volume, or at the one that offers it.
+    #[command(after_help = volume::DETACH_HELP)]
+    Detach(DetachArguments),
     /// After a promotion, give up the volumes at one of the two hosts that have them: the other one's are the volumes.
     #[command(after_help = volume::YIELD_HELP)]
     Yield(YieldArguments),

@@ -1,7 +1,7 @@
 //! A separate libvirt daemon for tests in its own mount namespace, with a domain whose guest checks its disk.
 //!
 //! ```text
-//!   Libvirtd ──► unshare -m: /etc/libvirt, /run/libvirt, /var/lib/libvirt … in memory ──► libvirtd, on a socket of the test's
+//!   Libvirtd ──► unshare: a name of its own, /etc/libvirt, /run/libvirt, /var/lib/libvirt … in memory ──► libvirtd, on a socket of the test's
 //!      └─ virsh
 //! ```
 //! The machine's own libvirt is not changed, and nothing is left behind.
@@ -25,6 +25,7 @@ const CACHE: &str = "tmp/libvirt-cache";
 /// Starts libvirtd. QEMU runs as root, but libvirt looks up its own user nevertheless.
 const SCRIPT: &str = r#"
 set -e
+hostname "$NAME"
 for folder in $FOLDERS; do mkdir -p "$folder"; mount -t tmpfs tmpfs "$folder"; done
 mkdir -p /etc/libvirt/qemu /var/cache/libvirt
 mount --bind "$CACHE" /var/cache/libvirt
@@ -55,6 +56,14 @@ impl Libvirtd {
     /// # Errors
     /// If it does not start.
     pub fn start(host: &Host) -> anyhow::Result<Option<Self>> {
+        Self::start_as(host, "sterna-test")
+    }
+
+    /// Starts it as [`Libvirtd::start`], on a machine that seems to have this name: libvirt migrates between names only.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub fn start_as(host: &Host, name: &str) -> anyhow::Result<Option<Self>> {
         let lacks = if !rustix::process::geteuid().is_root() {
             Some("root, to run a libvirtd of a test's own")
         } else if Program::of_package("libvirtd", "libvirt-daemon").arg("--version").run().is_err() {
@@ -71,7 +80,8 @@ impl Libvirtd {
         let cache = testbed::program::target_folder()?.join(CACHE);
         std::fs::create_dir_all(&cache)?;
         let mut command = Command::new("unshare");
-        command.args(["--mount", "sh", "-c", SCRIPT]).env("OWN", &own).env("FOLDERS", FOLDERS);
+        command.args(["--mount", "--uts", "sh", "-c", SCRIPT]).env("OWN", &own).env("FOLDERS", FOLDERS);
+        command.env("NAME", name);
         command.env("CACHE", cache);
         let said = std::fs::File::create(own.join("said"))?;
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(said).process_group(0);
@@ -100,8 +110,27 @@ impl Libvirtd {
     /// # Errors
     /// If the command fails.
     pub fn virsh(&self, words: &[&str]) -> anyhow::Result<String> {
-        let uri = format!("qemu:///system?socket={}", self.socket()?);
-        Program::of_package("virsh", "libvirt-clients").args(["-c", &uri]).args(words).succeed()
+        Program::of_package("virsh", "libvirt-clients").args(["-c", &self.uri()?]).args(words).succeed()
+    }
+
+    fn uri(&self) -> anyhow::Result<String> {
+        Ok(format!("qemu:///system?socket={}", self.socket()?))
+    }
+
+    /// Migrates the domain's memory to another libvirt, whose definition has `there` instead of each of `here`.
+    ///
+    /// # Errors
+    /// If libvirt refuses, or does not complete it.
+    pub fn migrate(&self, to: &Self, (here, there): (&str, &str)) -> anyhow::Result<()> {
+        let definition = self.virsh(&["dumpxml", DOMAIN, "--migratable"])?;
+        ensure!(definition.contains(here), "{here} in {definition}");
+        let file = self.own.join("there.xml");
+        std::fs::write(&file, definition.replace(here, there))?;
+        let file = file.to_str().context("a folder that is not UTF-8")?;
+        let uri = to.uri()?;
+        let how = ["migrate", "--live", "--persistent", "--undefinesource", DOMAIN, &uri];
+        let memory = ["--migrateuri", "tcp://127.0.0.1", "--xml", file, "--persistent-xml", file];
+        self.virsh(&[&how[..], &memory[..]].concat()).map(drop)
     }
 
     /// Defines and starts a domain on these images, which its guest uses as one disk, and waits until it works.
@@ -109,11 +138,7 @@ impl Libvirtd {
     /// # Errors
     /// If the guest does not begin to work.
     pub fn domain(&self, host: &Host, images: &[(&Path, &str)], fill_bytes: u64) -> anyhow::Result<Vm> {
-        let console = Vm::expect(&host.path("console"), Work::on_disk(fill_bytes).options(images.len())?)?;
-        let words = console.guest_words()?;
-        let words: String =
-            words.iter().map(|word| format!("<qemu:arg value='{}'/>", word.replace('&', "&amp;"))).collect();
-        let disks: String = images
+        let disks: Vec<String> = images
             .iter()
             .zip('a'..)
             .map(|((image, format), letter)| {
@@ -124,6 +149,29 @@ impl Libvirtd {
                 )
             })
             .collect();
+        self.start_domain(host, &disks, fill_bytes)
+    }
+
+    /// Defines and starts a domain whose only disk is a volume, and waits until it works.
+    ///
+    /// # Errors
+    /// If the guest does not begin to work.
+    pub fn domain_on_volume(&self, host: &Host, volume: &api::Volume, fill_bytes: u64) -> anyhow::Result<Vm> {
+        let disk = format!(
+            "<disk type='network' device='disk'><driver name='qemu' type='raw' cache='none'/>\
+             <source protocol='nbd' name='{}'><host transport='unix' socket='{}'/></source>\
+             <target dev='vda' bus='virtio'/></disk>",
+            volume.name, volume.socket
+        );
+        self.start_domain(host, &[disk], fill_bytes)
+    }
+
+    fn start_domain(&self, host: &Host, disks: &[String], fill_bytes: u64) -> anyhow::Result<Vm> {
+        let console = Vm::expect(&host.path("console"), Work::on_disk(fill_bytes).options(disks.len())?)?;
+        let words = console.guest_words()?;
+        let words: String =
+            words.iter().map(|word| format!("<qemu:arg value='{}'/>", word.replace('&', "&amp;"))).collect();
+        let disks = disks.concat();
         let hardware = console.options().hardware;
         let definition = format!(
             "<domain type='qemu' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'><name>{DOMAIN}</name>\

@@ -12,6 +12,7 @@
 //! stay at their host, follow their volumes, or go to any host that forwards to the owner. They leave unanswered requests behind.
 
 mod alone;
+mod attaching;
 mod branch;
 mod chronicles;
 mod clock;
@@ -51,6 +52,7 @@ use std::time::Duration;
 use block::Executor;
 use migration::journal::Stage;
 
+use self::attaching::Attachments;
 use self::branch::{Branch, Branches, TRUNK};
 use self::clock::{HostClock, HostDriver};
 use self::host::SimHost;
@@ -93,6 +95,7 @@ pub(crate) struct Fleet {
     /// How many daemons are still to be killed soon after they have durably forgotten a copy.
     kills_after_forgetting: Cell<u32>,
     neighbours: Neighbours,
+    attachments: Attachments,
     vm: Option<Rc<SimVm>>,
     crashes: RefCell<Vec<(Place, Stop)>>,
     recoveries: RefCell<Random>,
@@ -175,9 +178,9 @@ impl Fleet {
         let operators =
             Operators::draw(random, seed, (count, scenario.migrations.len() as u32), vm.is_some());
         let neighbours = match vm {
-            None => Neighbours::draw(random, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
+            None => Neighbours::draw(random, seed, scenario.volumes.iter().map(|plan| plan.disk.size_bytes)),
             // A VM stops before its disks change hands, so they would have to as well.
-            Some(_) => Neighbours::none(random),
+            Some(_) => Neighbours::none(random, seed),
         };
         let fleet = Rc::new(Self {
             world: Rc::clone(world),
@@ -189,6 +192,7 @@ impl Fleet {
             administrators: Administrators::draw(seed),
             kills_after_forgetting: Cell::default(),
             neighbours,
+            attachments: Attachments::draw(seed, count),
             vm,
             crashes: RefCell::default(),
             recoveries: RefCell::new(Random::new(seed ^ RECOVERIES_STREAM)),

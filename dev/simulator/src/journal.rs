@@ -406,5 +406,9 @@ fn name(record: &Record) -> &'static str {
         Record::OriginKnown { .. } => "origin known",
         Record::ImageKnown { .. } => "image known",
         Record::ImageForgotten { .. } => "image forgotten",
+        Record::AttachmentGiven { .. } => "attachment given",
+        Record::AttachmentEnded { .. } => "attachment ended",
+        Record::Attached(_) => "attached",
+        Record::Detached { .. } => "detached",
     }
 }

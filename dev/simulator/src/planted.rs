@@ -17,11 +17,12 @@ const SEEDS_MAX: u64 = 10_000;
 
 /// Rules whose breach only shows after thousands of seeds, with the first such seed. That seed is tried first, to save time; if
 /// it shows nothing, all seeds are run.
-const NOTICED_LATE: [(Bug, u64); 5] = [
+const NOTICED_LATE: [(Bug, u64); 6] = [
+    (Bug::FencedOnceOnly, 1827),
     (Bug::PromiseNotWithdrawn, 4067),
     (Bug::FailedFlushForgotten, 3444),
     (Bug::EndNotRepeated, 4748),
-    (Bug::NotedForgotten, 1502),
+    (Bug::NotedForgotten, 1312),
     (Bug::LostWriteRecorded, 2569),
 ];
 
@@ -127,6 +128,7 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
         | Bug::TouchedImageTrusted
         | Bug::OpenOnTrial
         | Bug::FenceNotChecked
+        | Bug::FencedOnceOnly
         | Bug::DiscardedBeforeNoted
         | Bug::EndNotRepeated
         | Bug::VmLeavesUnnoted
@@ -140,6 +142,8 @@ fn noticing(arguments: &Arguments, bug: Bug) -> Arguments {
         | Bug::AbortNotRecorded => 2,
         // Two branches need a third host to pass each other, and so does a return after another target.
         Bug::AccessAfterTheRelationEnded
+        | Bug::AttachmentOutlivesItsEnd
+        | Bug::ReadOnlyAttachmentWrites
         | Bug::BranchMistaken
         | Bug::ChronicleIsMissingSet
         | Bug::ToldCopyForgetsWrites

@@ -9,6 +9,9 @@ from .connection import Connection, segment
 from .types import (
     Access,
     AdoptVm,
+    AttachVolume,
+    DetachVolume,
+    DetachedVolume,
     Divergence,
     DivergencePiece,
     Evacuation,
@@ -359,6 +362,16 @@ class Operations(Connection):
     def show_volume(self, name: str) -> Volume:
         """Describes one volume by its name."""
         return self.ask("GET", f"/v1/volumes/{segment(name)}")
+
+    def attach_volume(self, name: str, order: AttachVolume) -> Volume:
+        """Lets another host offer a volume of this host to its clients, whose requests it forwards. Answers when
+        clients can connect there.
+        """
+        return self.ask("POST", f"/v1/volumes/{segment(name)}/attach", order=order)
+
+    def detach_volume(self, name: str, order: DetachVolume) -> DetachedVolume:
+        """Ends an attachment, at the host that gave it or at the one that offers the volume."""
+        return self.ask("POST", f"/v1/volumes/{segment(name)}/detach", order=order)
 
     def migrate(self, name: str, order: MigrateVolume) -> Migration:
         """Begins to move a volume or a VM. Answers when the migration has begun or waits for its turn."""

@@ -66,6 +66,26 @@ Allocation = Literal[
 ]
 
 
+class AttachVolume(TypedDict):
+    """Lets another host offer a volume of this host to its clients."""
+
+    # Name of a paired host.
+    host: str
+    # Clients there may only read.
+    read_only: NotRequired[bool]
+
+
+class Attachment(TypedDict):
+    """A host at which a volume is attached."""
+
+    # Name of the host, which offers the volume to its clients.
+    host: str
+    # Whether the host has confirmed it. If not, the order was interrupted: give it again, or detach.
+    is_confirmed: bool
+    # Whether its clients may only read.
+    read_only: bool
+
+
 class BootCheck(TypedDict):
     """A text that a test waits for on the serial consoles of its VMs."""
 
@@ -148,6 +168,24 @@ class Decisions(TypedDict):
     writes_mirrored: int
     # Guest writes that were sent to the source only, and copied later.
     writes_source_only: int
+
+
+class DetachVolume(TypedDict):
+    """Ends the attachment of a volume at a host."""
+
+    # Also while clients are connected there; they are disconnected. Also if that host does not answer.
+    force: NotRequired[bool]
+    # Name of the host at which it is attached; null: this host.
+    host: NotRequired[str | None]
+
+
+class DetachedVolume(TypedDict):
+    """An attachment that has ended."""
+
+    # Name of the host that offered it.
+    host: str
+    # Name of the volume.
+    name: str
 
 
 class Divergence(TypedDict):
@@ -1889,6 +1927,10 @@ class Volume(TypedDict):
     added_unix_ms: int
     # Bytes that its image takes in the store; null if the store does not report it.
     allocated_bytes: NotRequired[int | None]
+    # The host by which it is attached here; null: it is not.
+    attached_by: NotRequired[str | None]
+    # The other hosts at which it is attached: they offer it to their clients.
+    attachments: NotRequired[list[Attachment]]
     # Block size of its chronicle and its migrations, in bytes.
     block_size_bytes: int
     # Clients that are connected at other hosts, which forward them here.

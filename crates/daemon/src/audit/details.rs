@@ -21,6 +21,7 @@ const KEPT: [&str; 51] = [
     "force",
     "format",
     "full",
+    "host",
     "ignore_hot_blocks",
     "image",
     "keep_chain",

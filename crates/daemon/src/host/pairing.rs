@@ -185,17 +185,23 @@ impl Pairing {
     fn refuse_needed(&self, peer: &Peer, used: &[String]) -> Result<(), RequestError> {
         let id = HostId(peer.id.0);
         let here: BTreeSet<VolumeId> = self.volumes.list().into_iter().filter_map(|(_, id, _)| id).collect();
-        let (migrations, volumes, filled) = self.journal.read(|state| {
+        let (migrations, volumes, filled, attached) = self.journal.read(|state| {
             let with_it = |side: &Side| side.peer().is_some_and(|(other, _)| other == id);
             let migrations = state.unfinished().filter(|(_, migration)| with_it(&migration.side));
             let migrations: Vec<_> = migrations.map(|(id, _)| id).collect();
             // Other departed volumes have no clients to forward; they are remembered in case they return.
             let forwarded =
                 state.moved.iter().filter(|(volume, moved)| moved.host == id && here.contains(volume));
+            let forwarded = forwarded.filter(|(volume, _)| state.attachment_of(**volume).is_none());
             let volumes: Vec<String> = forwarded.map(|(_, moved)| moved.volume.record.name.clone()).collect();
             let filled = state.fillings.iter().filter(|(_, known)| known.peer == id && !known.is_given_up);
             let named = filled.filter_map(|(volume, _)| state.volumes.get(volume));
-            (migrations, volumes, named.map(|known| known.record.name.clone()).collect::<Vec<_>>())
+            let filled = named.map(|known| known.record.name.clone()).collect::<Vec<_>>();
+            let attached = state.attachments_with(id).into_iter().filter_map(|volume| {
+                let here = state.volumes.get(&volume).map(|known| &known.record.name);
+                here.or_else(|| Some(&state.moved.get(&volume)?.volume.record.name)).cloned()
+            });
+            (migrations, volumes, filled, attached.collect::<Vec<_>>())
         });
         let mut needed = Vec::new();
         if !migrations.is_empty() {
@@ -210,6 +216,12 @@ impl Pairing {
             let all = volumes.join(", ");
             needed.push(format!(
                 "clients of {all} are forwarded there (sterna volume remove {first} ends that)"
+            ));
+        }
+        if let Some(first) = attached.first() {
+            let all = attached.join(", ");
+            needed.push(format!(
+                "{all} are attached there, or here by it (sterna volume detach {first} --at HOST ends that)"
             ));
         }
         if let Some(first) = filled.first() {

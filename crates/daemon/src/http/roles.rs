@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 72] = [
+const TABLE: [(&str, &str, Takes); 74] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -101,6 +101,8 @@ const TABLE: [(&str, &str, Takes); 72] = [
     ("POST", "/v1/volumes", ADMIN),
     ("DELETE", "/v1/volumes/{name}", ADMIN),
     ("GET", "/v1/volumes/{name}", READ),
+    ("POST", "/v1/volumes/{name}/attach", OPERATE),
+    ("POST", "/v1/volumes/{name}/detach", OPERATE),
     ("POST", "/v1/volumes/{name}/migrate", OPERATE),
     ("POST", "/v1/volumes/{name}/plan", READ),
     ("POST", "/v1/volumes/{name}/promote", ADMIN),

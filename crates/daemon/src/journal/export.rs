@@ -99,6 +99,11 @@ fn whole_state(state: &State) -> Value {
             "missing_blocks_at_handover": filling.manifest.units,
         })
     });
+    let given = state.given.iter().flat_map(|(volume, hosts)| {
+        let records = hosts.values().cloned();
+        records.map(|given| Record::AttachmentGiven { volume: *volume, given: Box::new(given) })
+    });
+    let attached = state.attached.values().map(|attached| Record::Attached(Box::new(attached.clone())));
     json!({
         "volumes": volumes,
         "moved": moved,
@@ -108,6 +113,8 @@ fn whole_state(state: &State) -> Value {
         "branches": branches.collect::<Vec<_>>(),
         "origins": origins,
         "fillings": fillings.collect::<Vec<_>>(),
+        "attachments_given": given.map(|record| self::record(&record)).collect::<Vec<_>>(),
+        "attached": attached.map(|record| self::record(&record)).collect::<Vec<_>>(),
         "restored": state.restored.as_ref().map(restored),
     })
 }
@@ -277,6 +284,31 @@ pub(super) fn record(record: &Record) -> Value {
         }
         Record::ImageKnown { place, known } => about("image-known", image_known(place, known)),
         Record::ImageForgotten { place } => about("image-forgotten", json!({ "place": place.name() })),
+        Record::AttachmentGiven { volume, given } => about(
+            "attachment-given",
+            json!({
+                "volume": volume.to_string(),
+                "host": given.host.to_string(),
+                "host_name": given.host_name,
+                "access": in_words(&given.access),
+                "is_confirmed": given.is_confirmed,
+                "has_gone_there": given.has_gone_there,
+            }),
+        ),
+        Record::AttachmentEnded { volume, host } => {
+            about("attachment-ended", json!({ "volume": volume.to_string(), "host": host.to_string() }))
+        }
+        Record::Attached(attached) => about(
+            "attached",
+            json!({
+                "volume": attached.record.volume.to_string(),
+                "name": attached.record.name,
+                "number": attached.number.to_string(),
+                "host": attached.host.to_string(),
+                "has_left": attached.has_left,
+            }),
+        ),
+        Record::Detached { volume } => about("detached", json!({ "volume": volume.to_string() })),
         Record::Hollow { migration, hollow } => {
             let missing =
                 hollow.manifests.iter().map(|(volume, manifest)| (volume.to_string(), manifest.units));

@@ -256,9 +256,13 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::Reinstated { volume, .. }
             | Record::RestoredForgotten { volume }
             | Record::DepartureConfirmed { volume }
+            | Record::AttachmentGiven { volume, .. }
+            | Record::AttachmentEnded { volume, .. }
+            | Record::Detached { volume }
             | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
+            Record::Attached(attached) => volumes.extend([attached.record.volume]),
             Record::MigrationStarted { migration, volumes: moving, .. } => {
                 migrations.extend([*migration]);
                 volumes.extend(moving.iter().map(|moving| moving.volume));
@@ -290,6 +294,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         origins: BTreeMap::new(),
         fillings: BTreeMap::new(),
         images: BTreeMap::new(),
+        given: BTreeMap::new(),
+        attached: volumes.iter().filter_map(|id| Some((*id, state.attached.get(id)?.clone()))).collect(),
         restored: state.restored.clone(),
     }
 }
@@ -325,6 +331,10 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         | Record::DepartureConfirmed { .. }
         | Record::ImageKnown { .. }
         | Record::ImageForgotten { .. }
+        | Record::AttachmentGiven { .. }
+        | Record::AttachmentEnded { .. }
+        | Record::Attached(_)
+        | Record::Detached { .. }
         | Record::OriginKnown { .. } => return None,
     })
 }

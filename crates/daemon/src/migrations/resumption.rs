@@ -148,7 +148,7 @@ impl Resumption {
     }
 
     /// Forwards local clients to a volume at another host, until the last of them has left.
-    async fn forward_and_see(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
+    pub(crate) async fn forward_and_see(self: &Arc<Self>, moved: Moved) -> Result<(), RequestError> {
         let (name, volume) = (moved.volume.record.name.clone(), moved.volume.record.volume);
         self.forward(moved).await?;
         if let Some(Service::Serving(lane)) = self.volumes.service(&name) {

@@ -20,7 +20,8 @@ const REMEMBERED_MAX: usize = 4096;
 /// Cached decisions, and refusals.
 #[derive(Default)]
 pub(super) struct Access {
-    allowed: Mutex<BTreeMap<(HostId, ChannelId), Allowed>>,
+    /// By host, channel, and whether the request is a change, because clients' reads and changes alternate.
+    allowed: Mutex<BTreeMap<(HostId, ChannelId, bool), Allowed>>,
     refused: Mutex<BTreeMap<HostId, Refused>>,
     /// When data was last stored for a host's arrival, by the migration's number there.
     progress: Mutex<BTreeMap<(HostId, MigrationId), Instant>>,
@@ -61,7 +62,8 @@ impl Access {
         subject: Subject,
         request: Request,
     ) -> Result<(), Denied> {
-        let (version, key) = (journal.version(), (peer, channel));
+        let is_change = matches!(request, Request::Change(_));
+        let (version, key) = (journal.version(), (peer, channel, is_change));
         let is_allowed = |allowed: &Allowed| allowed.version == version && allowed.request == request;
         if lock(&self.allowed).get(&key).is_some_and(is_allowed) {
             return Ok(());

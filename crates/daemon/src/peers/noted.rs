@@ -1,9 +1,10 @@
-//! The audit record of a migration that another host offers.
+//! The audit records of what another host orders here: a migration that it offers, a volume that it attaches or detaches.
 
 use std::time::Instant;
 
-use migration::wire::{Acceptance, Offer, Refusal};
-use migration::{HostId, MigrationId};
+use migration::journal::ExportAccess;
+use migration::wire::{Acceptance, Offer, OfferedAttachment, Refusal};
+use migration::{HostId, MigrationId, VolumeId};
 use serde_json::{Map, Value};
 
 use crate::audit::details::text;
@@ -28,9 +29,29 @@ impl Noted {
         if let Some(vm) = &offer.vm {
             details.insert("vm".to_owned(), text(&vm.name).into());
         }
+        Self::of(peer, "offer", details)
+    }
+
+    /// Begins the record of a volume that another host attaches here.
+    pub(super) fn attach(peer: HostId, offered: &OfferedAttachment) -> Self {
+        let mut details = Map::new();
+        details.insert("volume".to_owned(), text(&offered.name).into());
+        details.insert("read_only".to_owned(), (offered.access == ExportAccess::ReadOnly).into());
+        Self::of(peer, "attach", details)
+    }
+
+    /// Begins the record of a volume that another host detaches here.
+    pub(super) fn detach(peer: HostId, volume: VolumeId, is_forced: bool) -> Self {
+        let mut details = Map::new();
+        details.insert("volume".to_owned(), volume.to_string().into());
+        details.insert("force".to_owned(), is_forced.into());
+        Self::of(peer, "detach", details)
+    }
+
+    fn of(peer: HostId, order: &str, details: Map<String, Value>) -> Self {
         let entry = Entry {
             by: Some(By::Host { id: peer }),
-            order: "offer".to_owned(),
+            order: order.to_owned(),
             path: None,
             details,
             status: None,
@@ -41,9 +62,13 @@ impl Noted {
     }
 
     pub(super) fn answered(self, answer: &Result<Acceptance, Refusal>) -> Entry {
-        let outcome = match answer {
-            Ok(_) => "done".to_owned(),
-            Err(refusal) => snake_case(&format!("{:?}", refusal.code)),
+        self.ended(answer.as_ref().err())
+    }
+
+    pub(super) fn ended(self, refusal: Option<&Refusal>) -> Entry {
+        let outcome = match refusal {
+            None => "done".to_owned(),
+            Some(refusal) => snake_case(&format!("{:?}", refusal.code)),
         };
         Entry { outcome, seconds: self.begun.elapsed().as_secs_f64(), ..self.entry }
     }

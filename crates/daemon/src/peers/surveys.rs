@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use migration::restoration::{self, Answer};
-use migration::wire::{ASKED_MAX, Message, ProbeSeen, Survey, Surveyed};
+use migration::wire::{ASKED_MAX, Message, ProbeSeen, Refusal, Survey, Surveyed};
 use migration::{HostId, VolumeId};
 use tokio::sync::oneshot;
 use transport::Session;
@@ -14,7 +14,7 @@ use transport::Session;
 use super::veil::{all_unveiled, veiled};
 use super::{Peers, host_id, lock, send_opening, turns};
 
-type Waiting<T> = Arc<Mutex<BTreeMap<(HostId, u64), oneshot::Sender<T>>>>;
+pub(super) type Waiting<T> = Arc<Mutex<BTreeMap<(HostId, u64), oneshot::Sender<T>>>>;
 
 /// Questions to other hosts that have no answer yet.
 #[derive(Default)]
@@ -23,6 +23,8 @@ pub(super) struct Questions {
     surveys: Waiting<Surveyed>,
     probes: Waiting<Vec<ProbeSeen>>,
     whose: Waiting<Answer>,
+    /// Attachments: the refusal, if there is one.
+    pub(super) attached: Waiting<Option<Refusal>>,
 }
 
 /// A question, while its answer is awaited.
@@ -65,7 +67,7 @@ impl Peers {
         Some(all)
     }
 
-    async fn ask<T>(
+    pub(super) async fn ask<T>(
         &self,
         session: &Session,
         waiting: &Waiting<T>,
@@ -160,11 +162,18 @@ impl Questions {
         let _ = waits.map(|told| told.send(answer));
     }
 
+    /// Passes on another host's answer about an attachment; the requester may have given up.
+    pub(super) fn attached(&self, peer: HostId, question: u64, refused: Option<Refusal>) {
+        let waits = lock(&self.attached).remove(&(peer, question));
+        let _ = waits.map(|answer| answer.send(refused));
+    }
+
     /// Forgets the questions to a process of another host that has ended.
     pub(super) fn forget(&self, peer: HostId) {
         lock(&self.surveys).retain(|(host, _), _| *host != peer);
         lock(&self.probes).retain(|(host, _), _| *host != peer);
         lock(&self.whose).retain(|(host, _), _| *host != peer);
+        lock(&self.attached).retain(|(host, _), _| *host != peer);
     }
 }
 

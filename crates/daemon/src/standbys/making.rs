@@ -123,6 +123,15 @@ impl Standbys {
         Ok(Answered::Made { store })
     }
 
+    /// Returns the name of a standby of this volume that is kept here.
+    pub(crate) fn name_of_kept(&self, volume: migration::VolumeId) -> Option<String> {
+        let volume = volume.to_string();
+        let copies = lock(&self.copies);
+        let mut kept = copies.values().map(|kept| &kept.config);
+        let has = |config: &&CopyConfig| config.volumes.iter().any(|copied| copied.volume == volume);
+        kept.find(has).map(|config| config.name.clone())
+    }
+
     /// Returns whether this host has a volume of a host because a copy of it was promoted here.
     fn has_promoted(&self, peer: HostId, asked: &AskedStandby) -> bool {
         let kept: Vec<CopyConfig> = {

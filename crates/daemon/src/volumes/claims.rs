@@ -19,7 +19,7 @@ use migration::restoration::{ANSWER_MAX, Knowledge};
 use migration::{HostId, MigrationId, VolumeId};
 use transport::Peer;
 
-use crate::error::{LackingError, RequestError};
+use crate::error::{AttachmentError, LackingError, RequestError};
 use crate::host::Parts;
 use crate::hosts::Hosts;
 use crate::journal::Journal;
@@ -210,7 +210,7 @@ impl VolumeClaims {
     pub(crate) fn record(&self, volume: VolumeId, name: &str) -> Result<VolumeRecord, RequestError> {
         let found = self.journal.read(|state| match (state.volumes.get(&volume), state.moved.get(&volume)) {
             (Some(volume), _) => Ok(volume.record.clone()),
-            (None, Some(moved)) => Err(elsewhere(moved)),
+            (None, Some(moved)) => Err(elsewhere(state, moved)),
             (None, None) => Err(RequestError::VolumeNotFound(name.to_owned())),
         });
         found.map_err(|error| self.restoring.or_unconfirmed(name, error))
@@ -221,7 +221,10 @@ impl VolumeClaims {
             Some((_, volume)) => Ok(volume.record.clone()),
             None => {
                 let moved = state.moved.values().find(|moved| moved.volume.record.name == name);
-                Err(moved.map_or_else(|| RequestError::VolumeNotFound(name.to_owned()), elsewhere))
+                Err(moved.map_or_else(
+                    || RequestError::VolumeNotFound(name.to_owned()),
+                    |moved| elsewhere(state, moved),
+                ))
             }
         });
         found.map_err(|error| self.restoring.or_unconfirmed(name, error))
@@ -258,7 +261,12 @@ impl VolumeClaims {
     }
 }
 
-fn elsewhere(moved: &Moved) -> RequestError {
+fn elsewhere(state: &State, moved: &Moved) -> RequestError {
+    let record = &moved.volume.record;
+    if let Some(attached) = state.attachment_of(record.volume).filter(|attached| !attached.has_left) {
+        let (volume, host) = (record.name.clone(), attached.host_name.clone());
+        return AttachmentError::AttachedHere { volume, host }.into();
+    }
     RequestError::VolumeElsewhere {
         volume: moved.volume.record.name.clone(),
         host: moved.host_name.clone(),

@@ -202,6 +202,8 @@ impl VolumeViews {
             migration: volume.and_then(|id| self.migrations.running_of(id)).map(|id| id.to_string()),
             added_unix_ms: 0,
             clients_elsewhere: Vec::new(),
+            attachments: volume.map_or_else(Vec::new, |id| self.attachments_of(id)),
+            attached_by: None,
             filling: None,
             statistics: None,
         };
@@ -236,12 +238,38 @@ impl VolumeViews {
             shown.generation = moved.generation.0;
             shown.state = VolumeState::Forwarding;
             shown.message = Some(format!("it is at host \"{}\" ({})", moved.host_name, moved.migration));
+            let attached =
+                self.journal.read(|state| state.attachment_of(moved.volume.record.volume).cloned());
+            if let Some(attached) = attached {
+                shown.message = Some(match attached.has_left {
+                    true => format!(
+                        "it is attached here; it is at host \"{}\", or went on from there",
+                        moved.host_name
+                    ),
+                    false => {
+                        format!("it is attached here; host \"{}\" has it, or leads to it", attached.host_name)
+                    }
+                });
+                shown.attached_by = Some(attached.host_name);
+            }
         }
         (shown, status)
     }
 }
 
 impl VolumeViews {
+    /// Returns the hosts at which a volume is attached.
+    fn attachments_of(&self, volume: VolumeId) -> Vec<api::Attachment> {
+        self.journal.read(|state| {
+            let given = state.attachments_given(volume).map(|given| api::Attachment {
+                host: given.host_name.clone(),
+                read_only: given.access == ExportAccess::ReadOnly,
+                is_confirmed: given.is_confirmed,
+            });
+            given.collect()
+        })
+    }
+
     /// Returns the progress of a volume's missing blocks, as its lane reports it; `None`: it lacks none.
     fn filling_of(&self, volume: VolumeId, status: &LaneStatus) -> Option<VolumeFilling> {
         let progress = status.filling?;

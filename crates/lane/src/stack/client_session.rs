@@ -4,10 +4,13 @@
 //! ```text
 //!   a connection ──► session ──► requests ──► gate ──┬──► align ──► … store
 //!                       │            └ whose client  └──► owner on another host: asked while the client is there
-//!                       └ the first: the owner raises its fence
+//!                       └ the first, and the first change: the owner raises its fence
 //!   another host ──► service ── bears a fence ──► gate ──┬──► align ──► … store: if the fence is the present one
 //!                                                        └──► owner on another host: with the same fence
 //! ```
+//! A client may connect and read long before it changes anything, while another one still writes: a VM that is migrated over a
+//! shared disk does. So the owner is told once more before the first change. What the former client has left behind by then is
+//! not made afterwards; what it sends while it is connected is made.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -171,7 +174,10 @@ pub struct ClientSession {
 enum Attachment {
     Missing,
     UnderWay,
-    Made,
+    /// The client was announced before its first request, and has changed nothing yet.
+    ToRead,
+    /// The client was announced before its first change.
+    ToChange,
 }
 
 /// Undoes an attachment on drop, unless it was completed.
@@ -185,24 +191,30 @@ impl ClientSession {
         Self { volume, presence, below, attachment, settled, _client: client }
     }
 
-    /// Announces the client to the volume's owner, once.
+    /// Announces the client to the volume's owner before its first request.
     ///
     /// # Errors
     /// The error that the request would get.
     pub async fn attach(&self) -> Result<(), IoError> {
+        self.announce(Attachment::ToRead).await
+    }
+
+    /// Announces the client, unless that was done for requests of this kind. Others that come meanwhile wait for it, reads as well:
+    /// they are not answered with what a change that was left behind is about to overwrite.
+    async fn announce(&self, wanted: Attachment) -> Result<(), IoError> {
         loop {
-            match self.attachment.get() {
-                Attachment::Made => return Ok(()),
-                Attachment::UnderWay => {
+            match (self.attachment.get(), wanted) {
+                (Attachment::ToChange, _) | (Attachment::ToRead, Attachment::ToRead) => return Ok(()),
+                (Attachment::UnderWay, _) => {
                     let is_over = || (self.attachment.get() != Attachment::UnderWay).then_some(());
                     self.settled.wait_for(is_over).await;
                 }
-                Attachment::Missing => {
+                (Attachment::Missing | Attachment::ToRead, _) => {
                     self.attachment.set(Attachment::UnderWay);
                     let _attaching = Attaching(self);
-                    // Boxed: it happens once per connection, and every request would need room for it.
+                    // Boxed: it happens twice per connection, and every request would need room for it.
                     Box::pin(self.volume.attach(Route::Here(&*self.presence))).await?;
-                    self.attachment.set(Attachment::Made);
+                    self.attachment.set(wanted);
                 }
             }
         }
@@ -210,7 +222,7 @@ impl ClientSession {
 
     /// Prepares for a read. A VM that waits for its volume reads before this host owns it.
     async fn begin_read(&self) -> Result<(), IoError> {
-        if self.attachment.get() == Attachment::Made {
+        if matches!(self.attachment.get(), Attachment::ToRead | Attachment::ToChange) {
             return Ok(());
         }
         self.volume.gate().lets_read().await;
@@ -220,10 +232,12 @@ impl ClientSession {
         }
     }
 
+    /// Prepares for a change. Before the first one the client is announced again if it has only read so far.
     async fn begin_change(&self) -> Result<(), IoError> {
         match self.attachment.get() {
-            Attachment::Made => Ok(()),
-            Attachment::Missing | Attachment::UnderWay => self.attach().await,
+            Attachment::ToChange => Ok(()),
+            Attachment::ToRead if broken(Bug::FencedOnceOnly) => Ok(()),
+            _ => self.announce(Attachment::ToChange).await,
         }
     }
 }

@@ -331,3 +331,56 @@ fn a_volume_that_grows_is_offered_so_by_the_host_that_leads_clients_there() {
         assert_eq!(made.get(), Some(true));
     });
 }
+
+/// A VM that is migrated over a shared disk has two clients for a while: its target connects, and reads, long before it takes over.
+#[test]
+fn what_is_left_behind_does_not_land_after_the_first_write_of_a_client_that_had_read() {
+    play(|scene| async move {
+        let hosts = Hosts::new(&scene);
+        let source = hosts.at_forwarder(&scene);
+        source.write(&scene, 1);
+        scene.handle.sleep(MOMENT).await;
+        let target = hosts.at_owner(&scene);
+        scene.handle.sleep(MOMENT).await;
+        let goes_on = source.write(&scene, 2);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!(goes_on.get(), Some(true), "it is not shut out by the target's read");
+        hosts.ends.line.is_cut.set(true);
+        let late = source.write(&scene, 3);
+        scene.handle.sleep(MOMENT).await;
+        source.leave();
+        let first = target.write(&scene, 4);
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((first.get(), late.get()), (Some(true), None));
+        hosts.ends.mend();
+        scene.handle.sleep(MOMENT).await;
+        assert_eq!((late.get(), scene.source.content().await[0]), (Some(false), 4));
+    });
+}
+
+#[test]
+fn the_first_write_of_a_client_that_had_read_waits_for_what_is_left_in_the_store() {
+    for target_is_elsewhere in [false, true] {
+        play(move |scene| async move {
+            let hosts = Hosts::new(&scene);
+            let source = hosts.at_owner(&scene);
+            let target = match target_is_elsewhere {
+                false => hosts.at_owner(&scene),
+                true => hosts.at_forwarder(&scene),
+            };
+            scene.handle.sleep(MOMENT).await;
+            source.write(&scene, 1);
+            scene.handle.sleep(MOMENT).await;
+            scene.source.delay.set_latency(Operations::of(&[DiskOperation::Write]), MOMENT * 4);
+            let slow = source.write(&scene, 2);
+            scene.handle.sleep(MOMENT).await;
+            source.leave();
+            scene.source.delay.set_latency(Operations::of(&[DiskOperation::Write]), Duration::ZERO);
+            let first = target.write(&scene, 3);
+            scene.handle.sleep(MOMENT).await;
+            assert_eq!((slow.get(), first.get()), (None, None), "the store may reverse their order");
+            scene.handle.sleep(MOMENT * 8).await;
+            assert_eq!((first.get(), scene.source.content().await[0]), (Some(true), 3));
+        });
+    }
+}

@@ -38,6 +38,7 @@ impl State {
                 forwarding: *forwarding,
                 at_unix_ms,
             };
+            self.attachment_goes(moving.volume, moved.host, true);
             self.moved.insert(moving.volume, moved);
         }
         self.fence_sources(migration, &state);
@@ -57,7 +58,7 @@ impl State {
                 self.fence_sources(migration, &state);
                 self.change_images(&state, generations, |moving| &moving.target)?;
             }
-            Side::Incoming { volumes, .. } => {
+            Side::Incoming { peer, volumes, .. } => {
                 for record in volumes {
                     let mut record = record.clone();
                     if let Some(generation) = generation_of(record.volume, generations) {
@@ -65,6 +66,7 @@ impl State {
                     }
                     self.reservations.remove(&record.image.place);
                     self.take_departed(record.volume);
+                    self.attachments_return(record.volume, *peer);
                     if let Some(moved) = self.moved.remove(&record.volume) {
                         self.migration(migration)?.returning.push(moved);
                     }
@@ -91,6 +93,7 @@ impl State {
             Side::Outgoing { .. } => {
                 for moving in &state.volumes {
                     let Some(moved) = self.moved.remove(&moving.volume) else { continue };
+                    self.attachment_goes(moving.volume, moved.host, false);
                     let mut volume = moved.volume;
                     volume.record.generation =
                         generation_of(moving.volume, generations).unwrap_or_else(|| moved.generation.next());

@@ -88,7 +88,8 @@ impl State {
             .map(|(volume, origin)| Record::OriginKnown { volume: *volume, origin: *origin });
         let snapshot = std::iter::once(Record::Snapshot(Box::new(self.clone())));
         let others = self.filling_records().chain(self.order_records()).chain(self.restored_records());
-        snapshot.chain(origins).chain(others).chain(self.image_records()).collect()
+        let others = others.chain(self.image_records()).chain(self.attachment_records());
+        snapshot.chain(origins).chain(others).collect()
     }
 
     /// Notes the origin that was reported for a volume. The origin `Given` never changes, whatever is reported.

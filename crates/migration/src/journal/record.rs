@@ -4,13 +4,14 @@
 use chronicle::{BranchId, Generation};
 use serde::{Deserialize, Serialize};
 
+use super::attached::{AttachedVolume, GivenAttachment};
 use super::filling::{Hollow, VolumeFilling};
 use super::image::{ImageLocation, Place};
 use super::origin::Origin;
 use super::restored::{Restored, RestoredMore};
 use super::side::{Promotion, Side};
 use crate::custody::KnownImage;
-use crate::identity::{Attempt, MigrationId, VolumeId};
+use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 
 /// One commit: records that become durable together, with the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -217,6 +218,27 @@ pub enum Record {
     ImageForgotten {
         /// The name to be forgotten.
         place: Place,
+    },
+    /// Another host may use a volume for its own clients. Also follows a snapshot.
+    AttachmentGiven {
+        /// The volume that is attached there.
+        volume: VolumeId,
+        /// The host, and what it may do. Replaces an earlier record of that host.
+        given: Box<GivenAttachment>,
+    },
+    /// The right of another host to use a volume has ended.
+    AttachmentEnded {
+        /// The volume that was attached there.
+        volume: VolumeId,
+        /// The host that it was attached at.
+        host: HostId,
+    },
+    /// This host offers a volume of another host to clients. Also follows a snapshot.
+    Attached(Box<AttachedVolume>),
+    /// This host stops offering an attached volume.
+    Detached {
+        /// The volume that was attached here.
+        volume: VolumeId,
     },
 }
 

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use chronicle::StayId;
 use serde::{Deserialize, Serialize};
 
+use super::attached::{AttachedVolume, GivenAttachment};
 use super::filling::{Hollow, VolumeFilling};
 use super::image::{Place, Reservation, ReservedContent};
 use super::origin::Origin;
@@ -47,6 +48,12 @@ pub struct State {
     /// Which image has which name. As above.
     #[serde(skip)]
     pub images: BTreeMap<Place, KnownImage>,
+    /// The hosts that may use volumes of this host, or volumes that have left from here. As above.
+    #[serde(skip)]
+    pub given: BTreeMap<VolumeId, BTreeMap<HostId, GivenAttachment>>,
+    /// The volumes of other hosts that are attached here; see [`State::attachment_of`]. As above.
+    #[serde(skip)]
+    pub attached: BTreeMap<VolumeId, AttachedVolume>,
 }
 
 /// A volume that this host serves.
@@ -184,6 +191,7 @@ impl State {
                 let is_kept =
                     |filling: &VolumeFilling| filling.is_given_up && !broken(Bug::RemovedForgetsGivenUp);
                 self.fillings.retain(|known, filling| known != volume || is_kept(filling));
+                self.given.remove(volume);
                 self.forget_origins();
                 self.forget_images();
             }
@@ -259,6 +267,8 @@ impl State {
             }
             Record::MovedForgotten { volume } => {
                 self.forget_moved(*volume)?;
+                self.given.remove(volume);
+                self.forget_attached();
                 self.forget_origins();
             }
             Record::OriginKnown { volume, origin } => self.learn_origin(*volume, *origin),
@@ -291,6 +301,10 @@ impl State {
             Record::ImageForgotten { place } => {
                 self.images.remove(place);
             }
+            Record::AttachmentGiven { volume, given } => self.give_attachment(*volume, given),
+            Record::AttachmentEnded { volume, host } => self.end_attachment(*volume, *host),
+            Record::Attached(attached) => self.attach(at_unix_ms, attached),
+            Record::Detached { volume } => self.detach(*volume)?,
         }
         Ok(())
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use chronicle::Generation;
 use serde::{Deserialize, Serialize};
 
+use super::attaching::{AttachmentForm, RefusedForm};
 use super::opening::{
     Acceptance, AcceptedVolume, Allocation, Beside, FormerContent, Held, LeftBehind, Offer, OfferedStrategy,
     OfferedVm, OfferedVolume, Refusal, RefusalCode, Sharing,
@@ -145,6 +146,22 @@ pub(super) enum Form {
     CancelledAtSource {
         migration: u64,
     },
+    Attach {
+        question: u64,
+        offered: AttachmentForm,
+    },
+    Detach {
+        question: u64,
+        volume: [u8; 16],
+        is_forced: bool,
+    },
+    Attached {
+        question: u64,
+        refused: Option<RefusedForm>,
+    },
+    AttachmentGivenUp {
+        volume: [u8; 16],
+    },
 }
 
 #[derive(Serialize, Deserialize)]
@@ -273,6 +290,8 @@ impl Form {
             Self::Discarded { left_over, .. } => {
                 at_most(left_over.len(), DETAIL_BYTES_MAX, "bytes of an explanation")
             }
+            Self::Attach { offered, .. } => offered.check(),
+            Self::Attached { refused, .. } => refused.iter().try_for_each(RefusedForm::check),
             _ => Ok(()),
         }
     }
@@ -321,6 +340,14 @@ impl From<Message> for Form {
             Message::Known { question, known, knows_all } => {
                 Self::Known { question, known: known.into_iter().map(KnownForm::from).collect(), knows_all }
             }
+            Message::Attach { question, offered } => Self::Attach { question, offered: offered.into() },
+            Message::Detach { question, volume, is_forced } => {
+                Self::Detach { question, volume: volume.0, is_forced }
+            }
+            Message::Attached { question, refused } => {
+                Self::Attached { question, refused: refused.map(Into::into) }
+            }
+            Message::AttachmentGivenUp { volume } => Self::AttachmentGivenUp { volume: volume.0 },
             Message::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
             Message::Probed { question, seen } => {
                 Self::Probed { question, seen: seen.into_iter().map(ProbeSeenForm::from).collect() }
@@ -394,6 +421,14 @@ impl From<Form> for Message {
             Form::Known { question, known, knows_all } => {
                 Self::Known { question, known: known.into_iter().map(Into::into).collect(), knows_all }
             }
+            Form::Attach { question, offered } => Self::Attach { question, offered: offered.into() },
+            Form::Detach { question, volume, is_forced } => {
+                Self::Detach { question, volume: VolumeId(volume), is_forced }
+            }
+            Form::Attached { question, refused } => {
+                Self::Attached { question, refused: refused.map(Into::into) }
+            }
+            Form::AttachmentGivenUp { volume } => Self::AttachmentGivenUp { volume: VolumeId(volume) },
             Form::Probe { question, store, secrets } => Self::Probe { question, store, secrets },
             Form::Probed { question, seen } => {
                 Self::Probed { question, seen: seen.into_iter().map(ProbeSeen::from).collect() }

@@ -67,6 +67,30 @@ pub(crate) struct RemoveArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct AttachArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// The paired host that offers it to its clients.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) at: String,
+    /// Clients there may only read.
+    #[arg(long)]
+    pub(crate) read_only: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DetachArguments {
+    /// Name of the volume.
+    pub(crate) name: String,
+    /// The host that offers it; the default is this host.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) at: Option<String>,
+    /// Detach it even while clients are connected there, which are disconnected, and even if that host does not answer.
+    #[arg(long)]
+    pub(crate) force: bool,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct YieldArguments {
     /// Name of a volume, its VM, or the standby. All volumes of the standby are given up.
     pub(crate) name: String,
@@ -114,6 +138,22 @@ Example:
 
 With --json the ranges are listed that this host may have written. If this host was killed, they are larger than what it has
 written: the other blocks have what both hosts had. If nothing is known of what was written, the whole image is exported.";
+
+pub(super) const ATTACH_HELP: &str = "\
+Examples:
+  sterna volume attach web1 --at beta
+  sterna volume attach iso --at beta --read-only
+
+The other host offers the volume under the same name, and forwards each request to the host that has it, also after the volume has
+moved. So a VM whose disks are volumes can be migrated as over shared storage. If the volume itself moves to that host, the attachment
+has become the volume. It lasts across restarts of both hosts.";
+
+pub(super) const DETACH_HELP: &str = "\
+Examples:
+  sterna volume detach web1 --at beta
+  sterna volume detach web1                 at the host that offers it
+
+While clients are connected there, this is refused.";
 
 pub(super) const YIELD_HELP: &str = "\
 Example:

@@ -5,12 +5,13 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use api::{
-    Client, ClientError, ImageFate, KeptBecause, MigrationState, NewVolume, PromoteVolume, RemoveVolume,
-    RemovedVolume, ResizeVolume, Volume, VolumeSource, VolumeState, YieldVolume,
+    AttachVolume, Client, ClientError, DetachVolume, ImageFate, KeptBecause, MigrationState, NewVolume,
+    PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeSource, VolumeState, YieldVolume,
 };
 
 use crate::args::{
-    CloneArguments, PromoteArguments, RemoveArguments, ResizeArguments, VolumeCommand, YieldArguments,
+    AttachArguments, CloneArguments, DetachArguments, PromoteArguments, RemoveArguments, ResizeArguments,
+    VolumeCommand, YieldArguments,
 };
 use crate::commands::{CommandError, absolute};
 use crate::exit::Exit;
@@ -133,6 +134,20 @@ pub(super) async fn run(
                         removed.name
                     )
                 }
+            })?;
+        }
+        VolumeCommand::Attach(AttachArguments { name, at, read_only }) => {
+            let order = AttachVolume { host: at, read_only };
+            let attached = client.attach_volume(&name, &order).await?;
+            output::print(format, &attached, |attached| {
+                let access = if read_only { " for reading" } else { "" };
+                format!("{} is attached at {}{access}\n", attached.name, order.host)
+            })?;
+        }
+        VolumeCommand::Detach(DetachArguments { name, at, force }) => {
+            let detached = client.detach_volume(&name, &DetachVolume { host: at, force }).await?;
+            output::print(format, &detached, |detached| {
+                format!("{} is detached from {}\n", detached.name, detached.host)
             })?;
         }
         VolumeCommand::Yield(YieldArguments { name, force, unasked }) => {

@@ -32,6 +32,7 @@ pub(crate) fn volumes(volumes: &Vec<Volume>) -> String {
 /// Returns the state of a volume in one word, with the missing bytes.
 fn state(volume: &Volume) -> String {
     match &volume.filling {
+        None if volume.attached_by.is_some() => "attached".to_owned(),
         None => volume.state.name().to_owned(),
         Some(filling) => {
             let what = if filling.is_given_up { "lost" } else { "missing" };
@@ -116,6 +117,13 @@ pub(crate) fn volume(volume: &Volume, kept: &[Replica]) -> String {
     rows.extend(
         (!elsewhere.is_empty()).then(|| ("forwarded", format!("{} (led here)", elsewhere.join(", ")))),
     );
+    let attached = volume.attachments.iter().map(|attached| {
+        let access = if attached.read_only { ", read only" } else { "" };
+        let word = if attached.is_confirmed { "" } else { ", not confirmed: attach it again, or detach it" };
+        format!("at {}{access}{word}", attached.host)
+    });
+    let attached: Vec<_> = attached.collect();
+    rows.extend((!attached.is_empty()).then(|| ("attached", attached.join("; "))));
     let kept: Vec<&Replica> = kept.iter().filter(|replica| replica.volume == volume.name).collect();
     if !kept.is_empty() {
         let images = if kept.len() == 1 { "image" } else { "images" };

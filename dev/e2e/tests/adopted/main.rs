@@ -3,6 +3,7 @@
 //! They are one program, because to link a program takes longer than most of them run.
 
 mod as_packaged;
+mod attached;
 mod by_hand;
 mod hostile_user;
 mod libvirt;

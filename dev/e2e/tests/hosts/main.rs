@@ -2,6 +2,7 @@
 //!
 //! They are one program, because to link a program takes longer than most of them run.
 
+mod attached;
 mod branches;
 mod dry_run;
 mod evacuate;

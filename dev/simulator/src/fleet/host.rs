@@ -108,6 +108,8 @@ pub(crate) struct SimHost {
     pub(super) is_stopping: Cell<bool>,
     pub(super) serving: RefCell<Option<Serving>>,
     disks_made: Cell<u32>,
+    /// The number of an attachment that has ended, or that only lets this host read.
+    pub(super) former_number: Cell<Option<MigrationId>>,
     lives: Cell<u64>,
 }
 
@@ -242,6 +244,7 @@ impl SimHost {
                 buffers: BufferPool::new(),
                 manner,
                 disks_made: Cell::new(100 * (1 + place.index() as u32)),
+                former_number: Cell::default(),
                 lives: Cell::default(),
                 images: RefCell::new(images),
                 kept: KeptImages::default(),

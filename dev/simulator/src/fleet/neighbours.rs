@@ -4,6 +4,9 @@
 //!   block that no guest uses:   | sector of the 1st | sector of the 2nd | …
 //!                                      ▲ at A               ▲ at B          each writes, reads, and checks
 //! ```
+//! Some clients hand over to themselves as a migrated VM does: they connect to the other host, and read there, before they hang up
+//! at the first one, whose last write may be unanswered.
+//!
 //! Each client alone writes its sector, one request at a time. So it must read its last write: neither its neighbour, nor its own
 //! old writes at another host, may undo it. Its writes are durable, because hosts lose power.
 
@@ -28,10 +31,15 @@ const WRITES: u64 = 60;
 const PAUSE: Duration = Duration::from_millis(20);
 /// The percentage of looks at which a connected client goes to another host.
 const WANDER_PERCENT: u64 = 3;
+/// The percentage of looks at which a connected client hands over to itself at another host.
+const HAND_OVER_PERCENT: u64 = 3;
+/// The random stream of these; separate, so that other simulations stay as they are.
+const HAND_OVER_STREAM: u64 = 0x4A4D_0F0E;
 
 pub(super) struct Neighbours {
     clients: Vec<Rc<Neighbour>>,
     random: RefCell<Random>,
+    hands_over: RefCell<Random>,
 }
 
 /// Returns the bytes at the end of a volume that no guest uses: none of a small volume.
@@ -52,11 +60,13 @@ struct Neighbour {
     /// Its last number, answered or not.
     written: Cell<u64>,
     connection: RefCell<Option<(Place, Rc<Caller>)>>,
+    /// The host to which it is about to hand over.
+    comes_to: Cell<Option<Place>>,
     random: RefCell<Random>,
 }
 
 impl Neighbours {
-    pub(super) fn draw(random: &mut Random, sizes: impl Iterator<Item = u64>) -> Self {
+    pub(super) fn draw(random: &mut Random, seed: u64, sizes: impl Iterator<Item = u64>) -> Self {
         let mut clients = Vec::new();
         for (volume, size) in sizes.enumerate() {
             if !random.percent(NEIGHBOURS_PERCENT) {
@@ -69,15 +79,17 @@ impl Neighbours {
                     offset: block + number * SECTOR_BYTES,
                     written: Cell::default(),
                     connection: RefCell::default(),
+                    comes_to: Cell::default(),
                     random: RefCell::new(random.fork()),
                 }));
             }
         }
-        Self { clients, random: RefCell::new(random.fork()) }
+        let hands_over = RefCell::new(Random::new(seed ^ HAND_OVER_STREAM));
+        Self { clients, random: RefCell::new(random.fork()), hands_over }
     }
 
-    pub(super) fn none(random: &mut Random) -> Self {
-        Self::draw(random, std::iter::empty())
+    pub(super) fn none(random: &mut Random, seed: u64) -> Self {
+        Self::draw(random, seed, std::iter::empty())
     }
 
     /// Connects the unconnected clients to hosts that forward to the volumes; some clients change hosts.
@@ -93,6 +105,8 @@ impl Neighbours {
                 client.hang_up();
             }
             if client.connection.borrow().is_some() {
+                drop(random);
+                self.perhaps_hand_over(fleet, client);
                 continue;
             }
             let welcoming: Vec<_> =
@@ -103,11 +117,42 @@ impl Neighbours {
         }
     }
 
+    fn perhaps_hand_over(&self, fleet: &Rc<Fleet>, client: &Rc<Neighbour>) {
+        let mut random = self.hands_over.borrow_mut();
+        if !random.percent(HAND_OVER_PERCENT) {
+            return;
+        }
+        let Some(at) = client.connection.borrow().as_ref().map(|(at, _)| *at) else { return };
+        let others = fleet.hosts.iter().filter(|host| host.place != at && host.welcomes_clients());
+        let others: Vec<_> = others.map(|host| host.place).collect();
+        if !others.is_empty() {
+            client.hand_over(fleet, random.pick(&others));
+        }
+    }
+
+    pub(super) fn has_any_at(&self, place: Place) -> bool {
+        let is_there = |client: &Rc<Neighbour>| {
+            let connected = client.connection.borrow().as_ref().is_some_and(|(at, _)| *at == place);
+            connected || client.comes_to.get() == Some(place)
+        };
+        self.clients.iter().any(is_there)
+    }
+
     pub(super) fn crashed(&self, place: Place) {
+        for client in self.clients.iter().filter(|client| client.comes_to.get() == Some(place)) {
+            client.comes_to.set(None);
+        }
         let is_there =
             |client: &&Rc<Neighbour>| client.connection.borrow().as_ref().is_some_and(|(at, _)| *at == place);
         self.clients.iter().filter(is_there).for_each(|client| client.hang_up());
     }
+}
+
+/// What a client does before its first write.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Before {
+    Nothing,
+    Read,
 }
 
 impl Neighbour {
@@ -118,12 +163,39 @@ impl Neighbour {
     }
 
     fn connect(self: &Rc<Self>, fleet: &Rc<Fleet>, place: Place) {
+        self.connect_after(fleet, place, Before::Nothing);
+    }
+
+    /// Connects to another host, and reads there, while the client still works at the first one; then it hangs up there.
+    fn hand_over(self: &Rc<Self>, fleet: &Rc<Fleet>, place: Place) {
+        if self.comes_to.get().is_none() {
+            self.connect_after(fleet, place, Before::Read);
+        }
+    }
+
+    fn connect_after(self: &Rc<Self>, fleet: &Rc<Fleet>, place: Place, before: Before) {
         let host = fleet.host(place);
         let Some((device, caller)) = host.way_of_client(self.volume) else { return };
-        *self.connection.borrow_mut() = Some((place, Rc::clone(&caller)));
+        match before {
+            Before::Nothing => *self.connection.borrow_mut() = Some((place, Rc::clone(&caller))),
+            Before::Read => self.comes_to.set(Some(place)),
+        }
         let (me, fleet, handle) = (Rc::clone(self), Rc::downgrade(fleet), host.handle.clone());
         let asked = handle.clone();
         handle.spawn(async move {
+            if before == Before::Read {
+                let buffer = BufferPool::new().take(SECTOR_BYTES as usize);
+                let read = device.read(me.offset, buffer).await;
+                me.comes_to.set(None);
+                if read.is_err() || me.written.get() >= WRITES {
+                    return;
+                }
+                // For as long as a QEMU works on while its target waits.
+                let pause = me.random.borrow_mut().duration(Duration::ZERO, PAUSE);
+                asked.sleep(pause).await;
+                me.hang_up();
+                *me.connection.borrow_mut() = Some((place, Rc::clone(&caller)));
+            }
             let wrong = me.work(&device, &asked, &caller).await;
             // An answer after it had hung up, or with two histories, proves nothing.
             let Some(fleet) = fleet.upgrade().filter(|_| caller.is_connected()) else { return };

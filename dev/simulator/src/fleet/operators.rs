@@ -119,6 +119,7 @@ impl Fleet {
         let branches = self.branches.all();
         if let [branch] = &branches[..] {
             self.perhaps_go_rogue();
+            self.perhaps_attach();
             self.perhaps_wander(branch);
         }
         branches.iter().for_each(|branch| self.see_to(branch, &branches));
@@ -141,7 +142,7 @@ impl Fleet {
     fn see_to(self: &Rc<Self>, branch: &Branch, branches: &[Rc<Branch>]) {
         let Some(owner) = self.hosts.iter().find(|host| host.owns(branch.number)) else { return };
         self.perhaps_go_back(branch, owner);
-        if !owner.is_up() || !owner.has_nothing_to_do() {
+        if !owner.is_up() || !owner.has_nothing_to_do() || self.attachments.are_changing() {
             return;
         }
         if branch.goes.get().is_some() {
@@ -198,6 +199,7 @@ impl Fleet {
         // With two branches, one would wait for ever for blocks that the other has overwritten.
         let may = owner.is_up() && !self.operators.may_force() && branch.goes.get().is_none();
         let left = self.operators.migrations_left.get();
+        let may = may && !self.attachments.are_changing();
         let Some(target) = owner.may_go_back_to().filter(|_| may && left > 0) else { return };
         if !self.hears(owner, target) || !self.random.borrow_mut().percent(GOES_BACK_PERCENT) {
             return;

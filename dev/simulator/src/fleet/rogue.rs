@@ -56,7 +56,10 @@ impl SimHost {
                     Err(denied) => {
                         // A request by an ended permission may have been in flight for long: its guest reports if it still waits.
                         let is_over = denied == Denied::Over;
-                        let is_honest = call < BESIDES && matches!(request, Request::Volume(_)) && !is_over;
+                        let is_over = is_over || host.is_detached(subject, from);
+                        let is_honest = call < BESIDES
+                            && matches!(request, Request::Volume(_) | Request::Change(_))
+                            && !is_over;
                         if is_honest {
                             host.honest_is_refused(from, request, denied);
                         }
@@ -85,6 +88,16 @@ impl SimHost {
         self.journal().look(|state, _| judge(state, from.host(), role, request))
     }
 
+    /// Returns whether a line is that of an attachment that has ended at the host that asks. Its last requests may be under way.
+    fn is_detached(&self, subject: Subject, from: Place) -> bool {
+        let (Subject::Clients(source, number), Some(fleet)) = (subject, self.fleet()) else { return false };
+        source == from
+            && fleet.host(from).journal().look(|state, _| {
+                let is_unused = !state.moved.values().any(|moved| moved.migration == number);
+                is_unused && !state.migrations.contains_key(&number)
+            })
+    }
+
     /// Returns whether the permission of a rogue's line has still ended.
     fn is_asked_by_a_rogue(&self, subject: Subject, from: Place) -> bool {
         let Subject::Clients(source, migration) = subject else { return false };
@@ -103,6 +116,13 @@ impl SimHost {
         let fleet = self.fleet()?;
         let elsewhere = fleet.hosts.iter().filter(|host| host.place != self.place && host.is_up());
         let owner = elsewhere.filter(|host| host.owns_and_rests()).map(|host| host.place).next()?;
+        if let Some(number) = self.former_number.get() {
+            // An attachment of this host has ended, or lets it read only, as long as the volumes have not come here since.
+            let is_stranger = self.journal().look(|state, possible| {
+                possible.is_empty() && state.moved.is_empty() && state.migrations.is_empty()
+            });
+            return is_stranger.then_some((owner, number));
+        }
         self.journal().look(|state, possible| {
             if !possible.is_empty() || state.unfinished().next().is_some() {
                 return None;

@@ -122,7 +122,7 @@ impl SimHost {
     }
 
     /// Begins the lane of a volume: in its own store; past the commit point, behind a closed gate; or at its owner.
-    fn lane_of_state(self: &Rc<Self>, state: &State, index: usize) -> Option<SimLane> {
+    pub(super) fn lane_of_state(self: &Rc<Self>, state: &State, index: usize) -> Option<SimLane> {
         let id = volume_id(index);
         let disk_of = |path: &str| self.images.borrow().get(path).cloned();
         let (known, opening, disk) = match (state.volumes.get(&id), state.moved.get(&id)) {

@@ -48,6 +48,11 @@ pub(crate) enum Event {
     OwnerPowerCut,
     /// A host asks by an ended permission.
     Rogue,
+    /// Volumes are attached at a host that never had them.
+    Attached,
+    /// The same, for reading.
+    AttachedToRead,
+    Detached,
     /// Incomplete volumes begin to return to their missing blocks.
     GoesBack,
     /// They are back, and need no more blocks.
@@ -69,7 +74,7 @@ impl Default for Tally {
 const EVENTS: usize = Event::ALL.len();
 
 impl Event {
-    const ALL: [Self; 33] = [
+    const ALL: [Self; 36] = [
         Self::Handover,
         Self::Tour,
         Self::Return,
@@ -99,6 +104,9 @@ impl Event {
         Self::Wander,
         Self::OwnerPowerCut,
         Self::Rogue,
+        Self::Attached,
+        Self::AttachedToRead,
+        Self::Detached,
         Self::GoesBack,
         Self::TakenBack,
         Self::GoesBackWithVm,
@@ -136,6 +144,9 @@ impl Event {
             Self::Wander => "guests go to another host by themselves",
             Self::OwnerPowerCut => "power cut under guests",
             Self::Rogue => "a host asks for what it was given once",
+            Self::Attached => "volumes attached at a host that never had them",
+            Self::AttachedToRead => "volumes attached for reading",
+            Self::Detached => "volumes detached",
             Self::GoesBack => "goes back to what it lacks",
             Self::GoesBackWithVm => "goes back with its VM",
             Self::TakenBack => "is back at what it lacked",
@@ -164,8 +175,17 @@ impl Tally {
 
     /// Returns the events that fewer than `wanted` seeds have seen. Two hosts cannot have all of them.
     pub(crate) fn below(&self, wanted: u64, hosts: u8) -> Vec<(&'static str, u64)> {
-        let takes_a_third =
-            |event: &Event| matches!(event, Event::BranchMoves | Event::Rogue | Event::ReturnFromFurther);
+        let takes_a_third = |event: &Event| {
+            matches!(
+                event,
+                Event::BranchMoves
+                    | Event::Attached
+                    | Event::AttachedToRead
+                    | Event::Detached
+                    | Event::Rogue
+                    | Event::ReturnFromFurther
+            )
+        };
         let possible = |event: &Event| hosts > 2 || !takes_a_third(event);
         let seen = Event::ALL.into_iter().filter(possible).map(|event| (event.name(), self.count(event)));
         seen.filter(|(_, seeds)| *seeds < wanted).collect()

@@ -3,8 +3,8 @@
 use chronicle::{BranchId, Generation, StayId};
 use migration::filling::Manifest;
 use migration::journal::{
-    ExportSettings, HEADER, HEADER_BYTES, Hollow, ImageLocation, MigratingVolume, Origin, Outcome, Place,
-    Promotion, Record, Summary, VolumeFilling, VolumeRecord, encode,
+    AttachedVolume, ExportSettings, GivenAttachment, HEADER, HEADER_BYTES, Hollow, ImageLocation,
+    MigratingVolume, Origin, Outcome, Place, Promotion, Record, Summary, VolumeFilling, VolumeRecord, encode,
 };
 use migration::{Attempt, HostId, MigrationId, VolumeId, VolumeIndex};
 use serde_json::Value;
@@ -204,6 +204,20 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         manifest: Manifest { units: 5, checksum: 1 },
         is_given_up: false,
     };
+    let given = GivenAttachment {
+        host: HostId([7; 32]),
+        host_name: "b".into(),
+        access: migration::journal::ExportAccess::ReadOnly,
+        is_confirmed: true,
+        has_gone_there: false,
+    };
+    let attached = AttachedVolume {
+        record: volume(),
+        number: migration,
+        host: HostId([7; 32]),
+        host_name: "b".into(),
+        has_left: false,
+    };
     let promotion = Promotion::Force { branches: vec![(VOLUME, BranchId([3; 16]))] };
     let failed = Outcome::Failed { code: migration::journal::FailureCode::NotBegun, detail: "why".into() };
     let records = [
@@ -235,6 +249,10 @@ fn every_record_is_exported_by_a_name_of_its_own() {
         Record::DepartureConfirmed { volume: VOLUME },
         Record::CancelOrdered { migration },
         Record::GrewElsewhere { volume: VOLUME, size_bytes: 1 },
+        Record::AttachmentGiven { volume: VOLUME, given: Box::new(given) },
+        Record::AttachmentEnded { volume: VOLUME, host: HostId([7; 32]) },
+        Record::Attached(Box::new(attached)),
+        Record::Detached { volume: VOLUME },
     ];
     let exported: Vec<Value> = records.iter().map(export::record).collect();
     let names: BTreeSet<&str> = exported.iter().map(|record| record["record"].as_str().unwrap()).collect();

@@ -14,10 +14,10 @@ use lane::{
     Opening,
 };
 use migration::filling::{PresenceFile, UnitMap};
-use migration::journal::{MigrationState, Outcome, Side, Stage, VolumeRecord};
+use migration::journal::{MigrationState, Outcome, Record, Side, Stage, VolumeRecord};
 use migration::source::Moves;
 use migration::wire::LeftBehind;
-use migration::{MigrationId, StayKey, VolumeIndex};
+use migration::{MigrationId, StayKey, VolumeId, VolumeIndex};
 use transport::Session;
 
 use crate::error::RequestError;
@@ -218,6 +218,7 @@ impl Arrivals {
         let name = record.name;
         if matches!(outcome, Outcome::Moved { .. }) {
             tracing::info!(volume = %name, %migration, "the volume is this host's");
+            self.end_attachment(record.volume).await;
             if !is_home {
                 self.volumes.set(&name, &attempt, Service::Serving(lane.clone()));
                 self.serving.keep_serving(name, attempt, Some(lane));
@@ -234,6 +235,21 @@ impl Arrivals {
             tracing::warn!(path = %socket.display(), %error, "the socket of a volume that did not arrive is left over");
         }
         claim.removed();
+    }
+
+    /// Tells the host that had attached a volume here that the attachment has ended: the volume is this host's.
+    async fn end_attachment(&self, volume: VolumeId) {
+        let Some(host) = self.journal.read(|state| state.attachment_before(volume).map(|before| before.host))
+        else {
+            return;
+        };
+        if let Ok(session) = self.hosts.session_with(host) {
+            self.peers.give_attachment_up(&session, volume);
+        }
+        // Without this record the next attachment here replaces it.
+        if let Err(error) = self.journal.commit(vec![Record::Detached { volume }]).await {
+            tracing::warn!(%volume, %error, "cannot record that an attachment has become a volume of this host");
+        }
     }
 
     /// Releases volumes whose lanes have ended their wait, or must start again.

@@ -8,10 +8,10 @@
 //! A host identifies a volume by its identity, which branches share. A second branch would replace the first one in the
 //! journal, and clients of one would read the content of the other.
 
-use migration::journal::{State, VolumeRecord};
+use migration::journal::{AttachedVolume, ExportAccess, State, VolumeRecord};
 use migration::wire::OfferedVolume;
 
-use crate::error::RequestError;
+use crate::error::{AttachmentError, RequestError};
 use crate::host::Arrivals;
 
 impl Arrivals {
@@ -33,6 +33,11 @@ impl Arrivals {
 fn other_branch(state: &State, offered: &OfferedVolume) -> Option<RequestError> {
     let volume = |record: &VolumeRecord| record.name.clone();
     let offer = offered.generation;
+    // Its lane lets no client write, and continues when the volume is here.
+    let reads = |attached: &&AttachedVolume| attached.record.export.access == ExportAccess::ReadOnly;
+    if state.attachment_of(offered.volume).filter(reads).is_some() {
+        return Some(AttachmentError::ReadOnlyThere(offered.name.clone()).into());
+    }
     if let Some(waiting) = state.restored_volume(offered.volume) {
         let (volume, here) = (volume(&waiting.volume.record), waiting.volume.record.generation);
         return Some(RequestError::BranchPresent { volume, here, offered: offer });

@@ -11,7 +11,7 @@ use migration::VolumeId;
 use migration::custody::Owner;
 use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 
-use crate::error::RequestError;
+use crate::error::{AttachmentError, RequestError};
 use crate::host::{VolumeOrders, blocking};
 use crate::images::half_made;
 use crate::stores::removed_path;
@@ -66,6 +66,7 @@ impl VolumeOrders {
     ) -> Result<RemovedVolume, RequestError> {
         let (claim, volume) = self.claims.claim_to_remove(&name, how).await?;
         self.claims.require_unordered(volume, &name)?;
+        self.refuse_attached(volume, &name, how)?;
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.questioned(volume).is_some()) {
             return self.restoring.forget(claim, volume, name).await;
@@ -132,6 +133,25 @@ impl VolumeOrders {
         tracing::info!(volume = %name, "stopped forwarding clients");
         let image_fate = api::ImageFate::Elsewhere;
         Ok(RemovedVolume { name, image: String::new(), image_fate, kept_because: None, host })
+    }
+
+    /// Refuses to remove a volume that is attached at other hosts, or here: the attachment is ended first.
+    fn refuse_attached(&self, volume: VolumeId, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
+        let name = name.to_owned();
+        self.journal.read(|state| {
+            if let Some(attached) = state.attachment_of(volume) {
+                let host = attached.host_name.clone();
+                return Err(AttachmentError::AttachedHere { volume: name, host }.into());
+            }
+            let hosts: Vec<_> =
+                state.attachments_given(volume).map(|given| format!("\"{}\"", given.host_name)).collect();
+            match hosts.is_empty() || how.force {
+                true => Ok(()),
+                false => {
+                    Err(AttachmentError::AttachedElsewhere { volume: name, hosts: hosts.join(", ") }.into())
+                }
+            }
+        })
     }
 
     async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {

@@ -24,6 +24,10 @@ impl Serving {
         let session = self.hosts.session_with(moved.host)?;
         let (source, migration, id) = (self.peers.own(), moved.migration, moved.volume.record.volume);
         let volume = self.journal.read(|state| {
+            if state.attachment_of(id).is_some_and(|attached| !attached.has_left) {
+                // The number is that of the attachment, which has one volume.
+                return Some(VolumeIndex(0));
+            }
             let volumes = &state.migrations.get(&migration)?.volumes;
             VolumeIndex::all(volumes.len())
                 .zip(volumes)
