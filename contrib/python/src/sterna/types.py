@@ -1296,7 +1296,8 @@ class PromoteStandby(TypedDict):
     older_than_ok_seconds: NotRequired[float | None]
     # The recovery point; by default the newest.
     point: NotRequired[str | None]
-    # Name of the host that had the volumes, and is off: it does not serve them, and will not.
+    # Name of the host that had the volumes, and is off: it does not serve them, and will not. While it is not certain
+    # at which of two hosts they are, the names of both, with a comma between them.
     source_is_off: NotRequired[str | None]
 
 

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// The keys that are kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a
 /// command that may contain passwords.
-const KEPT: [&str; 51] = [
+const KEPT: [&str; 52] = [
     "address",
     "allocation",
     "allow_machines",

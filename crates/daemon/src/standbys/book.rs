@@ -425,6 +425,7 @@ mod tests {
             store: "fast".to_owned(),
             volumes: Vec::new(),
             keep,
+            noted: Noted::default(),
             is_removed: false,
             is_yielded: false,
         };

@@ -336,9 +336,9 @@ pub(super) struct NewVolume<'a> {
     pub(super) identity: &'a str,
 }
 
-pub(super) fn identity(volume: &str) -> migration::VolumeId {
+pub(super) fn identity(volume: &str) -> VolumeId {
     let number = u128::from_str_radix(volume, 16).unwrap_or_default();
-    migration::VolumeId(number.to_be_bytes())
+    VolumeId(number.to_be_bytes())
 }
 
 /// Returns the watermark that [`text`] names.

@@ -254,6 +254,25 @@ fn a_host_that_serves_hears_that_the_other_one_has_given_up_and_does_not_give_up
 }
 
 #[test]
+fn nothing_is_given_up_for_a_host_that_does_not_have_the_volumes_any_more() {
+    play_pair(|pair| {
+        begin(pair)?;
+        lose_alpha(pair, "v")?;
+        pair.beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?.success()?;
+        pair.alpha.start()?;
+        until_replaced(&pair.alpha)?;
+        pair.beta.sterna(["volume", "remove", "v", "--keep-image"])?.success()?;
+        for how in [&["volume", "yield", "v"][..], &["volume", "yield", "v", "--unasked"]] {
+            let refused = pair.alpha.sterna(how)?;
+            ensure!(refused.code == 4 && refused.stderr.contains("does not have the volume"), "{refused:?}");
+        }
+        // The content that is left is served by order.
+        pair.alpha.sterna(["volume", "promote", "v", "--unasked", "--force"])?.success()?;
+        until_served(&pair.alpha)
+    });
+}
+
+#[test]
 fn nothing_is_given_up_while_the_other_host_is_silent_unless_that_is_ordered() {
     play_pair(|pair| {
         begin(pair)?;

@@ -168,3 +168,56 @@ fn a_migration_that_is_cancelled_leaves_the_standby_where_it_is() {
         Ok(())
     });
 }
+
+#[test]
+fn nothing_is_promoted_while_any_host_that_can_be_reached_has_the_volume() {
+    play_trio(|[alpha, beta, gamma]| {
+        begin(alpha)?;
+        beta.kill()?;
+        alpha.sterna(["migrate", "v", "--to", "gamma:a", "--standby-untold"])?.success()?;
+        alpha.kill()?;
+        beta.start()?;
+        // All that beta knows is that the volume was at alpha, which is off.
+        until("gamma is connected", || {
+            let refused = beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha"])?;
+            ensure!(refused.code == 4, "{refused:?}");
+            Ok(refused.stderr.contains("host \"gamma\" has its volumes").then_some(()))
+        })
+    });
+}
+
+#[test]
+fn of_a_move_that_has_not_ended_both_hosts_have_to_be_off() {
+    play_trio(|[alpha, beta, gamma]| {
+        begin(alpha)?;
+        alpha.sterna(["migrate", "v", "--to", "gamma:a", "--bandwidth", "1MiB/s", "--detach"])?.success()?;
+        until("it is known at beta", || {
+            Ok(shown(beta)?.reason.is_some_and(|reason| reason.contains("are leaving for")).then_some(()))
+        })?;
+        gamma.kill()?;
+        alpha.kill()?;
+        until("both losses are noticed", || {
+            let refused = beta.sterna(["standby", "promote", "v"])?;
+            Ok(refused.stderr.contains("--source-is-off alpha,gamma").then_some(()))
+        })?;
+        let one = beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "gamma"])?;
+        ensure!(one.code == 4 && one.stderr.contains("does not suffice"), "{one:?}");
+        beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "gamma,alpha"])?.success()?;
+        drop(connect(beta, "v")?);
+        Ok(())
+    });
+}
+
+#[test]
+fn a_standby_follows_a_volume_whose_blocks_follow_after_the_handover() {
+    play_trio(|[alpha, beta, gamma]| {
+        begin(alpha)?;
+        let id = shown(alpha)?.id;
+        alpha.sterna(["migrate", "v", "--to", "gamma:a", "--strategy", "post-copy"])?.success()?;
+        until_followed(gamma)?;
+        write(&mut connect(gamma, "v")?, 4096, 2)?;
+        // The write is in the next cut.
+        std::thread::sleep(2 * EVERY);
+        compare(gamma, beta, &id)
+    });
+}

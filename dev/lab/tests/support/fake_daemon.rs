@@ -168,6 +168,8 @@ impl FakeDaemon {
             migration: None,
             added_unix_ms: 0,
             clients_elsewhere: Vec::new(),
+            attachments: Vec::new(),
+            attached_by: None,
             filling: None,
             statistics: None,
         };

@@ -20,6 +20,7 @@ impl World {
     fn known(&self, host: Option<usize>) -> Known {
         let host = host.map(|host| &self.owners[host]);
         Known {
+            is_given_up: false,
             away: host.and_then(|host| host.ended_at).map(|ended| self.now - ended),
             every: EVERY,
             is_replaced: host.is_some_and(|host| host.is_replaced),
