@@ -153,7 +153,7 @@ fn a_migration_that_is_cancelled_leaves_the_standby_where_it_is() {
             Ok(reason.contains("are leaving for host \"gamma\"").then_some(()))
         })?;
         // Neither may have it now.
-        let early = beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "gamma"])?;
+        let early = beta.sterna(["standby", "promote", "v", "--force", "--source-is-off", "alpha,gamma"])?;
         ensure!(early.code == 4 && early.stderr.contains("can be reached"), "{early:?}");
         alpha.sterna(["migration", "cancel", &begun.id])?.success()?;
         until("it is over", || {
