@@ -171,7 +171,7 @@ fn a_migration_that_is_cancelled_leaves_the_standby_where_it_is() {
 
 #[test]
 fn nothing_is_promoted_while_any_host_that_can_be_reached_has_the_volume() {
-    play_trio(|[alpha, beta, gamma]| {
+    play_trio(|[alpha, beta, _]| {
         begin(alpha)?;
         beta.kill()?;
         alpha.sterna(["migrate", "v", "--to", "gamma:a", "--standby-untold"])?.success()?;
