@@ -101,16 +101,8 @@ impl Host {
         let standbys = Standbys::new(parts, &serving, &volume_orders, &vm_orders);
         let arrivals =
             Arrivals::new(parts, &exports, &serving, &migration_hooks, &vm_orders, &runner, &standbys);
-        let departures = Departures::new(
-            parts,
-            &claims,
-            &serving,
-            &migration_hooks,
-            &vm_orders,
-            &runner,
-            &arrivals,
-            &standbys,
-        );
+        let departures =
+            Departures::new(parts, &claims, &serving, &migration_hooks, &vm_orders, &runner, &arrivals);
         let resumption = Resumption::new(parts, &exports, &serving, &arrivals, &departures);
         let rooms = Rooms {
             claims: &claims,

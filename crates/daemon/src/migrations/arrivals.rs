@@ -67,6 +67,11 @@ pub(crate) struct Arrivals {
 }
 
 impl Arrivals {
+    /// Returns the room of standbys: departures tell them what leaves.
+    pub(crate) fn standbys(&self) -> Arc<Standbys> {
+        Arc::clone(&self.standbys)
+    }
+
     pub(crate) fn new(
         parts: &Parts,
         exports: &Arc<Exports>,

@@ -81,7 +81,6 @@ impl Departures {
         vm_orders: &Arc<VmOrders>,
         runner: &Arc<SessionRunner>,
         arrivals: &Arc<Arrivals>,
-        standbys: &Arc<Standbys>,
     ) -> Arc<Self> {
         let Parts {
             custody,
@@ -127,7 +126,7 @@ impl Departures {
             vm_orders: Arc::clone(vm_orders),
             runner: Arc::clone(runner),
             arrivals: Arc::clone(arrivals),
-            standbys: Arc::clone(standbys),
+            standbys: arrivals.standbys(),
             repeat: OnceLock::new(),
         })
     }
