@@ -141,7 +141,6 @@ impl Fleet {
         let (owner, ending, fleet) = (Rc::clone(owner), Rc::clone(ending), Rc::downgrade(self));
         let asked = Rc::clone(&ending);
         asked.handle.clone().spawn(async move {
-            let _changing = changing;
             let volumes = (0..ending.manner.block_sizes.len()).map(volume_id);
             let number =
                 ending.journal().look(|state, _| state.moved.get(&volume_id(0)).map(|moved| moved.migration));
@@ -157,6 +156,8 @@ impl Fleet {
             let ended = volumes.map(|volume| Record::AttachmentEnded { volume, host }).collect();
             let (asked, ending, handle) = (Rc::clone(&owner), Rc::clone(&ending), owner.handle.clone());
             handle.spawn(async move {
+                // Until here: another attachment would be a new right of the host that asks on.
+                let _changing = changing;
                 if asked.journal().commit(ended).await.is_ok() {
                     ending.former_number.set(number);
                     fleet.tally(Event::Detached);
