@@ -47,9 +47,12 @@ fn the_demo_between_two_daemons_on_loopback_goes_on_after_the_cut_and_leaves_not
     check_empty(folder.path())
 }
 
+/// It takes half a minute, and several while other tests have the processors.
+const DEMO_MAX: Duration = Duration::from_secs(400);
+
 fn demo(folder: &Path, more: &[&str]) -> anyhow::Result<Value> {
     let demo = Program::at(&program::sterna()?).args(["demo", "--json", "--folder"]).arg(folder);
-    let outcome = demo.args(more).run()?;
+    let outcome = demo.args(more).within(DEMO_MAX).run()?;
     outcome.expect(0)?;
     outcome.json()
 }

@@ -107,6 +107,13 @@ impl Program {
         self
     }
 
+    /// Gives it this time to end, instead of that of all programs.
+    #[must_use]
+    pub fn within(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+
     /// Sets a variable of its environment.
     #[must_use]
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
