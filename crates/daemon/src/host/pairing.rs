@@ -18,6 +18,7 @@ use crate::journal::Journal;
 use crate::migrations::metadata::MetadataFolder;
 use crate::migrations::sessions::Sessions;
 use crate::peers::Peers;
+use crate::standbys::permissions::Permissions;
 use crate::volumes::registry::{Service, Volumes};
 use crate::volumes::views::ANSWER_MAX;
 
@@ -29,6 +30,7 @@ pub(crate) struct Pairing {
     pub(crate) sessions: Arc<Sessions>,
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) peers: Arc<Peers>,
+    pub(crate) permissions: Arc<Permissions>,
     pub(crate) migration_orders: Arc<MigrationOrders>,
     pub(crate) ownership: Arc<Ownership>,
 }
@@ -39,7 +41,8 @@ impl Pairing {
         migration_orders: &Arc<MigrationOrders>,
         ownership: &Arc<Ownership>,
     ) -> Arc<Self> {
-        let Parts { journal, volumes, metadata_folder, sessions, hosts, peers, .. } = parts.clone();
+        let Parts { journal, volumes, metadata_folder, sessions, hosts, peers, permissions, .. } =
+            parts.clone();
         Arc::new(Self {
             journal,
             volumes,
@@ -47,6 +50,7 @@ impl Pairing {
             sessions,
             hosts,
             peers,
+            permissions,
             migration_orders: Arc::clone(migration_orders),
             ownership: Arc::clone(ownership),
         })
@@ -223,6 +227,11 @@ impl Pairing {
             needed.push(format!(
                 "{all} are attached there, or here by it (sterna volume detach {first} --at HOST ends that)"
             ));
+        }
+        let kept = self.permissions.kept_at(id);
+        if let Some(first) = kept.first() {
+            let all = kept.join(", ");
+            needed.push(format!("it keeps standbys of {all} (sterna standby remove {first} ends that)"));
         }
         if let Some(first) = filled.first() {
             let all = filled.join(", ");

@@ -156,22 +156,34 @@ impl Standbys {
             };
             let held = source.leaving.lock().await;
             let Some(to) = source.config().leaving_for.filter(|_| is_known()) else { return };
-            let settled = match self.place_of(&source, host_of(&to.host)) {
-                Place::Undecided => Ok(false),
-                Place::Here => self.stay(&source).await.map(|()| true),
-                Place::There => self.hand_on(&source, &to).await.map(|()| true),
+            let (settled, what) = match self.place_of(&source, host_of(&to.host)) {
+                Place::Undecided => (Ok(false), String::new()),
+                Place::Here => {
+                    let stays = self.stay(&source).await.map(|()| true);
+                    (
+                        stays,
+                        format!(
+                            "its host does not know yet that the volumes have not left for host \"{}\"",
+                            to.name
+                        ),
+                    )
+                }
+                Place::There => {
+                    let handed_on = self.hand_on(&source, &to).await.map(|()| true);
+                    (handed_on, format!("its volumes have left for host \"{}\"", to.name))
+                }
             };
             drop(held);
             let pause = match settled {
                 Ok(true) => return,
                 Ok(false) => LOOK_EVERY,
                 Err(reason) => {
-                    let text = format!("its volumes have left for host \"{}\": {reason}", to.name);
-                    source.show(|shown| shown.reason = Some(text));
-                    if reported.as_ref() != Some(&reason) {
-                        tracing::warn!(standby = %source.config().name, host = %to.name, reason, "a standby does not follow its volumes yet");
+                    let text = format!("{what}: {reason}");
+                    if reported.as_ref() != Some(&text) {
+                        tracing::warn!(standby = %source.config().name, reason = %text, "it is not known everywhere where a standby belongs");
                     }
-                    reported = Some(reason);
+                    source.show(|shown| shown.reason = Some(text.clone()));
+                    reported = Some(text);
                     RETRY
                 }
             };

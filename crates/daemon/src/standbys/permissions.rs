@@ -295,6 +295,13 @@ impl Permissions {
         Question { standby, life, acknowledged: record.and_then(|record| record.acknowledged) }
     }
 
+    /// Returns the names of the standbys that a host keeps of volumes here.
+    pub(crate) fn kept_at(&self, host: migration::HostId) -> Vec<String> {
+        let groups = lock(&self.groups);
+        let kept = groups.values().filter(|group| host_of(&group.config.host) == host);
+        kept.map(|group| group.config.name.clone()).collect()
+    }
+
     /// Returns whether the group of a standby may not be served yet.
     fn is_waiting(&self, standby: StandbyId) -> bool {
         lock(&self.groups).get(&standby).is_some_and(Group::is_waiting)

@@ -221,3 +221,14 @@ fn a_standby_follows_a_volume_whose_blocks_follow_after_the_handover() {
         compare(gamma, beta, &id)
     });
 }
+
+#[test]
+fn a_host_that_keeps_a_standby_is_not_removed_unless_that_is_ordered() {
+    play_trio(|[alpha, _, _]| {
+        begin(alpha)?;
+        let refused = alpha.sterna(["host", "remove", "beta"])?;
+        ensure!(refused.code != 0 && refused.stderr.contains("it keeps standbys of v"), "{refused:?}");
+        alpha.sterna(["host", "remove", "beta", "--force"])?.success()?;
+        Ok(())
+    });
+}
