@@ -73,7 +73,7 @@ pub struct MigrateVolume {
     /// does not put them off. Only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub ignore_hot_blocks: bool,
-    /// Also if the host of a standby cannot be told that the volumes leave. Until it is told, nobody may promote the standby there.
+    /// Also if the host of a standby cannot note that the volumes leave. Until it has noted it, nobody may promote the standby there.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub standby_untold: bool,
     /// Names of further volumes that move in the same migration to another host: all of them, or none.

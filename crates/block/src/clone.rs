@@ -95,7 +95,7 @@ pub enum NoClones {
 /// The system's error: EXDEV, EOPNOTSUPP and EINVAL say that it cannot; see [`NoClones::of`].
 pub fn clone_range(to: BorrowedFd<'_>, from: BorrowedFd<'_>, range: ByteRange) -> Result<(), Errno> {
     if range.length == 0 {
-        // To the system this means everything up to the end.
+        // The system would clone everything up to the end of the file.
         return Ok(());
     }
     let request = CloneRange {

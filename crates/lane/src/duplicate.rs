@@ -186,17 +186,7 @@ impl Lane {
             limits: self.limits(),
             strategy: Strategy::Mirror,
         };
-        let leaving = OutgoingVolume {
-            volume: Rc::clone(self.volume()),
-            replica,
-            source_image: order.image.clone(),
-            successor: None,
-            channel: None,
-            to: None,
-            lease: None,
-            reservoir: None,
-            filling: None,
-        };
+        let leaving = OutgoingVolume::on_this_host(Rc::clone(self.volume()), replica, order.image.clone());
         let (notices, events) = mpsc::unbounded();
         let (handle, buffers) = (self.handle(), self.engine().buffers());
         let copy = start_copy(handle, buffers, &settings, INDEX, &leaving, notices.clone());

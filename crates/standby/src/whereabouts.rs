@@ -56,7 +56,7 @@ impl<H: Copy + Eq> Whereabouts<H> {
         Ok(())
     }
 
-    /// Returns whether a host may have the group, so that it is told whether the standby was promoted.
+    /// Returns whether a host may have the group. Such a host gets an answer when it asks whether the standby was promoted.
     pub fn may_be_at(&self, host: H) -> bool {
         self.hosts().any(|known| known == host)
     }
@@ -82,7 +82,7 @@ mod tests {
         assert_eq!(of.arrived('d'), Err(Stranger));
         assert_eq!(of.arrived('c'), Ok(()));
         assert_eq!(of, Whereabouts::at('c'));
-        // The former host has no part in it any more.
+        // The former host is a stranger now.
         assert_eq!((of.stays('a'), of.leaves('a', 'd')), (Err(Stranger), Err(Stranger)));
         // It is repeated if its answer was lost.
         assert_eq!(of.arrived('c'), Ok(()));

@@ -762,7 +762,7 @@ class MigrateVolume(TypedDict):
     serve_here: NotRequired[bool]
     # Whether blocks are written directly to the other host's store if this host can open it as well.
     shared_target: NotRequired[SharedTarget]
-    # Also if the host of a standby cannot be told that the volumes leave. Until it is told, nobody may promote the
+    # Also if the host of a standby cannot note that the volumes leave. Until it has noted it, nobody may promote the
     # standby there.
     standby_untold: NotRequired[bool]
     # How volumes are copied while their guests write. Without it the daemon chooses.

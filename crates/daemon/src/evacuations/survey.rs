@@ -196,7 +196,7 @@ pub(super) fn request(entry: &Entry, order: &Order, to: &str) -> MigrateVolume {
         },
         // Against a deadline the copying does not give way to guests.
         impact_percent: order.deadline_unix_ms.map(|_| api::FULL_SPEED_PERCENT),
-        // The host of a standby may be the next one without power. It is told when it can be.
+        // The host of a standby may have no power either. It learns of the move when it answers.
         standby_untold: true,
         ..MigrateVolume::to(to)
     }

@@ -109,7 +109,7 @@ pub(crate) fn shown_by(ended: &Migration, load: f64, was_limited: bool) -> Optio
     let bytes = ended.bytes_moved + memory.map_or(0, |memory| memory.sent_bytes);
     let was_alone = ended.state == MigrationState::Moved && !was_limited && ended.retry_of.is_none();
     let forecast = ended.forecast.map(|forecast| forecast.seconds.middle);
-    // What was cloned says nothing about the disks.
+    // Cloned bytes say nothing about the disks.
     let was_alone = was_alone && ended.bytes_cloned == 0;
     was_alone.then(|| Sample::of(bytes, ended.seconds, load, forecast)).flatten()
 }

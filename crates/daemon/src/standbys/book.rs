@@ -114,7 +114,7 @@ pub(crate) struct Noted {
     pub(crate) has_source_yielded: bool,
 }
 
-/// Another host.
+/// Another host, as a configuration names it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct NamedHost {
     /// Its identity, 64 hexadecimal digits.

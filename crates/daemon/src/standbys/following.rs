@@ -10,7 +10,7 @@
 //!                                          at C ◄───────────── Arrived ──┘ ─► the first stream, of the next generation
 //! ```
 //! B hears of C before anything is handed over, so an administrator who promotes at B is asked about the right host. Every step may
-//! be repeated. What the standby lacks is in C's chronicle: copies elsewhere are told on (decision 0063).
+//! be repeated. What the standby lacks is in C's chronicle: migrations pass on what copies elsewhere lack (decision 0063).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -42,7 +42,7 @@ const RETRY: Duration = Duration::from_secs(5);
 /// A record with greater numbers is none of a standby.
 const NUMBER_MAX: u64 = 1 << 56;
 
-/// Volumes with standbys that are about to leave for another host. Once it is dropped, it is seen to where they are.
+/// Volumes with standbys that are about to leave for another host. Its end starts the tasks that find out where they are.
 pub(crate) struct Leaving {
     standbys: Arc<Standbys>,
     sources: Vec<Arc<Source>>,
@@ -74,7 +74,7 @@ enum Place {
     Undecided,
 }
 
-// At the source.
+// What the source does.
 impl Standbys {
     /// Tells the hosts of standbys that these volumes are about to leave for another host. Errors: [`StandbyError::WouldNotKnow`]: one
     /// of them does not hear it, unless `untold` says that it does not have to.
@@ -217,7 +217,7 @@ impl Standbys {
         })
     }
 
-    /// The volumes have not left: their standby goes on here.
+    /// Says to the host of a standby that its volumes have not left, and notes it.
     async fn stay(&self, source: &Source) -> Result<(), String> {
         let asked = self.asker.ask(source.host(), source.standby(), Ask::Staying, Bytes::new()).await;
         asked.map_err(|error| error.message())?;
@@ -293,7 +293,7 @@ impl Standbys {
     }
 }
 
-// At the host that keeps the standby.
+// What the host does that keeps the standby.
 impl Standbys {
     /// Notes that the volumes of a standby are leaving their host, or have left it.
     pub(super) async fn let_leave(
@@ -339,7 +339,7 @@ impl Standbys {
 
 type Whereabouts = standby::whereabouts::Whereabouts<HostId>;
 
-// At the host that the volumes have come to.
+// What the host does that has the volumes now.
 impl Standbys {
     /// Becomes the source of a standby whose volumes have come here from another host.
     pub(super) async fn become_source(

@@ -146,6 +146,23 @@ pub struct OutgoingVolume {
     pub filling: Option<Rc<FillingStore>>,
 }
 
+impl OutgoingVolume {
+    /// Makes one whose target is a store of this host.
+    pub(crate) fn on_this_host(volume: Rc<Volume>, replica: Replica, source_image: ImageLocation) -> Self {
+        Self {
+            volume,
+            replica,
+            source_image,
+            successor: None,
+            channel: None,
+            to: None,
+            lease: None,
+            reservoir: None,
+            filling: None,
+        }
+    }
+}
+
 /// The target store of a volume, as the source's half sees it.
 #[derive(Clone)]
 pub struct Replica {
@@ -254,17 +271,7 @@ impl PlannedVolume {
             guests_there: None,
             manifest: None,
         };
-        let leaving = OutgoingVolume {
-            volume: self.volume,
-            replica,
-            source_image: self.source_image,
-            successor: None,
-            channel: None,
-            to: None,
-            lease: None,
-            reservoir: None,
-            filling: None,
-        };
+        let leaving = OutgoingVolume::on_this_host(self.volume, replica, self.source_image);
         (leaving, coming)
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct MigrateArguments {
     /// Keep serving the volume here as well, from the other host's store; by default only to clients that stay connected.
     #[arg(long)]
     pub(crate) serve_here: bool,
-    /// Move even if the host of a standby cannot be told. Until it is told, nobody may promote the standby there.
+    /// Move even if the host of a standby cannot note that the volumes leave. Until it has, nobody may promote the standby there.
     #[arg(long)]
     pub(crate) standby_untold: bool,
     /// Copy everything, even if the other host has kept an image of the volume.

@@ -271,7 +271,7 @@ impl Fleet {
         }
         let fits = |host: &&Rc<SimHost>| host.place != branch.home() && host.welcomes_clients();
         let targets: Vec<_> = self.hosts.iter().filter(fits).collect();
-        // An attachment that ends takes no clients any more.
+        // A host takes no clients while its attachment ends.
         let is_changing = self.attachments.are_changing();
         if targets.is_empty() || branch.goes.get().is_some() || branch.power_was_cut.get() || is_changing {
             return;

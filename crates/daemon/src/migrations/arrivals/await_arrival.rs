@@ -246,7 +246,7 @@ impl Arrivals {
         if let Ok(session) = self.hosts.session_with(host) {
             self.peers.give_attachment_up(&session, volume);
         }
-        // Without this record the next attachment here replaces it.
+        // If this is not recorded, the next attachment of the volume here replaces the old one.
         if let Err(error) = self.journal.commit(vec![Record::Detached { volume }]).await {
             tracing::warn!(%volume, %error, "cannot record that an attachment has become a volume of this host");
         }

@@ -110,7 +110,7 @@ impl MigrationOrders {
         }
         self.warn_of_disks(&order, &mut plan).await;
         plan.estimate(&order);
-        // What is known of the way is how fast its disks are.
+        // The forecast knows how fast disks copy, and a clone copies nothing.
         if !plan.volumes.iter().any(|volume| volume.replica && !order.full || volume.cloned) {
             self.forecast_plan(&records, &order, &mut plan).await;
         }
