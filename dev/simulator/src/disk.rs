@@ -399,8 +399,14 @@ impl SimDisk {
                     // A read whose request has already failed by another part: no phase meets that.
                     self.world.struck_in(struck_by, None);
                 }
-                apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
-                if matches!(operation.what, What::Flush { .. }) && operation.asked_by == Permission::Owner {
+                let is_owners_flush =
+                    matches!(operation.what, What::Flush { .. }) && operation.asked_by == Permission::Owner;
+                // A kernel tells a failed flush to its caller only. No later daemon can know what it has lost (decision 0049),
+                // so no loss of that kind is simulated.
+                if !(is_owners_flush && operation.slot.is_none()) {
+                    apply(&mut self.medium.borrow_mut(), &operation, applied_percent);
+                }
+                if is_owners_flush && operation.slot.is_some() {
                     self.lost_at.set(Some(now));
                 }
                 // A failed flush that outlasts a handover means that the owner's changes may be lost, too.
