@@ -141,6 +141,25 @@ pub struct ReprotectStandby {
     pub if_silent: Option<IfSilent>,
 }
 
+/// An order to begin a standby that is kept here with images, so that only the difference is sent.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SeedStandby {
+    /// The images. A volume without one is sent as a whole.
+    pub images: Vec<SeedImage>,
+}
+
+/// An image for a volume of a standby.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SeedImage {
+    /// The volume; by default the only one of the standby.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<String>,
+    /// The name of a raw image in the folder of the standby's store. It becomes the standby's.
+    pub file: String,
+}
+
 /// An order to test a standby that is kept here.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -264,6 +283,9 @@ pub struct Standby {
     /// Bytes that were sent since the daemon began. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_sent: Option<u64>,
+    /// Bytes that the other host had already, and that were only compared, since the daemon began. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub bytes_found: Option<u64>,
     /// The VMs whose volumes are all in it: a promotion starts them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<StandbyVm>,

@@ -20,6 +20,7 @@ pub(crate) mod permissions;
 mod promotion;
 mod reprotecting;
 mod returning;
+mod seeding;
 pub(crate) mod source;
 mod testing;
 mod turns;
@@ -44,7 +45,7 @@ use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 
 use self::asking::Asker;
 use self::book::{Book, CopyConfig, Noted, Side, SourceConfig, Unreadable, parse};
-use self::copy::{Copy, Ending, Input};
+use self::copy::{Copy, Ending, Input, Named};
 use self::frames::{ANSWER_MAX, Frame, Line, is_about};
 use self::permissions::Permissions;
 use self::source::{Source, Surroundings, host_of};
@@ -307,6 +308,13 @@ impl Standbys {
                     }
                 },
             },
+            Some(Frame::Named { stream, number, volume, blocks }) => {
+                // The source names it again on another stream if nobody answers.
+                if let Some(kept) = self.kept_for(peer, &line) {
+                    let named = Named { line, stream, number, volume, blocks, hashes: payload, credit };
+                    kept.copy.give(Input::Named(Box::new(named)));
+                }
+            }
             Some(Frame::Terms(terms)) => {
                 if let Some(kept) = self.kept_for(peer, &line) {
                     kept.copy.note(terms);

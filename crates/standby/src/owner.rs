@@ -402,6 +402,11 @@ impl Replication {
         unforgotten
     }
 
+    /// Returns whether the standby has no cut that is known here: everything is sent.
+    pub fn lacks_everything(&self) -> bool {
+        self.ages.acknowledged.is_none()
+    }
+
     /// Returns the epoch that is open.
     pub fn open_epoch(&self) -> Epoch {
         self.epochs.open_number()

@@ -367,6 +367,11 @@ impl Standby {
         standby
     }
 
+    /// Returns whether this stream is the owner's.
+    pub fn is_owners(&self, stream: StreamId) -> bool {
+        self.owner.as_ref().is_some_and(|owner| owner.stream == stream)
+    }
+
     /// Returns the record as it was given out last.
     pub fn record(&self) -> &StandbyRecord {
         &self.record

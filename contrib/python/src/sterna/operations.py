@@ -47,6 +47,7 @@ from .types import (
     Replica,
     ReprotectStandby,
     ResizeVolume,
+    SeedStandby,
     SetGrant,
     SetHost,
     SetMigration,
@@ -269,6 +270,12 @@ class Operations(Connection):
         is sent afterwards.
         """
         return self.ask("POST", f"/v1/standbys/{segment(name)}/reprotect", order=order)
+
+    def seed_standby(self, name: str, order: SeedStandby) -> Standby:
+        """Begins a standby that is kept here with images from its store, which become the standby's. What they have
+        already is not sent. The standby must not have a recovery point yet.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/seed", order=order)
 
     def end_standby_test(self, name: str) -> Standby:
         """Ends the test of a standby: all that belongs to it is deleted."""

@@ -1533,6 +1533,22 @@ class Round(TypedDict):
     volume: int
 
 
+class SeedImage(TypedDict):
+    """An image for a volume of a standby."""
+
+    # The name of a raw image in the folder of the standby's store. It becomes the standby's.
+    file: str
+    # The volume; by default the only one of the standby.
+    volume: NotRequired[str | None]
+
+
+class SeedStandby(TypedDict):
+    """An order to begin a standby that is kept here with images, so that only the difference is sent."""
+
+    # The images. A volume without one is sent as a whole.
+    images: list[SeedImage]
+
+
 class SetGrant(TypedDict):
     """Changes the role of a user."""
 
@@ -1601,6 +1617,8 @@ class Standby(TypedDict):
     age_seconds: NotRequired[float | None]
     # The most bytes a second that it sends. At the source only.
     bandwidth_bytes_per_second: NotRequired[int | None]
+    # Bytes that the other host had already, and that were only compared, since the daemon began. At the source only.
+    bytes_found: NotRequired[int | None]
     # Bytes that were sent since the daemon began. At the source only.
     bytes_sent: NotRequired[int | None]
     # Bytes that the standby lacks. At the source only.

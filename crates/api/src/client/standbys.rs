@@ -5,8 +5,8 @@ use hyper::Method;
 use super::exchange::Segment;
 use super::{Client, ClientError};
 use crate::{
-    Divergence, DivergencePiece, NewStandby, PromoteStandby, RemoveStandby, ReprotectStandby, SetStandby,
-    Standby, TestStandby,
+    Divergence, DivergencePiece, NewStandby, PromoteStandby, RemoveStandby, ReprotectStandby, SeedStandby,
+    SetStandby, Standby, TestStandby,
 };
 
 impl Client {
@@ -93,6 +93,14 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound).
     pub async fn drop_divergence(&self, name: &str) -> Result<Divergence, ClientError> {
         self.send(Method::DELETE, &format!("/v1/divergences/{}", Segment(name)), None::<&()>).await
+    }
+
+    /// Begins a standby that the daemon's host keeps with images from its store.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
+    pub async fn seed_standby(&self, name: &str, order: &SeedStandby) -> Result<Standby, ClientError> {
+        self.send(Method::POST, &format!("/v1/standbys/{}/seed", Segment(name)), Some(order)).await
     }
 
     /// Begins a test of a standby that the daemon's host keeps.

@@ -93,6 +93,8 @@ pub(crate) enum StandbyError {
     TestRuns { name: String, test: String },
     #[error("standby \"{name}\" is not tested: {reason}")]
     NotTested { name: String, reason: String },
+    #[error("standby \"{name}\" is not begun with an image: {reason}")]
+    NotSeeded { name: String, reason: String },
     #[error("standby \"{0}\" has no test")]
     NoTest(String),
     #[error("the test of standby \"{name}\" is not deleted yet: {reason}; it is tried again")]
@@ -146,6 +148,7 @@ impl StandbyError {
             | Self::ServedElsewhere { .. }
             | Self::NotThere { .. }
             | Self::TestRuns { .. }
+            | Self::NotSeeded { .. }
             | Self::NotTested { .. }
             | Self::TestNotEnded { .. }
             | Self::NotTurned { .. }

@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 74] = [
+const TABLE: [(&str, &str, Takes); 75] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -81,6 +81,7 @@ const TABLE: [(&str, &str, Takes); 74] = [
     ("PATCH", "/v1/standbys/{name}", OPERATE),
     ("POST", "/v1/standbys/{name}/promote", ADMIN),
     ("POST", "/v1/standbys/{name}/reprotect", ADMIN),
+    ("POST", "/v1/standbys/{name}/seed", ADMIN),
     ("DELETE", "/v1/standbys/{name}/test", ADMIN),
     ("POST", "/v1/standbys/{name}/test", ADMIN),
     ("GET", "/v1/stores", READ),

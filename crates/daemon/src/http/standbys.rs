@@ -18,6 +18,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(yield_volume))
         .routes(routes!(show_standby, change_standby, remove_standby))
         .routes(routes!(promote_standby))
+        .routes(routes!(seed_standby))
         .routes(routes!(reprotect_standby))
         .routes(routes!(list_divergences))
         .routes(routes!(export_divergence, drop_divergence))
@@ -127,6 +128,20 @@ async fn export_divergence(
     responses((status = 200, description = "What it was", body = api::Divergence)))]
 async fn drop_divergence(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Divergence> {
     host.operate(Arc::clone(&host.standbys).drop_divergence(name)).await.map(Json)
+}
+
+/// Begins a standby that is kept here with images from its store, which become the standby's. What they have already is not sent. The
+/// standby must not have a recovery point yet.
+#[utoipa::path(post, path = "/v1/standbys/{name}/seed", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    request_body = api::SeedStandby,
+    responses((status = 200, description = "The standby", body = api::Standby)))]
+async fn seed_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Standby> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).seed(name, order)).await.map(Json)
 }
 
 /// Begins a test of a standby: a clone of a recovery point becomes volumes of this host under other names, for a time. Answers once

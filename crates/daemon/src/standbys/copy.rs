@@ -12,6 +12,7 @@ pub(crate) mod divergence;
 mod extents;
 mod files;
 mod folder;
+mod found;
 mod input;
 mod keeper;
 mod lending;
@@ -24,7 +25,7 @@ mod view;
 
 pub(crate) use cloning::{Progress, delete_clone, has_room_in, name_clone};
 pub(crate) use files::text;
-pub(crate) use input::{Ending, Input, LendingEnd, NotPromoted};
+pub(crate) use input::{Ending, Input, LendingEnd, Named, NotPromoted};
 pub(crate) use keeper::{Copy, Seen, delete_files};
 pub(super) use messages::words_of;
 pub(crate) use view::CopyView;

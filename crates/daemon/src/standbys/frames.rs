@@ -4,12 +4,14 @@
 //!   source: Ask ─► Answer            to make it, to delete it, and to describe its VMs
 //!   source: Question ─► Word         before the volumes are served
 //!   source: ToStandby, with a payload ─► Taken: as much may follow
+//!   source: Named, with hashes ─► Wanted: what is to be sent; if HasContent was said before
 //!   standby's host: ToOwner, Fault
 //! ```
 
 use std::time::Duration;
 
 use bytes::Bytes;
+use chronicle::BlockRange;
 use migration::{HostId, MigrationId, VolumeIndex};
 use serde::{Deserialize, Serialize};
 use standby::asking::{IfSilent, Question, Word};
@@ -48,6 +50,24 @@ pub(crate) enum Frame {
     Question(Question),
     /// The answer to the last question.
     Word(Word),
+    /// From the standby's host, before it answers an offer: its images have content. What is named may be there.
+    HasContent(StreamId),
+    /// From the source: does the image have these contents? The payload has the SHA-256 hashes of the blocks.
+    Named {
+        stream: StreamId,
+        /// The number of the question.
+        number: u64,
+        volume: standby::VolumeIndex,
+        blocks: BlockRange,
+    },
+    /// First block and number of blocks of runs whose contents the image does not have, in order. The rest of what was named is taken as
+    /// if it had been sent.
+    Wanted {
+        stream: StreamId,
+        /// The number of the question.
+        number: u64,
+        runs: Vec<(u64, u64)>,
+    },
 }
 
 /// How often a group is cut, and how old its standby may become.

@@ -8,6 +8,8 @@
 
 mod beginning;
 mod lacking;
+mod naming;
+mod reading;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -73,6 +75,8 @@ pub(super) struct Shown {
     /// While there is no group: the standby is of this time, or older.
     pub(super) older_than: Option<Instant>,
     pub(super) bytes_sent: u64,
+    /// Bytes that the standby's host had already.
+    pub(super) bytes_found: u64,
     pub(super) epochs: u64,
     /// The VMs that are described to the standby's host.
     pub(super) vms: Vec<api::StandbyVm>,

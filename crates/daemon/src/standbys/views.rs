@@ -231,6 +231,7 @@ impl Standbys {
             }),
             bytes_waiting: seen.map(|(.., waiting)| waiting),
             bytes_sent: Some(shown.bytes_sent),
+            bytes_found: Some(shown.bytes_found).filter(|bytes| *bytes > 0),
             vms: shown.vms,
             points: Vec::new(),
             test: None,
@@ -287,6 +288,7 @@ impl Standbys {
             if_silent: None,
             bytes_waiting: None,
             bytes_sent: None,
+            bytes_found: None,
             vms: Vec::new(),
             points: look
                 .points

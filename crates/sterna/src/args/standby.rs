@@ -34,6 +34,15 @@ pub(crate) enum StandbyCommand {
         /// Name of the standby, its volume or its VM; by default all of this host's volumes.
         name: Option<String>,
     },
+    /// Begin a standby with an image that is at its host already, so that only the difference is sent.
+    #[command(after_help = SEED_HELP)]
+    Seed {
+        /// Name of the standby, its volume or its VM.
+        name: String,
+        /// Raw images in the folder of the standby's store, by their file names; with several volumes, which is whose.
+        #[arg(required = true, value_name = "[VOLUME=]FILE")]
+        images: Vec<String>,
+    },
     /// Try a standby without disturbing it: a clone of it becomes volumes and a VM of this host, for a time.
     #[command(after_help = TEST_HELP)]
     Test(TestStandbyArguments),
@@ -267,6 +276,16 @@ Examples:
 Give this order at the host that has promoted the standby. The images that the other host has given up become the standby. It is sent what
 was written here since the promotion, and what only that host had written. That host keeps its own writes: sterna volume
 divergence list, there. If it is not certain what its images lack, everything is sent.";
+
+const SEED_HELP: &str = "\
+Examples:
+  sterna standby add web1 --to rack9                  # at the host that has the volume
+  sterna standby seed web1 web1-backup.img            # at rack9, as long as there is no recovery point
+  sterna standby seed db db-data=data.img db-log=log.img
+
+The images may be old copies, of any origin: a disk that was carried over, the restored backup of last night. They lie in the folder of the
+store in which the standby is kept (`sterna standby show` names it), and become the standby's. Each block is compared by its SHA-256
+hash, and sent only if it differs. An image in another format: first qemu-img convert -O raw.";
 
 const TEST_HELP: &str = "\
 Examples:

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use api::{
     BootCheckState, Client, ClientError, ErrorCode, NewStandby, PromoteStandby, RemoveStandby,
-    ReprotectStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
-    TestStandby,
+    ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest,
+    StandbyTestState, TestStandby,
 };
 
 use tokio::process::Command;
@@ -47,6 +47,11 @@ pub(super) async fn run(
             set(client, &arguments.name, change, format).await?;
         }
         StandbyCommand::Check { name } => return check(client, name, format).await,
+        StandbyCommand::Seed { name, images } => {
+            let images = images.iter().map(|image| seed_image(image)).collect();
+            let seeded = client.seed_standby(&name, &SeedStandby { images }).await?;
+            output::print(format, &seeded, standbys::show)?;
+        }
         StandbyCommand::Test(arguments) => return test(client, arguments, format).await,
         StandbyCommand::Promote(arguments) => {
             let promoted = promote(client, arguments).await?;
@@ -95,6 +100,14 @@ fn paused(paused: bool) -> SetStandby {
 async fn set(client: &Client, name: &str, change: SetStandby, format: Format) -> Result<(), CommandError> {
     let set = client.set_standby(name, &change).await?;
     Ok(output::print(format, &set, standbys::show)?)
+}
+
+/// Reads `[VOLUME=]FILE`.
+fn seed_image(text: &str) -> SeedImage {
+    match text.split_once('=') {
+        Some((volume, file)) => SeedImage { volume: Some(volume.to_owned()), file: file.to_owned() },
+        None => SeedImage { volume: None, file: text.to_owned() },
+    }
 }
 
 /// Promotes a standby. With a fence program, the first order shows whether anything but the other host is in the way.

@@ -57,6 +57,7 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("rate", standby.bandwidth_bytes_per_second.map(|rate| format!("{}/s", bytes(rate))));
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
+    add("found there", standby.bytes_found.map(bytes));
     standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
     if let Some(test) = &standby.test {
         add("test", Some(format!("{}: {}", test.name, test_state(test))));

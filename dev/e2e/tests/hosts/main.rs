@@ -18,6 +18,7 @@ mod standby_asks;
 mod standby_ends;
 mod standby_follows;
 mod standby_reprotect;
+mod standby_seeded;
 mod standby_tests;
 mod standbys;
 mod together;

@@ -408,6 +408,29 @@ impl Files {
         super::divergence::same(image, first, hashes)
     }
 
+    /// Returns whether an image has any content.
+    pub(crate) fn has_content(&self) -> bool {
+        // An image that cannot be asked counts as empty: then everything is sent.
+        self.images.iter().any(|image| image.metadata().is_ok_and(|metadata| metadata.blocks() > 0))
+    }
+
+    /// Returns the runs of blocks of an image whose contents have these hashes, with the contents.
+    pub(crate) fn found(
+        &mut self,
+        volume: VolumeIndex,
+        first: u64,
+        hashes: &[u8],
+    ) -> io::Result<Vec<(BlockRange, Vec<u8>)>> {
+        self.write_waiting()?;
+        let image = self.images.get(volume.index()).ok_or(io::ErrorKind::NotFound)?;
+        super::found::found(image, first, hashes)
+    }
+
+    /// Puts the file at a path of the same file system in the place of an image without content. It gets the volume's size.
+    pub(crate) fn replace_image(&self, index: usize, from: &Path, size: BlockCount) -> io::Result<()> {
+        self.folder.take_in(from, &image_name(index), size.0.saturating_mul(BLOCK_BYTES))
+    }
+
     /// Moves the image of a volume out of the folder, to a path that no file has.
     pub(crate) fn move_image(&self, index: usize, to: &Path) -> io::Result<()> {
         self.folder.move_out(&image_name(index), to)

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FlockOperation, Mode, OFlags, flock, fstat, mkdirat, openat, renameat, statat,
-    unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, fchmod, fchown, flock, fstat, mkdirat, openat,
+    renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 
@@ -78,6 +78,30 @@ impl Folder {
         }
         self.sync()?;
         crate::files::folder_entries::sync_folder_of(from)
+    }
+
+    /// Moves a file at a path of the same file system into the folder, in place of one that has the name, durably. It belongs to this
+    /// user alone from then on, and gets this length.
+    pub(super) fn take_in(&self, from: &Path, to: &str, length: u64) -> io::Result<()> {
+        let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = File::from(openat(CWD, from, flags, Mode::empty())?);
+        let found = fstat(&file)?;
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink != 1 {
+            return Err(io::Error::other("it is no file, or has other names"));
+        }
+        lock(&file)?;
+        fchown(&file, Some(rustix::process::geteuid()), None)?;
+        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        file.set_len(length)?;
+        file.sync_all()?;
+        self.remove(to)?;
+        self.move_in(from, to)?;
+        let there = statat(&self.0, to, AtFlags::SYMLINK_NOFOLLOW)?;
+        if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) {
+            return Ok(());
+        }
+        self.remove(to)?;
+        Err(io::Error::other("another file has taken its name meanwhile, and is deleted"))
     }
 
     /// Gives a file a second name at a path of the same file system that no file has, and makes that durable.

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::mpsc;
 
 use bytes::Bytes;
+use chronicle::BlockRange;
 use standby::asking::{Question, Word};
 use standby::receiver::{PromoteOrder, Refusal};
 use standby::wire::{StreamId, ToStandby};
@@ -21,6 +22,10 @@ use crate::standbys::frames::Line;
 pub(crate) enum Input {
     /// A message of the source. `credit` goes back to it when the message is done.
     Frame { line: Line, stream: StreamId, message: ToStandby, payload: Bytes, credit: Box<dyn Any + Send> },
+    /// The source asks whether the image has contents with these hashes.
+    Named(Box<Named>),
+    /// Puts files of the store in the places of the images, which are empty.
+    Seed { files: Vec<(VolumeIndex, PathBuf)>, answer: oneshot::Sender<Result<(), String>> },
     /// The host that has the volumes asks whether they were promoted here.
     Question { question: Question, answer: oneshot::Sender<Word> },
     /// The source's host is not connected.
@@ -52,6 +57,19 @@ pub(crate) enum Input {
     Look { answer: oneshot::Sender<CopyView> },
     /// Ends the keeper, and closes its files first.
     End(Ending, oneshot::Sender<()>),
+}
+
+/// Contents that the source names.
+pub(crate) struct Named {
+    pub(crate) line: Line,
+    pub(crate) stream: StreamId,
+    /// The number of the question.
+    pub(crate) number: u64,
+    pub(crate) volume: VolumeIndex,
+    pub(crate) blocks: BlockRange,
+    pub(crate) hashes: Bytes,
+    /// Goes back to the source when the question is answered.
+    pub(crate) credit: Box<dyn Any + Send>,
 }
 
 /// A standby that was promoted, and whose volumes this host owns.

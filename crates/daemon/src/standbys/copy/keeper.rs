@@ -129,9 +129,11 @@ pub(super) struct Open {
     pub(super) machine: Standby,
     pub(super) files: Files,
     /// The sizes of the epoch that is received.
-    sizes: Vec<BlockCount>,
+    pub(super) sizes: Vec<BlockCount>,
     owned: Option<Watermark>,
     pub(super) is_consumed: bool,
+    /// Whether the extent that the machine gets was found in the image.
+    pub(super) is_found: bool,
 }
 
 impl Keeper {
@@ -263,7 +265,7 @@ impl Keeper {
             Some(record) => Standby::restart(settings, record, Journal::Own, image),
             None => Standby::begin(settings, id),
         };
-        Ok(Open { machine, files, sizes, owned: None, is_consumed: false })
+        Ok(Open { machine, files, sizes, owned: None, is_consumed: false, is_found: false })
     }
 
     /// Returns whether the images are as the last daemon left them. One that did not end in order has left no word about that.
@@ -287,6 +289,11 @@ impl Keeper {
             Input::Frame { line, stream, message, payload, credit } => {
                 self.take_frame(&line, stream, message, &payload);
                 drop(credit);
+            }
+            Input::Named(named) => self.take_named(*named),
+            Input::Seed { files, answer } => {
+                // The asker may have gone.
+                let _ = answer.send(self.seed(&files));
             }
             Input::Question { question, answer } => {
                 // It offers what it serves, and may say so again.
@@ -396,6 +403,9 @@ impl Keeper {
             ToStandby::Extent { content: Content::Zeroes, .. } => Some(1),
             _ => None,
         };
+        if is_offer && open.files.has_content() {
+            line.send(&Frame::HasContent(stream), Bytes::new());
+        }
         if let Err(error) = self.look_for_room(&message) {
             self.fail(&error);
         }
@@ -476,6 +486,8 @@ impl Keeper {
             Action::Spool(volume, blocks, content) => {
                 files.spool(volume, blocks, bytes_of(content, payload))?;
             }
+            // It is what the image has.
+            Action::WriteInPlace(..) if open.is_found => {}
             Action::WriteInPlace(volume, blocks, content) => {
                 files.write(volume, blocks, bytes_of(content, payload))?;
             }

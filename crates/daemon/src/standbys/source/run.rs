@@ -4,7 +4,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use block::Buffer;
 use bytes::Bytes;
 use chronicle::{BlockRange, ReplicaOf};
 use futures_channel::mpsc as lanes;
@@ -13,7 +12,7 @@ use futures_util::future::{join_all, select_all};
 use futures_util::stream::FuturesUnordered;
 use lane::capture::{BLOCK_BYTES, Group, Task, extent};
 use lane::peer::ChannelEvent;
-use lane::{CaptureOrder, LaneHandle, Refused};
+use lane::{CaptureOrder, LaneHandle};
 use standby::asking::Word;
 use standby::owner::{Event, Outcome, ReadId, State};
 use standby::record::OwnerRecord;
@@ -25,6 +24,8 @@ use transport::Priority;
 
 use super::beginning::{arrive, begin, join, lanes_of, wait_to_learn};
 use super::lacking::turned;
+use super::naming::{Naming, Wanted};
+use super::reading::{Run, read_runs};
 use super::{Order, Source, Surroundings};
 use crate::error::RequestError;
 use crate::host::blocking;
@@ -165,6 +166,7 @@ struct Running<'a> {
     share: f64,
     given_at: Instant,
     new_stream_at: Option<TokioInstant>,
+    naming: Naming,
     /// The newest record that is not durable, and whether one is being written.
     to_record: Option<(u64, OwnerRecord)>,
     is_recording: bool,
@@ -186,7 +188,7 @@ enum Done {
         read: ReadId,
         volume: VolumeIndex,
         blocks: BlockRange,
-        result: Result<Buffer, Refused>,
+        result: Result<Vec<Run>, String>,
     },
     Flushed(bool),
     Forgotten(bool),
@@ -216,6 +218,7 @@ impl<'a> Running<'a> {
             share: 0.0,
             given_at: Instant::now(),
             new_stream_at: None,
+            naming: Naming::default(),
             to_record: None,
             is_recording: false,
         }
@@ -283,7 +286,7 @@ impl<'a> Running<'a> {
                 Some(ended) = done.next(), if !done.is_empty() => done.extend(self.end(&line, ended)),
                 arrival = arrivals.next() => match arrival {
                     None => return End::Again("the line to the standby's host has ended".to_owned()),
-                    Some(arrival) => self.arrived(arrival),
+                    Some(arrival) => self.arrived(&line, arrival),
                 },
                 () = sleep_until(timeout) => {
                     if self.new_stream_at.is_some_and(|at| at <= TokioInstant::now()) {
@@ -299,7 +302,15 @@ impl<'a> Running<'a> {
         self.new_stream_at = None;
         self.stream = StreamId(random_number());
         self.under_way = 0;
+        self.forget_named();
         self.group.handle(Event::StreamBegins(self.stream));
+    }
+
+    /// Forgets what was named on a stream that is over.
+    fn forget_named(&mut self) {
+        for read in self.naming.begin() {
+            self.group.handle(Event::ReadEnded { read, outcome: Outcome::Done });
+        }
     }
 
     /// Lets the machine send as much as the window and the ordered rate allow. Returns whether it was given a share.
@@ -331,9 +342,9 @@ impl<'a> Running<'a> {
             }
             Task::SendFromDisk { stream, read, volume, blocks } => {
                 self.under_way += blocks.len();
-                let lane = &self.lanes[volume.index()];
+                let (lane, is_named) = (&self.lanes[volume.index()], self.naming.is_wanted());
                 Ok(Some(Box::pin(async move {
-                    let result = lane.read_for_standby(blocks).await;
+                    let result = read_runs(lane, blocks, is_named).await;
                     Done::Read { stream, read, volume, blocks, result }
                 })))
             }
@@ -435,14 +446,24 @@ impl<'a> Running<'a> {
                     self.under_way = self.under_way.saturating_sub(blocks.len());
                 }
                 let outcome = match result {
-                    Ok(buffer) => {
-                        for (content, blocks, bytes) in cut(&buffer, blocks) {
-                            self.send(line, stream, extent(volume, blocks, content), bytes);
+                    Ok(runs) => {
+                        let mut is_named = false;
+                        for run in runs {
+                            // On another stream it is not sent at all.
+                            if run.hashes.is_empty() || stream != self.stream {
+                                self.send(line, stream, extent(volume, run.blocks, run.content), run.bytes);
+                            } else {
+                                self.name(line, read, volume, run);
+                                is_named = true;
+                            }
+                        }
+                        if is_named {
+                            return None;
                         }
                         Outcome::Done
                     }
                     Err(error) => {
-                        self.source.show(|shown| shown.reason = Some(error.to_string()));
+                        self.source.show(|shown| shown.reason = Some(error));
                         Outcome::Failed
                     }
                 };
@@ -460,7 +481,33 @@ impl<'a> Running<'a> {
         None
     }
 
-    fn arrived(&mut self, arrival: ChannelEvent) {
+    /// Asks the standby's host whether it has the content of blocks.
+    fn name(&mut self, line: &SourceLine, read: ReadId, volume: VolumeIndex, run: Run) {
+        let Run { blocks, bytes, hashes, .. } = run;
+        self.under_way += blocks.len();
+        self.share -= hashes.len() as f64 / BLOCK_BYTES as f64;
+        self.source.show(|shown| shown.bytes_sent += hashes.len() as u64);
+        let number = self.naming.ask(read, volume, blocks, bytes);
+        let frame = Frame::Named { stream: self.stream, number, volume, blocks };
+        line.send(Priority::Bulk, frame.encode(), hashes);
+    }
+
+    /// Sends what the standby's host does not have of what was named.
+    fn send_wanted(&mut self, line: &SourceLine, wanted: Wanted) {
+        let Wanted { volume, named, runs, ended } = wanted;
+        self.under_way = self.under_way.saturating_sub(named.len());
+        let sent: u64 = runs.iter().map(|(blocks, _)| blocks.len()).sum();
+        self.source.show(|shown| shown.bytes_found += (named.len() - sent) * BLOCK_BYTES);
+        for (blocks, bytes) in runs {
+            self.send(line, self.stream, extent(volume, blocks, Content::Payload), bytes);
+        }
+        if let Some(read) = ended {
+            // N.B. After the message, as for every read.
+            self.group.handle(Event::ReadEnded { read, outcome: Outcome::Done });
+        }
+    }
+
+    fn arrived(&mut self, line: &SourceLine, arrival: ChannelEvent) {
         match arrival {
             ChannelEvent::Message { head, .. } => match Frame::decode(&head) {
                 Some(Frame::ToOwner(stream, message)) => {
@@ -471,18 +518,26 @@ impl<'a> Running<'a> {
                         self.source.show(|shown| shown.reason = None);
                     }
                     self.hear_of_promotion(&message);
+                    let is_answer = matches!(message, ToOwner::Answer(_));
                     self.group.handle(Event::Received(stream, message));
+                    if is_answer {
+                        let lacks = self.group.look(|machine, _| machine.lacks_everything()).unwrap_or(false);
+                        self.naming.agreed(lacks);
+                    }
+                }
+                Some(Frame::HasContent(stream)) if stream == self.stream => self.naming.note_content(),
+                Some(Frame::Wanted { stream, number, runs }) if stream == self.stream => {
+                    match self.naming.answered(number, &runs) {
+                        Some(wanted) => self.send_wanted(line, wanted),
+                        None => {
+                            self.end_stream("the standby's host has answered another question".to_owned());
+                        }
+                    }
                 }
                 Some(Frame::Taken(stream, blocks)) if stream == self.stream => {
                     self.under_way = self.under_way.saturating_sub(blocks);
                 }
-                Some(Frame::Fault(text)) => {
-                    let text = cleaned(&text);
-                    self.source.show(|shown| shown.reason = Some(text));
-                    // N.B. What the standby's host has refused is not in its epoch: nothing more of this stream is sent.
-                    self.stream = StreamId(0);
-                    self.new_stream_at = Some(TokioInstant::now() + STREAM_RETRY);
-                }
+                Some(Frame::Fault(text)) => self.end_stream(cleaned(&text)),
                 _ => {}
             },
             ChannelEvent::Lost(reason) => self.source.show(|shown| shown.reason = Some(reason)),
@@ -496,6 +551,14 @@ impl<'a> Running<'a> {
                 self.begin_stream();
             }
         }
+    }
+
+    /// Ends the stream after a fault. What the standby's host has refused is not in its epoch: nothing more of this stream is sent.
+    fn end_stream(&mut self, reason: String) {
+        self.source.show(|shown| shown.reason = Some(reason));
+        self.stream = StreamId(0);
+        self.forget_named();
+        self.new_stream_at = Some(TokioInstant::now() + STREAM_RETRY);
     }
 
     /// Tells on that the standby was promoted, and asks again later whether that was given up.
@@ -524,46 +587,9 @@ impl<'a> Running<'a> {
     }
 }
 
-/// Cuts what was read into runs of zeroes and of data.
-fn cut(buffer: &Buffer, blocks: BlockRange) -> Vec<(Content, BlockRange, Bytes)> {
-    let mut runs: Vec<(Content, BlockRange)> = Vec::new();
-    for (bytes, block) in buffer.as_slice().chunks(BLOCK_BYTES as usize).zip(blocks.iter()) {
-        let content = if block::buffer::is_zero(bytes) { Content::Zeroes } else { Content::Payload };
-        match runs.last_mut() {
-            Some((last, run)) if *last == content => run.end.0 = block.0 + 1,
-            _ => runs.push((content, BlockRange::new(block.0, block.0 + 1))),
-        }
-    }
-    let bytes = |run: &BlockRange| {
-        let from = ((run.start.0 - blocks.start.0) * BLOCK_BYTES) as usize;
-        Bytes::copy_from_slice(&buffer.as_slice()[from..from + (run.len() * BLOCK_BYTES) as usize])
-    };
-    let with_bytes = |(content, run)| match content {
-        Content::Payload => (content, run, bytes(&run)),
-        Content::Zeroes => (content, run, Bytes::new()),
-    };
-    runs.into_iter().map(with_bytes).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_read_is_cut_where_zeroes_begin_and_end() {
-        let mut bytes = vec![0; 4 * BLOCK_BYTES as usize];
-        bytes[BLOCK_BYTES as usize] = 1;
-        bytes[3 * BLOCK_BYTES as usize - 1] = 1;
-        let cut = cut(&Buffer::copy_of(&bytes), BlockRange::new(10, 14));
-        let shape: Vec<_> =
-            cut.iter().map(|(content, run, bytes)| (*content, *run, bytes.len() as u64)).collect();
-        let expected = [
-            (Content::Zeroes, BlockRange::new(10, 11), 0),
-            (Content::Payload, BlockRange::new(11, 13), 2 * BLOCK_BYTES),
-            (Content::Zeroes, BlockRange::new(13, 14), 0),
-        ];
-        assert_eq!(shape, expected);
-    }
 
     #[test]
     fn no_migration_has_the_number_of_a_standby() {

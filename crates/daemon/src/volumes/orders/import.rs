@@ -71,6 +71,26 @@ impl VolumeOrders {
         Ok(())
     }
 
+    /// Returns the path of a raw image in a store that belongs to nobody, for a standby. Blocks.
+    pub(crate) fn image_for_standby(
+        &self,
+        store: &str,
+        file: &str,
+    ) -> Result<std::path::PathBuf, RequestError> {
+        let path = self.path_in_store(store, file)?;
+        let refused = |obstacle| StoreFileError { store: store.to_owned(), file: file.to_owned(), obstacle };
+        self.look_at_file(&path).and_then(|found| importable(&found)).map_err(refused)?;
+        let place = Place::File(path_text(&path)?);
+        let format = given::format_in_place(&place, None)?;
+        if format != ImageFormat::Raw {
+            let other = "it is no raw image; convert it first: qemu-img convert -O raw".to_owned();
+            return Err(refused(StoreFileObstacle::NoImage(other)).into());
+        }
+        let found = ImageLocation { store: store.to_owned(), place, format };
+        self.custody.check(Step::ServeReadWrite, &Owner::Administrator(Word::Plain), &found)?;
+        Ok(path)
+    }
+
     /// Locks the image, and renames it to the volume's name. Blocks.
     fn rename_for(&self, volume: &str, order: ImportedImage) -> Result<Renamed, RequestError> {
         let ImportedImage { store, file, format, export } = order;

@@ -1,0 +1,143 @@
+//! What the source names, and an image has already: it is not sent.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::PathBuf;
+
+use bytes::Bytes;
+use chronicle::BlockRange;
+use lane::capture::BLOCK_BYTES;
+use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
+use standby::VolumeIndex;
+use standby::receiver::Event;
+use standby::record::{ImageState, Standing};
+use standby::wire::{Content, StreamId, ToStandby};
+
+use super::input::Named;
+use super::keeper::Keeper;
+use crate::standbys::frames::Frame;
+
+/// The most blocks of one question: 1 MiB of content.
+const BLOCKS_MAX: u64 = 256;
+
+impl Keeper {
+    /// Hands to the machine, as extents, what the image has of the named contents. Answers with the rest.
+    pub(super) fn take_named(&mut self, named: Named) {
+        let Named { line, stream, number, volume, blocks, hashes, credit } = named;
+        // N.B. The blocks are what another host says.
+        let is_known = self.open.as_ref().is_some_and(|open| volume.index() < open.sizes.len());
+        let is_valid = is_known
+            && blocks.start < blocks.end
+            && blocks.len() <= BLOCKS_MAX
+            && hashes.len() as u64 == blocks.len() * SHA256_OUTPUT_LEN as u64;
+        let Some(open) = self.open.as_mut().filter(|open| open.machine.is_owners(stream)) else { return };
+        let found = if is_valid { open.files.found(volume, blocks.start.0, &hashes) } else { Ok(Vec::new()) };
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => return self.fail(&error),
+        };
+        let mut wanted = Vec::new();
+        let mut from = blocks.start.0;
+        for (run, content) in found {
+            wanted.extend((from < run.start.0).then_some((from, run.start.0 - from)));
+            from = run.end.0;
+            self.take_found(stream, volume, run, &content.into());
+        }
+        wanted.extend((from < blocks.end.0).then(|| (from, blocks.end.0 - from)));
+        line.send(&Frame::Wanted { stream, number, runs: wanted }, Bytes::new());
+        drop(credit);
+    }
+
+    fn take_found(&mut self, stream: StreamId, volume: VolumeIndex, blocks: BlockRange, content: &Bytes) {
+        let extent = ToStandby::Extent { volume, blocks, content: Content::Payload };
+        let Some(open) = &mut self.open else { return };
+        // What is in its place needs no room.
+        let is_in_place = open.machine.record().image == ImageState::Torn;
+        if !is_in_place && let Err(error) = self.look_for_room(&extent) {
+            return self.fail(&error);
+        }
+        self.open.iter_mut().for_each(|open| open.is_found = true);
+        self.handle(Event::Received(stream, extent), content);
+        self.open.iter_mut().for_each(|open| open.is_found = false);
+    }
+
+    /// Puts files in the places of the images of a standby that has never had anything.
+    pub(super) fn seed(&mut self, files: &[(VolumeIndex, PathBuf)]) -> Result<(), String> {
+        if self.open.is_none() {
+            self.reopen();
+        }
+        let Some(open) = &mut self.open else { return Err(self.words()) };
+        let record = open.machine.record();
+        let is_new = record.standing == Standing::Receiving
+            && record.watermark.is_none()
+            && record.sealed.is_empty()
+            && record.points.is_empty();
+        if !is_new || self.lent_to.is_some() {
+            return Err("it has content of its own already, which is compared by itself".to_owned());
+        }
+        let sizes = self.sizes();
+        let seeded = files.iter().try_for_each(|(volume, file)| {
+            let size = sizes.get(volume.index()).ok_or(io::ErrorKind::NotFound)?;
+            self.open.as_ref().map_or(Ok(()), |open| open.files.replace_image(volume.index(), file, *size))
+        });
+        // The machine begins anew, and so does the stream: what was sent is compared again.
+        self.open = None;
+        self.reopen();
+        if let Some(line) = &self.line {
+            let text = "an image was put in its place there: what it has is not sent";
+            line.send(&Frame::Fault(text.to_owned()), Bytes::new());
+        }
+        seeded.map_err(|error: io::Error| error.to_string())
+    }
+}
+
+/// Returns the runs of blocks from `first` on whose contents have these SHA-256 hashes, with the contents.
+pub(super) fn found(image: &File, first: u64, hashes: &[u8]) -> io::Result<Vec<(BlockRange, Vec<u8>)>> {
+    let length = image.metadata()?.len();
+    let mut runs: Vec<(BlockRange, Vec<u8>)> = Vec::new();
+    for (hash, index) in hashes.chunks_exact(SHA256_OUTPUT_LEN).zip(0..) {
+        // N.B. The first block is what another host says.
+        let block = first.saturating_add(index);
+        let end = block.checked_add(1).and_then(|end| end.checked_mul(BLOCK_BYTES));
+        if end.is_none_or(|end| end > length) {
+            break;
+        }
+        let mut content = vec![0; BLOCK_BYTES as usize];
+        image.read_exact_at(&mut content, block * BLOCK_BYTES)?;
+        if digest(&SHA256, &content).as_ref() != hash {
+            continue;
+        }
+        match runs.last_mut() {
+            Some((run, bytes)) if run.end.0 == block => {
+                run.end.0 += 1;
+                bytes.extend(content);
+            }
+            _ => runs.push((BlockRange::new(block, block + 1), content)),
+        }
+    }
+    Ok(runs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn block(byte: u8) -> Vec<u8> {
+        vec![byte; BLOCK_BYTES as usize]
+    }
+
+    #[test]
+    fn what_the_image_has_is_found_with_its_content_and_nothing_else() {
+        let image = tempfile::tempfile().unwrap();
+        image.write_all_at(&[block(1), block(2), block(3), block(4)].concat(), 0).unwrap();
+        let hashes = |bytes: &[u8]| -> Vec<u8> {
+            bytes.iter().flat_map(|byte| digest(&SHA256, &block(*byte)).as_ref().to_vec()).collect()
+        };
+        let expected = [(BlockRange::new(1, 2), block(2)), (BlockRange::new(3, 4), block(4))];
+        assert_eq!(found(&image, 1, &hashes(&[2, 9, 4, 0])).unwrap(), expected);
+        let joined = [(BlockRange::new(0, 2), [block(1), block(2)].concat())];
+        assert_eq!(found(&image, 0, &hashes(&[1, 2])).unwrap(), joined);
+        assert_eq!(found(&image, u64::MAX - 1, &hashes(&[1, 1, 1])).unwrap(), []);
+    }
+}
