@@ -36,6 +36,7 @@
 //!   DELETE /v1/standbys/{name}          RemoveStandby  -> Standby
 //!   POST   /v1/standbys/{name}/promote  PromoteStandby -> Standby
 //!   POST   /v1/standbys/{name}/reprotect  ReprotectStandby -> Standby
+//!   POST   /v1/standbys/{name}/check                   -> Standby
 //!   POST   /v1/standbys/{name}/seed     SeedStandby    -> Standby
 //!   POST   /v1/standbys/{name}/test     TestStandby    -> Standby
 //!   DELETE /v1/standbys/{name}/test     Standby
@@ -133,9 +134,9 @@ pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOr
 pub use replica::{DropReplica, Replica};
 pub use standby::{
     BootCheck, BootCheckState, IfSilent, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint,
-    RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyRole, StandbyState,
-    StandbyTest, StandbyTestState, StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks, TestStandby,
-    YieldVolume,
+    RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyCheck, StandbyRole,
+    StandbyState, StandbyTest, StandbyTestState, StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks,
+    TestStandby, YieldVolume,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

@@ -286,6 +286,9 @@ pub struct Standby {
     /// Bytes that the other host had already, and that were only compared, since the daemon began. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_found: Option<u64>,
+    /// The last comparison of everything, since the daemon began. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub check: Option<StandbyCheck>,
     /// The VMs whose volumes are all in it: a promotion starts them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<StandbyVm>,
@@ -295,6 +298,27 @@ pub struct Standby {
     /// Its test: the present one, or the last. At the standby's host only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub test: Option<StandbyTest>,
+}
+
+/// A comparison of all blocks of a standby with those of its source.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyCheck {
+    /// When it was begun, in milliseconds since 1970.
+    pub begun_unix_ms: u64,
+    /// When it has ended, in milliseconds since 1970; `None`: it is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_ms: Option<u64>,
+    /// Why it has ended before everything was compared.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub interrupted: Option<String>,
+    /// Bytes of the volumes.
+    pub bytes_total: u64,
+    /// Bytes that were compared.
+    pub bytes_done: u64,
+    /// Bytes of these that the standby lacked just then, or that guests wrote meanwhile: they are sent anyway.
+    pub bytes_left_out: u64,
+    /// Bytes that differ without such a reason. They are sent again.
+    pub bytes_differing: u64,
 }
 
 /// A test of a standby: volumes of the standby's host that are a clone of a recovery point.

@@ -308,10 +308,15 @@ impl Standbys {
                     }
                 },
             },
-            Some(Frame::Named { stream, number, volume, blocks }) => {
+            Some(
+                ref frame @ (Frame::Named { stream, number, volume, blocks }
+                | Frame::Compare { stream, number, volume, blocks }),
+            ) => {
                 // The source names it again on another stream if nobody answers.
                 if let Some(kept) = self.kept_for(peer, &line) {
-                    let named = Named { line, stream, number, volume, blocks, hashes: payload, credit };
+                    let is_taken = matches!(frame, Frame::Named { .. });
+                    let named =
+                        Named { line, stream, number, volume, blocks, hashes: payload, is_taken, credit };
                     kept.copy.give(Input::Named(Box::new(named)));
                 }
             }

@@ -84,6 +84,15 @@ struct GroupState {
     kept: Kept,
     /// The write that asks now.
     asking: Option<Asking>,
+    /// Blocks of which writes are noted.
+    watched: Option<Watched>,
+}
+
+/// Blocks of a volume, and the writes to them since they are watched.
+struct Watched {
+    volume: VolumeIndex,
+    blocks: BlockRange,
+    written: Vec<BlockRange>,
 }
 
 /// A write that waits for the machine.
@@ -121,6 +130,7 @@ impl Group {
             waiting: BTreeMap::new(),
             kept: Kept::default(),
             asking: None,
+            watched: None,
         };
         (Arc::new(Self { state: Mutex::new(state), clock, tasks }), received)
     }
@@ -210,6 +220,21 @@ impl Group {
         self.look(|machine, _| machine.unforgotten().into_iter().nth(volume.index())).flatten()
     }
 
+    /// Notes the writes to these blocks from now on, instead of others. Returns what the standby lacks of the volume; `None`: the machine
+    /// does not run.
+    pub fn watch(&self, volume: VolumeIndex, blocks: BlockRange) -> Option<LayeredBitmap> {
+        let mut state = self.lock();
+        let Stage::Running(machine) = &state.stage else { return None };
+        let lacks = machine.unforgotten().into_iter().nth(volume.index())?;
+        state.watched = Some(Watched { volume, blocks, written: Vec::new() });
+        Some(lacks)
+    }
+
+    /// Ends that. Returns the blocks that were written, or that writes have asked for.
+    pub fn unwatch(&self) -> Vec<BlockRange> {
+        self.lock().watched.take().map(|watched| watched.written).unwrap_or_default()
+    }
+
     /// Carries out the machine's actions: those about memory here, the rest as tasks. `payload` is that of a write that has just
     /// ended, with its first block.
     fn carry_out(&self, state: &mut GroupState, payload: Option<(&[u8], u64)>) {
@@ -290,6 +315,12 @@ impl Member {
             let state = &mut *state;
             state.last_write += 1;
             let write = WriteId(state.last_write);
+            if let Some(watched) = &mut state.watched
+                && watched.volume == self.volume
+                && watched.blocks.overlaps(&blocks)
+            {
+                watched.written.push(blocks.intersect(&watched.blocks));
+            }
             match &mut state.stage {
                 Stage::Ended => return None,
                 Stage::Joining(seen) => {

@@ -154,6 +154,13 @@ pub enum Event {
     FlushFailed,
     /// Another flush of a store has failed, for example a guest's: earlier writes may be lost (law 6).
     GuestFlushFailed,
+    /// The standby has other content in these blocks, and nobody knows why: they are sent again.
+    Doubted {
+        /// The volume.
+        volume: VolumeIndex,
+        /// The blocks.
+        blocks: BlockRange,
+    },
     /// A stream begins. Both sides have a process that lives.
     StreamBegins(StreamId),
     /// A message of the standby's host.
@@ -449,6 +456,7 @@ impl Replication {
                 self.end_flush();
             }
             Event::GuestFlushFailed => self.fail_flush(),
+            Event::Doubted { volume, blocks } => self.epochs.change_open(volume, blocks),
             Event::StreamBegins(stream) => self.offer(stream),
             Event::Received(stream, message) => self.receive(now, stream, &message),
             Event::MaySend(blocks) => {

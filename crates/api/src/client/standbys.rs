@@ -95,6 +95,14 @@ impl Client {
         self.send(Method::DELETE, &format!("/v1/divergences/{}", Segment(name)), None::<&()>).await
     }
 
+    /// Has all blocks of a standby compared with those of its volumes, which are at the daemon's host. The standby shows how far it is.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
+    pub async fn check_standby(&self, name: &str) -> Result<Standby, ClientError> {
+        self.send(Method::POST, &format!("/v1/standbys/{}/check", Segment(name)), None::<&()>).await
+    }
+
     /// Begins a standby that the daemon's host keeps with images from its store.
     ///
     /// # Errors

@@ -93,6 +93,8 @@ pub(crate) enum StandbyError {
     TestRuns { name: String, test: String },
     #[error("standby \"{name}\" is not tested: {reason}")]
     NotTested { name: String, reason: String },
+    #[error("standby \"{name}\" is not compared: {reason}")]
+    NotChecked { name: String, reason: String },
     #[error("standby \"{name}\" is not begun with an image: {reason}")]
     NotSeeded { name: String, reason: String },
     #[error("standby \"{0}\" has no test")]
@@ -149,6 +151,7 @@ impl StandbyError {
             | Self::NotThere { .. }
             | Self::TestRuns { .. }
             | Self::NotSeeded { .. }
+            | Self::NotChecked { .. }
             | Self::NotTested { .. }
             | Self::TestNotEnded { .. }
             | Self::NotTurned { .. }

@@ -19,6 +19,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_standby, change_standby, remove_standby))
         .routes(routes!(promote_standby))
         .routes(routes!(seed_standby))
+        .routes(routes!(check_standby))
         .routes(routes!(reprotect_standby))
         .routes(routes!(list_divergences))
         .routes(routes!(export_divergence, drop_divergence))
@@ -128,6 +129,14 @@ async fn export_divergence(
     responses((status = 200, description = "What it was", body = api::Divergence)))]
 async fn drop_divergence(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Divergence> {
     host.operate(Arc::clone(&host.standbys).drop_divergence(name)).await.map(Json)
+}
+
+/// Has all blocks of a standby compared with those of its volumes, which are here. Answers when that has begun; the standby shows how far it is.
+/// What differs is sent again.
+#[utoipa::path(post, path = "/v1/standbys/{name}/check", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    responses((status = 200, description = "The standby", body = api::Standby)))]
+async fn check_standby(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Standby> {
+    host.operate(Arc::clone(&host.standbys).check(name)).await.map(Json)
 }
 
 /// Begins a standby that is kept here with images from its store, which become the standby's. What they have already is not sent. The

@@ -5,6 +5,7 @@
 //!   source: Question ─► Word         before the volumes are served
 //!   source: ToStandby, with a payload ─► Taken: as much may follow
 //!   source: Named, with hashes ─► Wanted: what is to be sent; if HasContent was said before
+//!   source: Compare, with hashes ─► Wanted: what differs
 //!   standby's host: ToOwner, Fault
 //! ```
 
@@ -54,6 +55,14 @@ pub(crate) enum Frame {
     HasContent(StreamId),
     /// From the source: does the image have these contents? The payload has the SHA-256 hashes of the blocks.
     Named {
+        stream: StreamId,
+        /// The number of the question.
+        number: u64,
+        volume: standby::VolumeIndex,
+        blocks: BlockRange,
+    },
+    /// From the source: as `Named`, but nothing is taken.
+    Compare {
         stream: StreamId,
         /// The number of the question.
         number: u64,

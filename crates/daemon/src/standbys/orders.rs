@@ -24,6 +24,8 @@ use crate::volumes::orders::create::random_bytes;
 const EVERY_S: f64 = 10.0;
 /// The shortest interval in seconds.
 const EVERY_MIN_S: f64 = 1.0;
+/// Time between two looks whether a comparison has begun.
+const CHECK_LOOK: Duration = Duration::from_millis(20);
 const DAY_S: f64 = 86_400.0;
 /// How long a host that has not answered is asked to remove the standby again.
 const TAKE_BACK_MAX: Duration = Duration::from_secs(24 * 3600);
@@ -150,6 +152,37 @@ impl Standbys {
         self.permissions.know(config.clone());
         source.set(config);
         Ok(self.view(&Found::Source(source)).await)
+    }
+
+    /// Has all blocks of a standby compared with those of its volumes, which are here. One comparison at a time.
+    pub(crate) async fn check(self: Arc<Self>, name: String) -> Result<api::Standby, RequestError> {
+        let found = self.find(&name)?;
+        let source = match &found {
+            Found::Source(source) => source,
+            Found::Kept(_) => return Err(StandbyError::NotHere(name).into()),
+        };
+        let shown = source.shown();
+        if shown.group.is_none() {
+            let reason = shown.reason.unwrap_or_else(|| "its volumes are not served".to_owned());
+            return Err(StandbyError::NotChecked { name, reason }.into());
+        }
+        let before = shown.check.map(|check| check.begun);
+        source.check();
+        // The task begins it, or has ended meanwhile.
+        let begun = async {
+            while source
+                .shown()
+                .check
+                .is_none_or(|check| Some(check.begun) == before && check.ended.is_some())
+            {
+                tokio::time::sleep(CHECK_LOOK).await;
+            }
+        };
+        if tokio::time::timeout(ANSWER_MAX, begun).await.is_err() {
+            let reason = "it has not begun; sterna standby show says what it waits for".to_owned();
+            return Err(StandbyError::NotChecked { name, reason }.into());
+        }
+        Ok(self.view(&found).await)
     }
 
     /// Removes a standby: at both hosts if it is given at the source, else here alone.

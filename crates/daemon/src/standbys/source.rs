@@ -7,13 +7,14 @@
 //! ```
 
 mod beginning;
+pub(super) mod checking;
 mod lacking;
 mod naming;
 mod reading;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use lane::capture::Group;
 use migration::HostId;
@@ -21,6 +22,7 @@ use standby::StandbyId;
 use standby::owner::State;
 use tokio::sync::mpsc;
 
+use self::checking::CheckTally;
 use super::asking::Asker;
 use super::book::{Book, SourceConfig, parse};
 use super::permissions::Permissions;
@@ -48,6 +50,8 @@ pub(super) struct Surroundings {
 pub(super) enum Order {
     /// The configuration was changed.
     Changed,
+    /// Compare everything with the standby.
+    Check,
     /// End: the standby is being removed.
     End,
 }
@@ -77,9 +81,38 @@ pub(super) struct Shown {
     pub(super) bytes_sent: u64,
     /// Bytes that the standby's host had already.
     pub(super) bytes_found: u64,
+    /// The last comparison of everything.
+    pub(super) check: Option<CheckShown>,
     pub(super) epochs: u64,
     /// The VMs that are described to the standby's host.
     pub(super) vms: Vec<api::StandbyVm>,
+}
+
+/// A comparison of everything with the standby.
+#[derive(Clone, Debug)]
+pub(super) struct CheckShown {
+    pub(super) tally: CheckTally,
+    pub(super) begun: SystemTime,
+    pub(super) ended: Option<SystemTime>,
+    /// Why it has ended early.
+    pub(super) interrupted: Option<String>,
+}
+
+impl CheckShown {
+    fn begun(tally: CheckTally) -> Self {
+        Self { tally, begun: SystemTime::now(), ended: None, interrupted: None }
+    }
+
+    fn end(&mut self) {
+        self.ended = Some(SystemTime::now());
+    }
+
+    fn interrupt(&mut self, reason: &str) {
+        if self.ended.is_none() {
+            self.interrupted = Some(reason.to_owned());
+            self.end();
+        }
+    }
 }
 
 impl Shown {
@@ -120,6 +153,11 @@ impl Source {
 
     pub(super) fn end(&self) {
         self.order(Order::End);
+    }
+
+    /// Has everything compared with the standby.
+    pub(super) fn check(&self) {
+        self.order(Order::Check);
     }
 
     pub(super) fn shown(&self) -> Shown {

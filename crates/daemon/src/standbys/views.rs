@@ -1,7 +1,7 @@
 //! Standbys as administrators see them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
@@ -12,7 +12,8 @@ use tokio::sync::oneshot;
 use super::book::CopiedVolume;
 use super::copy::{CopyView, Input, Seen, text};
 use super::orders::Found;
-use super::source::Shown;
+use super::source::checking::CheckTally;
+use super::source::{CheckShown, Shown};
 use super::{Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::journal::now_unix_ms;
@@ -232,6 +233,7 @@ impl Standbys {
             bytes_waiting: seen.map(|(.., waiting)| waiting),
             bytes_sent: Some(shown.bytes_sent),
             bytes_found: Some(shown.bytes_found).filter(|bytes| *bytes > 0),
+            check: shown.check.map(check_of),
             vms: shown.vms,
             points: Vec::new(),
             test: None,
@@ -289,6 +291,7 @@ impl Standbys {
             bytes_waiting: None,
             bytes_sent: None,
             bytes_found: None,
+            check: None,
             vms: Vec::new(),
             points: look
                 .points
@@ -366,5 +369,19 @@ mod tests {
         assert_eq!(after(State::Seeding, 23), None);
         assert_eq!(after(State::Seeding, 25).unwrap(), "its first copy is not complete after 25 h");
         assert_eq!(after(State::Current, 100), None);
+    }
+}
+
+fn check_of(shown: CheckShown) -> api::StandbyCheck {
+    let unix_ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let CheckTally { total, done, left_out, differing } = shown.tally;
+    api::StandbyCheck {
+        begun_unix_ms: unix_ms(shown.begun),
+        ended_unix_ms: shown.ended.map(unix_ms),
+        interrupted: shown.interrupted,
+        bytes_total: total * BLOCK_BYTES,
+        bytes_done: done * BLOCK_BYTES,
+        bytes_left_out: left_out * BLOCK_BYTES,
+        bytes_differing: differing * BLOCK_BYTES,
     }
 }

@@ -264,6 +264,27 @@ mod tests {
     }
 
     #[test]
+    fn doubted_blocks_are_sent_again_with_the_next_epoch() {
+        let mut group = Group::new(100);
+        group.interval();
+        group.ready();
+        group.send(100);
+        (1..5).for_each(|read| drop(group.read_ends(read)));
+        group.event(Event::GatesClosed);
+        group.actions();
+        group.event(Event::Received(STREAM, ToOwner::Acknowledged { epoch: Epoch(1) }));
+        group.event(Event::StoresFlushed);
+        group.actions();
+        group.event(Event::Doubted { volume: VOLUME, blocks: BlockRange::new(5, 6) });
+        group.interval();
+        group.event(Event::GatesClosed);
+        let begun = group.actions();
+        let sizes = vec![BlockCount(8)];
+        let begin = ToStandby::Begin { epoch: Epoch(2), base: Some(Epoch(1)), blocks: 1, sizes };
+        assert!(begun.contains(&Action::Send(STREAM, begin)), "{begun:?}");
+    }
+
+    #[test]
     fn a_volume_that_grows_is_announced_again_once_the_first_announcement_is_answered() {
         let mut group = Group::new(0);
         group.interval();

@@ -33,6 +33,9 @@ pub(crate) enum StandbyCommand {
     Check {
         /// Name of the standby, its volume or its VM; by default all of this host's volumes.
         name: Option<String>,
+        /// Compare all blocks at both hosts, while guests go on; what differs is sent again, and the exit code is 10.
+        #[arg(long, requires = "name")]
+        deep: bool,
     },
     /// Begin a standby with an image that is at its host already, so that only the difference is sent.
     #[command(after_help = SEED_HELP)]

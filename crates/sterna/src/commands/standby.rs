@@ -46,7 +46,10 @@ pub(super) async fn run(
             };
             set(client, &arguments.name, change, format).await?;
         }
-        StandbyCommand::Check { name } => return check(client, name, format).await,
+        StandbyCommand::Check { name: Some(name), deep: true } => {
+            return check_deep(client, &name, format).await;
+        }
+        StandbyCommand::Check { name, .. } => return check(client, name, format).await,
         StandbyCommand::Seed { name, images } => {
             let images = images.iter().map(|image| seed_image(image)).collect();
             let seeded = client.seed_standby(&name, &SeedStandby { images }).await?;
@@ -221,6 +224,30 @@ fn exit_of(test: Option<&StandbyTest>) -> Exit {
         Some(BootCheckState::Waiting) | None if test.state == StandbyTestState::Running => Exit::Success,
         Some(BootCheckState::Waiting) | None => Exit::Refused,
     }
+}
+
+/// Has everything compared, and prints what differs.
+async fn check_deep(client: &Client, name: &str, format: Format) -> Result<Exit, CommandError> {
+    let mut standby = client.check_standby(name).await?;
+    let begun = standby.check.as_ref().map(|check| check.begun_unix_ms);
+    let is_under_way = |standby: &Standby| {
+        let check = standby.check.as_ref();
+        check.is_some_and(|check| check.ended_unix_ms.is_none() && Some(check.begun_unix_ms) == begun)
+    };
+    while is_under_way(&standby) {
+        if format == Format::Text {
+            standby.check.iter().for_each(|check| output::say_in_place(&standbys::comparing(check)));
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+        standby = client.standby(name).await?;
+    }
+    output::print(format, &standby, standbys::compared)?;
+    Ok(match standby.check {
+        Some(check) if check.interrupted.is_none() && check.ended_unix_ms.is_some() => {
+            if check.bytes_differing == 0 { Exit::Success } else { Exit::NotReady }
+        }
+        _ => Exit::Refused,
+    })
 }
 
 /// Prints the standbys that are not as young as they have to be, or whose VMs would not start.

@@ -3,8 +3,8 @@
 use std::time::{Duration, SystemTime};
 
 use api::{
-    BootCheck, BootCheckState, Standby, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
-    StandbyTestVolume, StandbyVm,
+    BootCheck, BootCheckState, Standby, StandbyCheck, StandbyRole, StandbyState, StandbyTest,
+    StandbyTestState, StandbyTestVolume, StandbyVm,
 };
 
 use super::{dash, lines, properties, table};
@@ -58,6 +58,7 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
     add("found there", standby.bytes_found.map(bytes));
+    add("compared", standby.check.as_ref().map(check_of));
     standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
     if let Some(test) = &standby.test {
         add("test", Some(format!("{}: {}", test.name, test_state(test))));
@@ -186,6 +187,44 @@ pub(crate) fn checked(late: &[Standby], count: usize) -> String {
         format!("{} is {}, {age}{because}\n", standby.name, state(standby.state)) + &vms.collect::<String>()
     };
     late.iter().map(line).collect()
+}
+
+/// Returns how far a comparison is.
+pub(crate) fn comparing(check: &StandbyCheck) -> String {
+    format!("{} of {} compared", bytes(check.bytes_done), bytes(check.bytes_total))
+}
+
+/// Returns the result of an order to compare.
+pub(crate) fn compared(standby: &Standby) -> String {
+    let Some(check) = &standby.check else {
+        return format!(
+            "the daemon was restarted: nothing is known of the comparison; again: sterna standby check {} --deep\n",
+            standby.name
+        );
+    };
+    let again = match &check.interrupted {
+        Some(_) => format!("; again: sterna standby check {} --deep", standby.name),
+        None => String::new(),
+    };
+    format!("{}: {}{again}\n", standby.name, check_of(check))
+}
+
+/// Returns a comparison in words.
+fn check_of(check: &StandbyCheck) -> String {
+    let left_out = match check.bytes_left_out {
+        0 => String::new(),
+        left_out => format!("; {} of it were just changing", bytes(left_out)),
+    };
+    let found = match check.bytes_differing {
+        0 => "all is the same".to_owned(),
+        differing => format!("{} differ, and are sent again", bytes(differing)),
+    };
+    let end = match &check.interrupted {
+        Some(reason) => format!("interrupted: {reason}"),
+        None if check.ended_unix_ms.is_none() => "under way".to_owned(),
+        None => found,
+    };
+    format!("{}{left_out}; {end}", comparing(check))
 }
 
 /// Returns the state in words.

@@ -3,8 +3,9 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use anyhow::ensure;
+use anyhow::{Context as _, ensure};
 use api::Standby;
 use e2e::{Host, Pair, play_pair, until};
 use testbed::nbd_client::{Operation, WriteDurability};
@@ -136,5 +137,60 @@ fn a_host_that_is_killed_during_the_first_copy_goes_on_with_what_it_has() {
         alpha.sterna(["standby", "set", "v", "--bandwidth", "1GiB/s"])?.success()?;
         until_current(alpha)?;
         compare(alpha, beta, &id)
+    });
+}
+
+#[test]
+fn a_deep_check_finds_damage_and_mends_it_while_the_guest_writes() {
+    play_pair(|Pair { alpha, beta, .. }| {
+        begin(alpha)?;
+        alpha.sterna(["standby", "add", "v", "--to", "beta:a", "--every", "1s"])?.success()?;
+        let id = until_current(alpha)?.id;
+        let well = alpha.sterna(["standby", "check", "v", "--deep"])?;
+        ensure!(well.code == 0 && well.stdout.contains("all is the same"), "{well:?}");
+        let elsewhere = beta.sterna(["standby", "check", "v", "--deep"])?;
+        ensure!(elsewhere.stderr.contains("give this order there"), "{elsewhere:?}");
+        // The disk of the standby has forgotten something.
+        let image = File::options().write(true).open(copy_at(beta, &id))?;
+        image.write_all_at(&[7; 3 * 4096], 5 << 20)?;
+        image.write_all_at(&[7; 1], DISK_BYTES - 1)?;
+        let sent = shown(alpha)?.bytes_sent.unwrap_or_default();
+        let stops = AtomicBool::new(false);
+        let checked = std::thread::scope(|scope| {
+            let writes = scope.spawn(|| {
+                let mut client = connect(alpha, "v")?;
+                let mut number: u64 = 0;
+                while !stops.load(Ordering::Relaxed) {
+                    number += 1;
+                    write(&mut client, (number * 7919 * 4096) % (4 << 20), number)?;
+                }
+                anyhow::Ok(number)
+            });
+            let checked = alpha.sterna(["standby", "check", "v", "--deep", "--json"]);
+            stops.store(true, Ordering::Relaxed);
+            let number = writes.join().map_err(|_| anyhow::anyhow!("the writer has panicked"))??;
+            ensure!(number > 10, "only {number} writes");
+            checked
+        })?;
+        ensure!(checked.code == 10, "{checked:?}");
+        let standby: Standby = serde_json::from_str(&checked.stdout)?;
+        let check = standby.check.context("no check")?;
+        ensure!(check.bytes_done == DISK_BYTES && check.bytes_differing == 4 * 4096, "{check:?}");
+        until("what differed is sent again", || {
+            let again = alpha.sterna(["standby", "check", "v", "--deep"])?;
+            Ok((again.code == 0).then_some(()))
+        })?;
+        ensure!(shown(alpha)?.bytes_sent.unwrap_or_default() > sent);
+        until_current(alpha)?;
+        until("the last cut has arrived", || Ok(compare(alpha, beta, &id).is_ok().then_some(())))?;
+        // A host that goes away interrupts nothing for good.
+        beta.kill()?;
+        let interrupted = std::thread::scope(|scope| {
+            let check = scope.spawn(|| alpha.sterna(["standby", "check", "v", "--deep"]));
+            beta.start()?;
+            check.join().map_err(|_| anyhow::anyhow!("the check has panicked"))?
+        })?;
+        ensure!(interrupted.code == 0, "{interrupted:?}");
+        Ok(())
     });
 }

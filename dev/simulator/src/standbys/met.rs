@@ -42,6 +42,7 @@ named! {
     PromoteRefused = "promotion refused",
     Promoted = "promoted",
     Consumed = "consumed",
+    Doubted = "doubted",
 }
 
 named! {

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use chronicle::BlockRange;
+use standby::VolumeIndex;
 use standby::owner::Event as OwnerEvent;
 use standby::receiver::{Event, PromoteOrder, Refusal};
 
@@ -80,12 +82,24 @@ impl World {
             24 | 25 if receives => self.order_promotion(),
             26 if receives && self.standby.owned.is_none() && self.random.percent(25) => self.consume(),
             27 if is_up && !self.owners[host].is_serving => self.serve_unasked(host),
+            29 if is_up => self.doubt(host),
             28 if self.standby.is_restored && self.standby.owned.is_none() && !self.is_consumed => {
                 self.agree();
             }
             _ => {}
         }
         self.end_former_owners();
+    }
+
+    /// A comparison has found that blocks differ.
+    fn doubt(&mut self, host: usize) {
+        self.meet(Fault::Doubted);
+        let volume = self.random.index(self.owners[host].volumes.len());
+        let size = self.owners[host].volumes[volume].len();
+        let start = self.random.below(size);
+        let blocks = BlockRange::new(start, self.random.between(start + 1, size + 1));
+        let volume = VolumeIndex(volume as u16);
+        self.owner_event(host, OwnerEvent::Doubted { volume, blocks });
     }
 
     /// Former owners end some time after the handover.

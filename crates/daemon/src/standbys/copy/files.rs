@@ -420,10 +420,11 @@ impl Files {
         volume: VolumeIndex,
         first: u64,
         hashes: &[u8],
+        is_taken: bool,
     ) -> io::Result<Vec<(BlockRange, Vec<u8>)>> {
         self.write_waiting()?;
         let image = self.images.get(volume.index()).ok_or(io::ErrorKind::NotFound)?;
-        super::found::found(image, first, hashes)
+        super::found::found(image, first, hashes, is_taken)
     }
 
     /// Puts the file at a path of the same file system in the place of an image without content. It gets the volume's size.

@@ -22,9 +22,9 @@ use crate::standbys::frames::Frame;
 const BLOCKS_MAX: u64 = 256;
 
 impl Keeper {
-    /// Hands to the machine, as extents, what the image has of the named contents. Answers with the rest.
+    /// Hands to the machine, as extents, what the image has of the named contents, unless they are only compared. Answers with the rest.
     pub(super) fn take_named(&mut self, named: Named) {
-        let Named { line, stream, number, volume, blocks, hashes, credit } = named;
+        let Named { line, stream, number, volume, blocks, hashes, is_taken, credit } = named;
         // N.B. The blocks are what another host says.
         let is_known = self.open.as_ref().is_some_and(|open| volume.index() < open.sizes.len());
         let is_valid = is_known
@@ -32,7 +32,11 @@ impl Keeper {
             && blocks.len() <= BLOCKS_MAX
             && hashes.len() as u64 == blocks.len() * SHA256_OUTPUT_LEN as u64;
         let Some(open) = self.open.as_mut().filter(|open| open.machine.is_owners(stream)) else { return };
-        let found = if is_valid { open.files.found(volume, blocks.start.0, &hashes) } else { Ok(Vec::new()) };
+        let found = if is_valid {
+            open.files.found(volume, blocks.start.0, &hashes, is_taken)
+        } else {
+            Ok(Vec::new())
+        };
         let found = match found {
             Ok(found) => found,
             Err(error) => return self.fail(&error),
@@ -42,7 +46,9 @@ impl Keeper {
         for (run, content) in found {
             wanted.extend((from < run.start.0).then_some((from, run.start.0 - from)));
             from = run.end.0;
-            self.take_found(stream, volume, run, &content.into());
+            if is_taken {
+                self.take_found(stream, volume, run, &content.into());
+            }
         }
         wanted.extend((from < blocks.end.0).then(|| (from, blocks.end.0 - from)));
         line.send(&Frame::Wanted { stream, number, runs: wanted }, Bytes::new());
@@ -92,19 +98,26 @@ impl Keeper {
     }
 }
 
-/// Returns the runs of blocks from `first` on whose contents have these SHA-256 hashes, with the contents.
-pub(super) fn found(image: &File, first: u64, hashes: &[u8]) -> io::Result<Vec<(BlockRange, Vec<u8>)>> {
+/// Returns the runs of blocks from `first` on whose contents have these SHA-256 hashes, with the contents. What is not taken may lie beyond
+/// the end of the image: there are zeroes, until the volume's growth is heard of.
+pub(super) fn found(
+    image: &File,
+    first: u64,
+    hashes: &[u8],
+    is_taken: bool,
+) -> io::Result<Vec<(BlockRange, Vec<u8>)>> {
     let length = image.metadata()?.len();
     let mut runs: Vec<(BlockRange, Vec<u8>)> = Vec::new();
     for (hash, index) in hashes.chunks_exact(SHA256_OUTPUT_LEN).zip(0..) {
         // N.B. The first block is what another host says.
         let block = first.saturating_add(index);
-        let end = block.checked_add(1).and_then(|end| end.checked_mul(BLOCK_BYTES));
-        if end.is_none_or(|end| end > length) {
-            break;
-        }
+        let Some(end) = block.checked_add(1).and_then(|end| end.checked_mul(BLOCK_BYTES)) else { break };
         let mut content = vec![0; BLOCK_BYTES as usize];
-        image.read_exact_at(&mut content, block * BLOCK_BYTES)?;
+        match end <= length {
+            true => image.read_exact_at(&mut content, end - BLOCK_BYTES)?,
+            false if is_taken => break,
+            false => {}
+        }
         if digest(&SHA256, &content).as_ref() != hash {
             continue;
         }
@@ -135,9 +148,11 @@ mod tests {
             bytes.iter().flat_map(|byte| digest(&SHA256, &block(*byte)).as_ref().to_vec()).collect()
         };
         let expected = [(BlockRange::new(1, 2), block(2)), (BlockRange::new(3, 4), block(4))];
-        assert_eq!(found(&image, 1, &hashes(&[2, 9, 4, 0])).unwrap(), expected);
+        assert_eq!(found(&image, 1, &hashes(&[2, 9, 4, 0]), true).unwrap(), expected);
         let joined = [(BlockRange::new(0, 2), [block(1), block(2)].concat())];
-        assert_eq!(found(&image, 0, &hashes(&[1, 2])).unwrap(), joined);
-        assert_eq!(found(&image, u64::MAX - 1, &hashes(&[1, 1, 1])).unwrap(), []);
+        assert_eq!(found(&image, 0, &hashes(&[1, 2]), true).unwrap(), joined);
+        assert_eq!(found(&image, u64::MAX - 1, &hashes(&[1, 1, 1]), true).unwrap(), []);
+        let beyond = [(BlockRange::new(3, 5), [block(4), block(0)].concat())];
+        assert_eq!(found(&image, 3, &hashes(&[4, 0, 1]), false).unwrap(), beyond);
     }
 }

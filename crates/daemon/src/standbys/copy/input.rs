@@ -68,6 +68,8 @@ pub(crate) struct Named {
     pub(crate) volume: VolumeIndex,
     pub(crate) blocks: BlockRange,
     pub(crate) hashes: Bytes,
+    /// Whether what is found counts as sent; else it is only compared.
+    pub(crate) is_taken: bool,
     /// Goes back to the source when the question is answered.
     pub(crate) credit: Box<dyn Any + Send>,
 }

@@ -67,6 +67,12 @@ impl Naming {
         self.has_content && self.lacks_everything
     }
 
+    /// Returns the number of a new question.
+    pub(super) fn number(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
     /// Keeps the content of blocks until their host has answered. Returns the number of the question.
     pub(super) fn ask(
         &mut self,
@@ -75,9 +81,9 @@ impl Naming {
         blocks: BlockRange,
         content: Bytes,
     ) -> u64 {
-        self.last += 1;
-        self.asked.insert(self.last, Asked { read, volume, blocks, content });
-        self.last
+        let number = self.number();
+        self.asked.insert(number, Asked { read, volume, blocks, content });
+        number
     }
 
     /// Takes the answer to a question: first block and number of blocks of runs, in order. `None`: nothing was asked, or it is not an

@@ -39,6 +39,13 @@ pub(super) async fn read_runs(
     hashed.await.map_err(|error: RequestError| error.message())
 }
 
+/// Reads blocks, and returns their hashes.
+pub(super) async fn read_hashes(lane: &LaneHandle, blocks: BlockRange) -> Result<Bytes, String> {
+    let buffer = lane.read_for_standby(blocks).await.map_err(|refused| refused.to_string())?;
+    let hashed = blocking(move || Ok(hashes_of(buffer.as_slice())));
+    hashed.await.map_err(|error: RequestError| error.message())
+}
+
 /// Cuts what was read into runs of zeroes and of data.
 fn cut(buffer: &Buffer, blocks: BlockRange) -> Vec<Run> {
     let mut runs: Vec<(Content, BlockRange)> = Vec::new();

@@ -1,5 +1,7 @@
 //! The task of a standby at its source.
 
+mod comparing;
+
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,8 +25,9 @@ use tokio::time::{Instant as TokioInstant, sleep, sleep_until};
 use transport::Priority;
 
 use super::beginning::{arrive, begin, join, lanes_of, wait_to_learn};
+use super::checking::{Check, Portion};
 use super::lacking::turned;
-use super::naming::{Naming, Wanted};
+use super::naming::Naming;
 use super::reading::{Run, read_runs};
 use super::{Order, Source, Surroundings};
 use crate::error::RequestError;
@@ -79,6 +82,7 @@ pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mps
                     shown.waiting_since.get_or_insert_with(Instant::now);
                     // Its volumes have left, or begin again to be served, which asks again.
                     shown.state = shown.state.filter(|state| *state == State::Used);
+                    shown.check.iter_mut().for_each(|check| check.interrupt(&reason));
                     shown.reason = Some(reason);
                 });
             }
@@ -167,6 +171,10 @@ struct Running<'a> {
     given_at: Instant,
     new_stream_at: Option<TokioInstant>,
     naming: Naming,
+    /// The comparison of everything that was ordered.
+    check: Option<Check>,
+    /// The number of its question that has no answer.
+    check_asked: Option<u64>,
     /// The newest record that is not durable, and whether one is being written.
     to_record: Option<(u64, OwnerRecord)>,
     is_recording: bool,
@@ -190,6 +198,8 @@ enum Done {
         blocks: BlockRange,
         result: Result<Vec<Run>, String>,
     },
+    /// Blocks that are compared: their hashes.
+    Hashed(StreamId, Portion, Result<Bytes, String>),
     Flushed(bool),
     Forgotten(bool),
     Recorded(u64, Result<(), String>),
@@ -219,6 +229,8 @@ impl<'a> Running<'a> {
             given_at: Instant::now(),
             new_stream_at: None,
             naming: Naming::default(),
+            check: None,
+            check_asked: None,
             to_record: None,
             is_recording: false,
         }
@@ -274,6 +286,7 @@ impl<'a> Running<'a> {
                 order = orders.recv() => match order {
                     None | Some(Order::End) => return End::ForGood,
                     Some(Order::Changed) => if let Some(end) = self.change() { return end },
+                    Some(Order::Check) => done.extend(self.begin_check()),
                 },
                 task = tasks.next() => {
                     let Some(task) = task else { return End::Again("its group has ended".to_owned()) };
@@ -286,7 +299,7 @@ impl<'a> Running<'a> {
                 Some(ended) = done.next(), if !done.is_empty() => done.extend(self.end(&line, ended)),
                 arrival = arrivals.next() => match arrival {
                     None => return End::Again("the line to the standby's host has ended".to_owned()),
-                    Some(arrival) => self.arrived(&line, arrival),
+                    Some(arrival) => done.extend(self.arrived(&line, arrival)),
                 },
                 () = sleep_until(timeout) => {
                     if self.new_stream_at.is_some_and(|at| at <= TokioInstant::now()) {
@@ -304,13 +317,6 @@ impl<'a> Running<'a> {
         self.under_way = 0;
         self.forget_named();
         self.group.handle(Event::StreamBegins(self.stream));
-    }
-
-    /// Forgets what was named on a stream that is over.
-    fn forget_named(&mut self) {
-        for read in self.naming.begin() {
-            self.group.handle(Event::ReadEnded { read, outcome: Outcome::Done });
-        }
     }
 
     /// Lets the machine send as much as the window and the ordered rate allow. Returns whether it was given a share.
@@ -441,6 +447,7 @@ impl<'a> Running<'a> {
     fn end(&mut self, line: &SourceLine, done: Done) -> Option<Pending<'a>> {
         match done {
             Done::Recorded(number, result) => return self.recorded(number, result),
+            Done::Hashed(stream, portion, hashes) => return self.compare(line, stream, portion, hashes),
             Done::Read { stream, read, volume, blocks, result } => {
                 if stream == self.stream {
                     self.under_way = self.under_way.saturating_sub(blocks.len());
@@ -481,33 +488,8 @@ impl<'a> Running<'a> {
         None
     }
 
-    /// Asks the standby's host whether it has the content of blocks.
-    fn name(&mut self, line: &SourceLine, read: ReadId, volume: VolumeIndex, run: Run) {
-        let Run { blocks, bytes, hashes, .. } = run;
-        self.under_way += blocks.len();
-        self.share -= hashes.len() as f64 / BLOCK_BYTES as f64;
-        self.source.show(|shown| shown.bytes_sent += hashes.len() as u64);
-        let number = self.naming.ask(read, volume, blocks, bytes);
-        let frame = Frame::Named { stream: self.stream, number, volume, blocks };
-        line.send(Priority::Bulk, frame.encode(), hashes);
-    }
-
-    /// Sends what the standby's host does not have of what was named.
-    fn send_wanted(&mut self, line: &SourceLine, wanted: Wanted) {
-        let Wanted { volume, named, runs, ended } = wanted;
-        self.under_way = self.under_way.saturating_sub(named.len());
-        let sent: u64 = runs.iter().map(|(blocks, _)| blocks.len()).sum();
-        self.source.show(|shown| shown.bytes_found += (named.len() - sent) * BLOCK_BYTES);
-        for (blocks, bytes) in runs {
-            self.send(line, self.stream, extent(volume, blocks, Content::Payload), bytes);
-        }
-        if let Some(read) = ended {
-            // N.B. After the message, as for every read.
-            self.group.handle(Event::ReadEnded { read, outcome: Outcome::Done });
-        }
-    }
-
-    fn arrived(&mut self, line: &SourceLine, arrival: ChannelEvent) {
+    /// Handles what has arrived; returns what follows it.
+    fn arrived(&mut self, line: &SourceLine, arrival: ChannelEvent) -> Option<Pending<'a>> {
         match arrival {
             ChannelEvent::Message { head, .. } => match Frame::decode(&head) {
                 Some(Frame::ToOwner(stream, message)) => {
@@ -523,10 +505,14 @@ impl<'a> Running<'a> {
                     if is_answer {
                         let lacks = self.group.look(|machine, _| machine.lacks_everything()).unwrap_or(false);
                         self.naming.agreed(lacks);
+                        return self.compare_next();
                     }
                 }
                 Some(Frame::HasContent(stream)) if stream == self.stream => self.naming.note_content(),
                 Some(Frame::Wanted { stream, number, runs }) if stream == self.stream => {
+                    if self.check_asked.take_if(|asked| *asked == number).is_some() {
+                        return self.end_portion(&runs);
+                    }
                     match self.naming.answered(number, &runs) {
                         Some(wanted) => self.send_wanted(line, wanted),
                         None => {
@@ -551,6 +537,7 @@ impl<'a> Running<'a> {
                 self.begin_stream();
             }
         }
+        None
     }
 
     /// Ends the stream after a fault. What the standby's host has refused is not in its epoch: nothing more of this stream is sent.

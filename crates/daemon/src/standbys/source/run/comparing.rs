@@ -1,0 +1,122 @@
+//! What is compared before it is sent, or to find damage.
+
+use bytes::Bytes;
+use lane::capture::{BLOCK_BYTES, extent};
+use standby::VolumeIndex;
+use standby::owner::{Event, Outcome, ReadId};
+use standby::wire::{Content, StreamId};
+use transport::Priority;
+
+use super::{Done, Pending, Running, SourceLine};
+use crate::standbys::frames::Frame;
+use crate::standbys::source::CheckShown;
+use crate::standbys::source::checking::{Check, Portion};
+use crate::standbys::source::naming::Wanted;
+use crate::standbys::source::reading::{Run, read_hashes};
+
+impl<'a> Running<'a> {
+    /// Forgets what was named on a stream that is over.
+    pub(super) fn forget_named(&mut self) {
+        self.check_asked = None;
+        for read in self.naming.begin() {
+            self.group.handle(Event::ReadEnded { read, outcome: Outcome::Done });
+        }
+    }
+
+    /// Asks the standby's host whether it has the content of blocks.
+    pub(super) fn name(&mut self, line: &SourceLine, read: ReadId, volume: VolumeIndex, run: Run) {
+        let Run { blocks, bytes, hashes, .. } = run;
+        self.under_way += blocks.len();
+        self.share -= hashes.len() as f64 / BLOCK_BYTES as f64;
+        self.source.show(|shown| shown.bytes_sent += hashes.len() as u64);
+        let number = self.naming.ask(read, volume, blocks, bytes);
+        let frame = Frame::Named { stream: self.stream, number, volume, blocks };
+        line.send(Priority::Bulk, frame.encode(), hashes);
+    }
+
+    /// Sends what the standby's host does not have of what was named.
+    pub(super) fn send_wanted(&mut self, line: &SourceLine, wanted: Wanted) {
+        let Wanted { volume, named, runs, ended } = wanted;
+        self.under_way = self.under_way.saturating_sub(named.len());
+        let sent: u64 = runs.iter().map(|(blocks, _)| blocks.len()).sum();
+        self.source.show(|shown| shown.bytes_found += (named.len() - sent) * BLOCK_BYTES);
+        for (blocks, bytes) in runs {
+            self.send(line, self.stream, extent(volume, blocks, Content::Payload), bytes);
+        }
+        if let Some(read) = ended {
+            // N.B. After the message, as for every read.
+            self.group.handle(Event::ReadEnded { read, outcome: Outcome::Done });
+        }
+    }
+
+    /// Begins to compare everything, unless that has begun.
+    pub(super) fn begin_check(&mut self) -> Option<Pending<'a>> {
+        if self.check.is_some() {
+            return None;
+        }
+        let lacks = self.group.look(|machine, _| machine.unforgotten())?;
+        let check = Check::begin(lacks.iter().map(chronicle::LayeredBitmap::blocks).collect());
+        self.source.show(|shown| shown.check = Some(CheckShown::begun(check.tally)));
+        self.check = Some(check);
+        self.compare_next()
+    }
+
+    /// Has the next blocks read and hashed, unless the standby's host is being asked about others.
+    pub(super) fn compare_next(&mut self) -> Option<Pending<'a>> {
+        if self.check_asked.is_some() {
+            return None;
+        }
+        let check = self.check.as_mut()?;
+        let Some(portion) = check.next() else {
+            self.check = None;
+            self.source.show(|shown| shown.check.iter_mut().for_each(CheckShown::end));
+            return None;
+        };
+        check.begun(portion, self.group.watch(portion.volume, portion.blocks)?);
+        let (lane, stream) = (&self.lanes[portion.volume.index()], self.stream);
+        Some(Box::pin(async move { Done::Hashed(stream, portion, read_hashes(lane, portion.blocks).await) }))
+    }
+
+    /// Asks the standby's host whether it has the same.
+    pub(super) fn compare(
+        &mut self,
+        line: &SourceLine,
+        stream: StreamId,
+        portion: Portion,
+        hashes: Result<Bytes, String>,
+    ) -> Option<Pending<'a>> {
+        let hashes = match hashes {
+            Ok(hashes) => hashes,
+            Err(error) => {
+                self.check = None;
+                self.source.show(|shown| shown.check.iter_mut().for_each(|check| check.interrupt(&error)));
+                return None;
+            }
+        };
+        // The answer to a newer offer has it read again.
+        if stream != self.stream {
+            return None;
+        }
+        let (number, Portion { volume, blocks }) = (self.naming.number(), portion);
+        self.check_asked = Some(number);
+        self.source.show(|shown| shown.bytes_sent += hashes.len() as u64);
+        line.send(Priority::Bulk, Frame::Compare { stream, number, volume, blocks }.encode(), hashes);
+        None
+    }
+
+    /// Takes which of the compared blocks differ. What nothing explains is sent again.
+    pub(super) fn end_portion(&mut self, runs: &[(u64, u64)]) -> Option<Pending<'a>> {
+        let written = self.group.unwatch();
+        let check = self.check.as_mut()?;
+        if let Some((volume, doubted)) = check.ended(runs, &written) {
+            let tally = check.tally;
+            self.source.show(|shown| shown.check.iter_mut().for_each(|check| check.tally = tally));
+            for blocks in doubted {
+                let (standby, first, count) = (&self.config.name, blocks.start.0, blocks.len());
+                tracing::error!(%standby, volume = volume.0, first, count, "blocks of a standby differ, and are sent again");
+                self.group.handle(Event::Doubted { volume, blocks });
+            }
+        }
+        self.compare_next()
+    }
+}
