@@ -220,8 +220,8 @@ impl Group {
         self.look(|machine, _| machine.unforgotten().into_iter().nth(volume.index())).flatten()
     }
 
-    /// Notes the writes to these blocks from now on, instead of others. Returns what the standby lacks of the volume; `None`: the machine
-    /// does not run.
+    /// Notes the writes to these blocks from now on, instead of others. Returns the blocks of the volume that the standby lacks;
+    /// `None` if the machine does not run.
     pub fn watch(&self, volume: VolumeIndex, blocks: BlockRange) -> Option<LayeredBitmap> {
         let mut state = self.lock();
         let Stage::Running(machine) = &state.stage else { return None };

@@ -258,6 +258,12 @@ class Operations(Connection):
         """Changes a standby at the host that has its volumes."""
         return self.ask("PATCH", f"/v1/standbys/{segment(name)}", order=order)
 
+    def check_standby(self, name: str) -> Standby:
+        """Has all blocks of a standby compared with those of its volumes, which are here. Answers when that has
+        begun; the standby shows how far it is. What differs is sent again.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/check")
+
     def promote_standby(self, name: str, order: PromoteStandby) -> Standby:
         """Makes the images of a standby volumes of this host, and serves them. The host that had the volumes must be
         lost.

@@ -1623,6 +1623,7 @@ class Standby(TypedDict):
     bytes_sent: NotRequired[int | None]
     # Bytes that the standby lacks. At the source only.
     bytes_waiting: NotRequired[int | None]
+    check: NotRequired[StandbyCheck | None]
     # Seconds between two cuts. At the source only.
     every_seconds: NotRequired[float | None]
     # The other host.
@@ -1649,6 +1650,25 @@ class Standby(TypedDict):
     vms: NotRequired[list[StandbyVm]]
     # Its volumes, by name.
     volumes: list[str]
+
+
+class StandbyCheck(TypedDict):
+    """A comparison of all blocks of a standby with those of its source."""
+
+    # When it was begun, in milliseconds since 1970.
+    begun_unix_ms: int
+    # Bytes that differ without such a reason. They are sent again.
+    bytes_differing: int
+    # Bytes that were compared.
+    bytes_done: int
+    # Bytes of these that the standby lacked just then, or that guests wrote meanwhile: they are sent anyway.
+    bytes_left_out: int
+    # Bytes of the volumes.
+    bytes_total: int
+    # When it has ended, in milliseconds since 1970; null: it is under way.
+    ended_unix_ms: NotRequired[int | None]
+    # Why it has ended before everything was compared.
+    interrupted: NotRequired[str | None]
 
 
 # The part of this host in a standby.

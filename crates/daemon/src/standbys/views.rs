@@ -354,6 +354,20 @@ fn state_of(state: State) -> (api::StandbyState, Option<String>) {
     }
 }
 
+fn check_of(shown: CheckShown) -> api::StandbyCheck {
+    let unix_ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
+    let CheckTally { total, done, left_out, differing } = shown.tally;
+    api::StandbyCheck {
+        begun_unix_ms: unix_ms(shown.begun),
+        ended_unix_ms: shown.ended.map(unix_ms),
+        interrupted: shown.interrupted,
+        bytes_total: total * BLOCK_BYTES,
+        bytes_done: done * BLOCK_BYTES,
+        bytes_left_out: left_out * BLOCK_BYTES,
+        bytes_differing: differing * BLOCK_BYTES,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -369,19 +383,5 @@ mod tests {
         assert_eq!(after(State::Seeding, 23), None);
         assert_eq!(after(State::Seeding, 25).unwrap(), "its first copy is not complete after 25 h");
         assert_eq!(after(State::Current, 100), None);
-    }
-}
-
-fn check_of(shown: CheckShown) -> api::StandbyCheck {
-    let unix_ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-    let CheckTally { total, done, left_out, differing } = shown.tally;
-    api::StandbyCheck {
-        begun_unix_ms: unix_ms(shown.begun),
-        ended_unix_ms: shown.ended.map(unix_ms),
-        interrupted: shown.interrupted,
-        bytes_total: total * BLOCK_BYTES,
-        bytes_done: done * BLOCK_BYTES,
-        bytes_left_out: left_out * BLOCK_BYTES,
-        bytes_differing: differing * BLOCK_BYTES,
     }
 }

@@ -256,7 +256,8 @@ const CHECK_HELP: &str = "\
 Example:
   sterna standby check || mail -s 'standbys are behind' root
 
-It looks at all standbys of this host's volumes, or at one that is named.";
+It looks at all standbys of this host's volumes, or at one that is named. With `--deep` it has the daemons compare everything, which
+takes about as long as reading both disks. If you end the command, the daemons continue: sterna standby show.";
 
 const PROMOTE_HELP: &str = "\
 Examples:

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context as _, ensure};
@@ -59,14 +60,26 @@ fn a_standby_that_begins_with_an_old_copy_is_sent_the_difference_only() {
         let add = ["standby", "add", "v", "--to", "beta:a", "--every", "1s", "--bandwidth", "64KiB/s"];
         alpha.sterna(add)?.success()?;
         let id = shown(alpha)?.id;
-        for (file, word) in [("none.img", "carried"), ("../v.img", "name"), ("linked.img", "other names")] {
-            if file == "linked.img" {
-                std::fs::write(beta.path("a/first.img"), vec![1; CHUNK_BYTES])?;
-                std::fs::hard_link(beta.path("a/first.img"), beta.path("a/linked.img"))?;
-            }
+        std::fs::write(beta.path("a/first.img"), vec![1; CHUNK_BYTES])?;
+        std::fs::hard_link(beta.path("a/first.img"), beta.path("a/linked.img"))?;
+        std::os::unix::fs::symlink(&seed, beta.path("a/symbolic.img"))?;
+        std::fs::write(beta.path("a/open.img"), vec![1; CHUNK_BYTES])?;
+        let mut command = Command::new("tee");
+        command.arg("--append").arg(beta.path("a/open.img")).stdin(Stdio::piped()).stdout(Stdio::null());
+        // It ends with its pipe.
+        let mut other = command.spawn()?;
+        for (file, word) in [
+            ("none.img", "does not exist"),
+            ("../v.img", "name"),
+            ("linked.img", "other names"),
+            ("symbolic.img", "symbolic"),
+            ("open.img", "has it open"),
+        ] {
             let refused = beta.sterna(["standby", "seed", "v", file])?;
-            ensure!(refused.code != 0, "{file} {word}: {refused:?}");
+            ensure!(refused.code != 0 && refused.stderr.contains(word), "{file}: {refused:?}");
         }
+        drop(other.stdin.take());
+        other.wait()?;
         let elsewhere = alpha.sterna(["standby", "seed", "v", "carried.img"])?;
         ensure!(elsewhere.stderr.contains("give this order at host \"beta\""), "{elsewhere:?}");
         beta.sterna(["standby", "seed", "v", "carried.img"])?.success()?;

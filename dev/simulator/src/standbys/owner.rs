@@ -100,7 +100,7 @@ pub(super) struct OwnerHost {
     /// Blocks that are fetched after a handover.
     absent: BTreeMap<(usize, u64), u64>,
     /// What the stream has carried of the epoch that was begun, and that epoch.
-    carried: BTreeSet<(usize, u64)>,
+    pub(super) carried: BTreeSet<(usize, u64)>,
     begun: u64,
     /// What a former owner's images lack, until an epoch has carried it.
     theirs: Vec<LayeredBitmap>,

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use chronicle::BlockRange;
+use chronicle::{BlockIndex, BlockRange};
 use standby::VolumeIndex;
 use standby::owner::Event as OwnerEvent;
 use standby::receiver::{Event, PromoteOrder, Refusal};
@@ -98,6 +98,9 @@ impl World {
         let size = self.owners[host].volumes[volume].len();
         let start = self.random.below(size);
         let blocks = BlockRange::new(start, self.random.between(start + 1, size + 1));
+        // Blocks that were sent before the cut are sent once more.
+        let owner = &mut self.owners[host];
+        owner.carried.retain(|(of, block)| *of != volume || !blocks.contains(BlockIndex(*block)));
         let volume = VolumeIndex(volume as u16);
         self.owner_event(host, OwnerEvent::Doubted { volume, blocks });
     }

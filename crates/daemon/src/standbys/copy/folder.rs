@@ -84,11 +84,16 @@ impl Folder {
     /// user alone from then on, and gets this length.
     pub(super) fn take_in(&self, from: &Path, to: &str, length: u64) -> io::Result<()> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = File::from(openat(CWD, from, flags, Mode::empty())?);
+        let file = openat(CWD, from, flags, Mode::empty())?;
         let found = fstat(&file)?;
         if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink != 1 {
             return Err(io::Error::other("it is no file, or has other names"));
         }
+        // N.B. What has it open for writing could change it later.
+        if let Some(user) = block::store::users_of(&file)?.first() {
+            return Err(io::Error::other(format!("{user} has it open")));
+        }
+        let file = File::from(file);
         lock(&file)?;
         fchown(&file, Some(rustix::process::geteuid()), None)?;
         fchmod(&file, Mode::RUSR | Mode::WUSR)?;

@@ -98,8 +98,8 @@ impl Keeper {
     }
 }
 
-/// Returns the runs of blocks from `first` on whose contents have these SHA-256 hashes, with the contents. What is not taken may lie beyond
-/// the end of the image: there are zeroes, until the volume's growth is heard of.
+/// Returns the runs of blocks from `first` on whose contents have these SHA-256 hashes, with the contents. Blocks beyond the end of
+/// the image are zeroes if they are only compared: the source has not announced the growth of the volume yet.
 pub(super) fn found(
     image: &File,
     first: u64,

@@ -1,4 +1,4 @@
-//! Compares all blocks of a group with its standby while it goes on. It has no I/O and no clock.
+//! Compares all blocks of a group with its standby, which receives meanwhile. It has no I/O and no clock.
 //!
 //! ```text
 //!   watch: what the standby lacks ─► read ─► Compare: the hashes ─► Wanted: what differs ─► unwatch: what was written meanwhile
@@ -29,7 +29,7 @@ pub(super) struct Portion {
     pub(super) blocks: BlockRange,
 }
 
-/// What was compared, in blocks.
+/// Numbers of compared blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::standbys) struct CheckTally {
     pub(in crate::standbys) total: u64,

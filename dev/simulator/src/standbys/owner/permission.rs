@@ -147,7 +147,9 @@ impl World {
         let is_used = word == Word::Used && self.owners[host].knows != Some(Knows::Nothing);
         let owner = &mut self.owners[host];
         if (denies || is_used) && !owner.has_heard {
-            (owner.may_serve, owner.may_serve_until) = (true, self.now + PERMIT_MAX);
+            owner.may_serve = true;
+            // An order of before permits for longer.
+            owner.may_serve_until = owner.may_serve_until.max(self.now + PERMIT_MAX);
         }
         self.asking_event(host, Event::Said(word));
     }

@@ -1,4 +1,4 @@
-//! What is compared before it is sent, or to find damage.
+//! Compares contents with the standby's host: before they are sent, and to find damage.
 
 use bytes::Bytes;
 use lane::capture::{BLOCK_BYTES, extent};
