@@ -5,6 +5,7 @@ mod config;
 mod evacuate;
 mod host;
 mod journal;
+mod libvirt;
 mod migrate;
 mod migration;
 mod notices;
@@ -25,9 +26,11 @@ pub(crate) use self::config::{ConfigCommand, GenerateArguments};
 pub(crate) use self::evacuate::EvacuateArguments;
 pub(crate) use self::host::HostCommand;
 pub(crate) use self::journal::{JournalArguments, JournalCommand, RestoreArguments};
+pub(crate) use self::libvirt::{LibvirtCommand, MigrateDomainArguments};
 pub(crate) use self::migrate::MigrateArguments;
 pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, RetryArguments, SetArguments};
 pub(crate) use self::notices::NoticesCommand;
+pub(crate) use self::pace::PaceArguments;
 pub(crate) use self::replica::ReplicaCommand;
 pub(crate) use self::standby::{
     AddStandbyArguments, PromoteStandbyArguments, StandbyCommand, TestStandbyArguments,
@@ -126,6 +129,9 @@ pub(crate) enum Command {
     /// Move a volume to another store or host, or a whole VM to another host, while it works.
     #[command(after_help = MIGRATE_HELP)]
     Migrate(MigrateArguments),
+    /// Move domains of libvirt with their disks.
+    #[command(subcommand)]
+    Libvirt(LibvirtCommand),
     /// Empty this host: everything moves to other hosts, in order, against a deadline.
     #[command(after_help = evacuate::EVACUATE_HELP)]
     Evacuate(EvacuateArguments),

@@ -9,6 +9,7 @@ mod health;
 mod host;
 mod journal;
 mod lab;
+mod libvirt;
 mod metrics;
 mod migrate;
 mod migration;
@@ -31,6 +32,7 @@ use std::time::Duration;
 use api::{Address, Client, ClientError};
 use daemon::{ConfigError, Folders, JournalError, ServeError};
 
+pub(crate) use self::libvirt::{DomainMove, LibvirtError, Obstacle};
 use crate::args::{Arguments, Command, HostCommand, VolumeCommand};
 use crate::exit::Exit;
 use crate::output::{self, Format};
@@ -123,6 +125,9 @@ pub(crate) enum CommandError {
         /// What the system answered.
         source: std::io::Error,
     },
+    /// A domain of libvirt does not move.
+    #[error(transparent)]
+    Libvirt(#[from] LibvirtError),
     /// Manual pages and completions could not be written.
     #[error("manual pages and completions cannot be written to {path}")]
     Generate {
@@ -225,6 +230,7 @@ async fn run_command(
         Command::Replica(command) => replica::run(&client()?, command, format).await,
         Command::Standby(command) => standby::run(&client()?, command, format).await,
         Command::Vm(command) => vm::run(&client()?, command, format).await,
+        Command::Libvirt(command) => libvirt::run(&client()?, command, format).await,
         Command::Migrate(order) => migrate::run(&client()?, order, format).await,
         Command::Evacuate(order) => evacuate::run(&client()?, order, format).await,
         Command::Health => health::run(&client()?, format).await,

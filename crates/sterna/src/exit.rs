@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use api::{ClientError, ErrorCode, Evacuation, EvacuationState, Migration, MigrationState};
 use daemon::JournalError;
 
-use crate::commands::CommandError;
+use crate::commands::{CommandError, LibvirtError, Obstacle};
 use crate::remotes::RemoteError;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,6 +61,7 @@ impl Exit {
                 Self::Unreachable
             }
             CommandError::NotFenced { .. } => Self::Refused,
+            CommandError::Libvirt(error) => Self::of_libvirt(error),
             CommandError::Config(_) | CommandError::File { .. } | CommandError::NoTerminal => Self::Usage,
             CommandError::NoJournal { .. } | CommandError::Remote(RemoteError::Unknown(_)) => Self::NotFound,
             CommandError::Remote(RemoteError::Token(_) | RemoteError::Key) => Self::Usage,
@@ -82,6 +83,23 @@ impl Exit {
             | CommandError::Report { .. }
             | CommandError::Divergence { .. }
             | CommandError::Path { .. } => Self::Unexpected,
+        }
+    }
+
+    fn of_libvirt(error: &LibvirtError) -> Self {
+        match error {
+            LibvirtError::Obstacle { obstacle: Obstacle::NoDomain, .. } => Self::NotFound,
+            LibvirtError::Obstacle { .. }
+            | LibvirtError::NoVolume { .. }
+            | LibvirtError::NoVolumes { .. }
+            | LibvirtError::Elsewhere { .. }
+            | LibvirtError::State { .. } => Self::Refused,
+            LibvirtError::NoAddress { .. } => Self::Usage,
+            LibvirtError::NotMoved { .. } => Self::MigrationFailed,
+            LibvirtError::NoVirsh(_)
+            | LibvirtError::Virsh { .. }
+            | LibvirtError::Definition { .. }
+            | LibvirtError::NoProgress { .. } => Self::Unexpected,
         }
     }
 

@@ -1,6 +1,7 @@
 //! Prints results and errors: tables and text for users, JSON for programs.
 
 pub(crate) mod access;
+pub(crate) mod domains;
 pub(crate) mod evacuations;
 pub(crate) mod hosts;
 mod plan;

@@ -113,7 +113,11 @@ impl Libvirtd {
         Program::of_package("virsh", "libvirt-clients").args(["-c", &self.uri()?]).args(words).succeed()
     }
 
-    fn uri(&self) -> anyhow::Result<String> {
+    /// Returns its URI.
+    ///
+    /// # Errors
+    /// Those of [`Self::socket`].
+    pub fn uri(&self) -> anyhow::Result<String> {
         Ok(format!("qemu:///system?socket={}", self.socket()?))
     }
 

@@ -107,8 +107,8 @@ async fn see_through(
     Ok(Exit::of_migration(&ended))
 }
 
-/// Waits for the end. The first Ctrl-C cancels, the second one stops waiting: `None`.
-async fn wait(
+/// Waits for the end of a migration. The first Ctrl-C cancels, the second one stops waiting: `None`.
+pub(super) async fn wait(
     client: &Client,
     migration: Migration,
     interrupt: &mut Signal,

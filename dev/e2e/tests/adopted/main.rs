@@ -5,5 +5,6 @@
 mod as_packaged;
 mod attached;
 mod by_hand;
+mod domain_moves;
 mod hostile_user;
 mod libvirt;

@@ -247,7 +247,7 @@ esac"#,
     // as another machine, and ssh connects to it.
     Part {
         document: "docs/libvirt.md",
-        block: ("## To another host", 0),
+        block: ("## By hand", 0),
         script: r#"
 end() { pkill -f "$1"; while pgrep -f "$1"; do sleep 0.1; done; }
 until_there() { until sterna --host "$PEER" store list; do sleep 0.1; done 2>/dev/null; }

@@ -1,0 +1,167 @@
+//! The program `virsh` at one libvirt.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::fs::FileExt as _;
+use std::process::Stdio;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use tokio::process::{Child, Command};
+
+use super::error::LibvirtError;
+use super::steps::DomainState;
+
+/// The most bytes of virsh's output that are read.
+const OUTPUT_MAX: usize = 16 << 20;
+
+/// One libvirt, by its URI.
+#[derive(Debug)]
+pub(super) struct Virsh {
+    pub(super) uri: String,
+}
+
+impl Virsh {
+    /// Returns the output of a command.
+    pub(super) async fn ask(&self, words: &[&str]) -> Result<String, LibvirtError> {
+        let output = self.command(words).output().await.map_err(LibvirtError::NoVirsh)?;
+        if output.status.success() {
+            let stdout = output.stdout.get(..OUTPUT_MAX.min(output.stdout.len())).unwrap_or_default();
+            return Ok(String::from_utf8_lossy(stdout).into_owned());
+        }
+        Err(LibvirtError::Virsh {
+            uri: self.uri.clone(),
+            command: words.first().copied().unwrap_or_default().to_owned(),
+            words: errors_of(&String::from_utf8_lossy(&output.stderr)),
+        })
+    }
+
+    /// Returns the UUID of a domain that is named by its name or UUID; `None`: there is none.
+    pub(super) async fn uuid(&self, domain: &str) -> Result<Option<String>, LibvirtError> {
+        let uuids = self.ask(&["list", "--all", "--uuid"]).await?;
+        if has_line(&uuids, domain) {
+            return Ok(Some(domain.to_owned()));
+        }
+        if !has_line(&self.ask(&["list", "--all", "--name"]).await?, domain) {
+            return Ok(None);
+        }
+        let uuid = self.ask(&["domuuid", "--", domain]).await?;
+        Ok(Some(uuid.trim().to_owned()).filter(|uuid| hypervisor::libvirt::parse_uuid(uuid).is_some()))
+    }
+
+    /// Returns the state of a domain.
+    pub(super) async fn state(&self, uuid: &str) -> Result<DomainState, LibvirtError> {
+        if !has_line(&self.ask(&["list", "--all", "--uuid"]).await?, uuid) {
+            return Ok(DomainState::Absent);
+        }
+        match self.ask(&["domstate", uuid]).await?.trim() {
+            "running" | "idle" => Ok(DomainState::Running),
+            "paused" => Ok(DomainState::Paused),
+            "shut off" => Ok(DomainState::Off),
+            state => Err(LibvirtError::State {
+                domain: uuid.to_owned(),
+                state: words::clean(state),
+                uri: self.uri.clone(),
+            }),
+        }
+    }
+
+    /// Returns whether a domain stays defined when it is shut off.
+    pub(super) async fn is_persistent(&self, uuid: &str) -> Result<bool, LibvirtError> {
+        Ok(has_line(&self.ask(&["list", "--all", "--persistent", "--uuid"]).await?, uuid))
+    }
+
+    /// Begins a command that goes on if this program ends: libvirt loses a migration whose virsh ends.
+    pub(super) fn begin(&self, words: &[&str]) -> Result<Begun, LibvirtError> {
+        let said = memory_file().map_err(LibvirtError::NoVirsh)?;
+        let [out, error] = [said.try_clone(), said.try_clone()];
+        let mut command = self.command(words);
+        command.stdout(Stdio::from(out.map_err(LibvirtError::NoVirsh)?));
+        command.stderr(Stdio::from(error.map_err(LibvirtError::NoVirsh)?));
+        let child = command.spawn().map_err(LibvirtError::NoVirsh)?;
+        Ok(Begun { child, said })
+    }
+
+    /// A session of its own: neither Ctrl-C nor the end of the terminal ends it, and ssh fails instead of asking for a password.
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new("setsid");
+        command.args(["virsh", "-c", &self.uri]).args(words).env("LC_ALL", "C").stdin(Stdio::null());
+        command
+    }
+}
+
+/// A command of virsh under way. Its output goes to a file, because a pipe without a reader would end it.
+pub(super) struct Begun {
+    child: Child,
+    said: File,
+}
+
+impl Begun {
+    /// Waits for its end, and returns whether it has succeeded.
+    pub(super) async fn ended(&mut self) -> io::Result<bool> {
+        Ok(self.child.wait().await?.success())
+    }
+
+    /// Returns its errors.
+    pub(super) fn errors(&self) -> String {
+        errors_of(&self.output())
+    }
+
+    /// Returns the part of the migration that is done, in percent, as virsh has said it last.
+    pub(super) fn percent(&self) -> Option<String> {
+        let output = self.output();
+        let last = output.rsplit_once('[')?.1;
+        let percent = last.split_once('%')?.0.trim();
+        percent.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.').then(|| percent.to_owned())
+    }
+
+    fn output(&self) -> String {
+        let mut bytes = vec![0; 64 << 10];
+        let from = self.said.metadata().map_or(0, |metadata| metadata.len().saturating_sub(64 << 10));
+        let length = self.said.read_at(&mut bytes, from).unwrap_or_default();
+        String::from_utf8_lossy(bytes.get(..length).unwrap_or_default()).into_owned()
+    }
+}
+
+/// A text as a file that virsh can open by a path while this lives.
+pub(super) struct TextFile(File);
+
+impl TextFile {
+    pub(super) fn of(text: &str) -> io::Result<Self> {
+        let file = memory_file()?;
+        file.write_all_at(text.as_bytes(), 0)?;
+        Ok(Self(file))
+    }
+
+    pub(super) fn path(&self) -> String {
+        format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
+    }
+}
+
+fn memory_file() -> io::Result<File> {
+    Ok(File::from(memfd_create("sterna-virsh", MemfdFlags::CLOEXEC)?))
+}
+
+fn has_line(lines: &str, wanted: &str) -> bool {
+    lines.lines().any(|line| line.trim() == wanted)
+}
+
+/// Returns the errors in virsh's output in one line.
+fn errors_of(output: &str) -> String {
+    let lines = output.split(['\n', '\r']).map(str::trim);
+    let errors: Vec<_> = lines.filter_map(|line| line.strip_prefix("error: ")).map(words::clean).collect();
+    if errors.is_empty() { words::clean(output.trim()) } else { errors.join(": ") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_are_the_lines_that_virsh_marks() {
+        let output = "Migration: [ 12 %]\rerror: failed to connect\n\nerror: end of file\x1b[2J\n";
+        assert!(errors_of(output).starts_with("failed to connect: end of file"));
+        assert!(!errors_of(output).contains('\x1b'));
+        assert_eq!(errors_of("Permission denied"), "Permission denied");
+    }
+}
