@@ -28,6 +28,7 @@ use standby::record::Standing;
 use crate::random::Random;
 use crate::restored::Telling;
 pub(crate) use met::Met;
+use owner::LOCKED_MAX;
 use world::{EVERY, World};
 
 const STREAM: u64 = 0x57AB_D201;
@@ -210,7 +211,8 @@ impl World {
         self.start_owner(host);
         self.start_standby();
         self.owner_event(host, standby::owner::Event::Resumed);
-        self.run_until(self.now + EVERY * 10);
+        // Images that another program has locked are free by then.
+        self.run_until(self.now + LOCKED_MAX + EVERY);
         let state = self.owners[host].state;
         let Some((at, promoted)) = self.standby.promoted.clone().filter(|_| self.violation.is_none()) else {
             return;

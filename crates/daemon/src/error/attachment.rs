@@ -17,7 +17,7 @@ pub(crate) enum AttachmentError {
     Already { volume: String, host: String },
     #[error(
         "volume \"{volume}\" is not attached at host \"{host}\" by this host; see: sterna volume show {volume}. If another host has \
-         attached it there, run at \"{host}\": sterna volume detach {volume}"
+         attached it there, run at \"{host}\": sterna volume detach {volume}. An attachment ends when the volume moves to that host"
     )]
     NotGiven { volume: String, host: String },
     #[error("volume \"{0}\" is not attached here; see: sterna volume list")]

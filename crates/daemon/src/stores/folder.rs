@@ -140,10 +140,13 @@ impl Folder {
         let known: BTreeSet<&Path> = places.filter_map(Place::file).map(Path::new).collect();
         let (marks, mut unknown) = (Marks::of_folder(&self.path)?, Vec::new());
         for entry in std::fs::read_dir(&self.path)? {
-            let path = entry?.path();
+            let entry = entry?;
+            let path = entry.path();
             let name = path.file_name().and_then(|name| name.to_str());
+            let is_file = entry.file_type()?.is_file();
             let name = name.filter(|name| {
-                image_name(name).is_some()
+                is_file
+                    && image_name(name).is_some()
                     && !known.contains(path.as_path())
                     && marks.marked(&path) == Marked::No
             });

@@ -108,6 +108,29 @@ fn a_standby_that_begins_with_an_old_copy_is_sent_the_difference_only() {
 }
 
 #[test]
+fn images_of_any_size_will_do_and_a_source_that_is_killed_meanwhile_compares_again() {
+    play_pair(|Pair { alpha, beta, .. }| {
+        begin(alpha)?;
+        for bytes in [4096, CHUNK_BYTES as u64 + 77, DISK_BYTES + CHUNK_BYTES as u64] {
+            let add = ["standby", "add", "v", "--to", "beta:a", "--every", "1s", "--bandwidth", "64KiB/s"];
+            alpha.sterna(add)?.success()?;
+            let id = shown(alpha)?.id;
+            std::fs::write(beta.path("a/seed.img"), vec![0xa5; usize::try_from(bytes)?])?;
+            beta.sterna(["standby", "seed", "v", "seed.img"])?.success()?;
+            alpha.kill()?;
+            alpha.start()?;
+            alpha.sterna(["standby", "set", "v", "--bandwidth", "1GiB/s"])?.success()?;
+            write(&mut connect(alpha, "v")?, 12 << 20, bytes)?;
+            until_current(alpha)?;
+            let arrived = || Ok(compare(alpha, beta, &id).is_ok().then_some(()));
+            until("the standby is the same", arrived).with_context(|| format!("seed of {bytes} bytes"))?;
+            alpha.sterna(["standby", "remove", "v"])?.success()?;
+        }
+        Ok(())
+    });
+}
+
+#[test]
 fn an_image_that_another_program_has_changed_is_compared_and_mended() {
     play_pair(|Pair { alpha, beta, .. }| {
         begin(alpha)?;

@@ -70,7 +70,11 @@ fn after_a_kill_whoever_connects_waits_for_the_next_daemon_and_is_refused_by_nob
     let Some((root, _given)) = system()? else { return Ok(()) };
     let guest = guest::start(&export(&root), FILL_BYTES)?;
     for _ in 0..3 {
-        root.succeed("systemctl kill --signal KILL sterna")?;
+        // A killed process may still accept a connection until it has ended, because its ring does.
+        root.succeed(
+            "daemon=$(systemctl show --property MainPID --value sterna); systemctl kill --signal KILL sterna; \
+             while kill -0 $daemon 2> /dev/null; do sleep 0.01; done",
+        )?;
         let options = ClientOptions { reconnect_deadline: Duration::ZERO, ..ClientOptions::default() };
         let mut client = Client::connect(&export(&root), options)?;
         client.perform(Operation::Flush)?;

@@ -3,6 +3,8 @@
 mod lives;
 mod permission;
 
+pub(super) use permission::LOCKED_MAX;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 

@@ -24,7 +24,7 @@ use standby::record::{KeptBy, Point, Sealed};
 use standby::{VolumeIndex, Watermark};
 
 use super::extents::{CONTENT_BYTES_MAX, Extent, Extents};
-use super::folder::{Folder, lock};
+use super::folder::{Folder, Foreign, lock};
 use super::undo::{Undo, content_bytes};
 use crate::standbys::book::Look;
 
@@ -427,9 +427,14 @@ impl Files {
         super::found::found(image, first, hashes, is_taken)
     }
 
-    /// Puts the file at a path of the same file system in the place of an image without content. It gets the volume's size.
-    pub(crate) fn replace_image(&self, index: usize, from: &Path, size: BlockCount) -> io::Result<()> {
-        self.folder.take_in(from, &image_name(index), size.0.saturating_mul(BLOCK_BYTES))
+    /// Opens a file that is to become an image.
+    pub(super) fn foreign(&self, path: &Path) -> io::Result<Foreign> {
+        self.folder.foreign(path)
+    }
+
+    /// Puts a file in the place of an image without content. It gets the volume's size.
+    pub(super) fn replace_image(&self, index: usize, by: &Foreign, size: BlockCount) -> io::Result<()> {
+        self.folder.take_in(by, &image_name(index), size.0.saturating_mul(BLOCK_BYTES))
     }
 
     /// Moves the image of a volume out of the folder, to a path that no file has.

@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, fchmod, fchown, flock, fstat, mkdirat, openat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, IFlags, Mode, OFlags, fchmod, fchown, flock, fstat, ioctl_getflags, mkdirat, openat,
     renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
@@ -14,6 +14,12 @@ use rustix::io::Errno;
 /// The folder of all standbys in a store.
 const PARENT: &str = ".sterna-standbys";
 const NEW: OFlags = OFlags::RDWR.union(OFlags::CREATE).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A file from outside the folder, which is locked.
+pub(super) struct Foreign {
+    path: PathBuf,
+    file: File,
+}
 
 /// An open folder. Names are those of its files.
 pub(super) struct Folder(OwnedFd);
@@ -80,28 +86,50 @@ impl Folder {
         crate::files::folder_entries::sync_folder_of(from)
     }
 
-    /// Moves a file at a path of the same file system into the folder, in place of one that has the name, durably. It belongs to this
-    /// user alone from then on, and gets this length.
-    pub(super) fn take_in(&self, from: &Path, to: &str, length: u64) -> io::Result<()> {
+    /// Opens a file that is to be taken in, and checks that nobody else has a part in it.
+    pub(super) fn foreign(&self, path: &Path) -> io::Result<Foreign> {
         let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
-        let file = openat(CWD, from, flags, Mode::empty())?;
+        let file = openat(CWD, path, flags, Mode::empty())?;
         let found = fstat(&file)?;
-        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile || found.st_nlink != 1 {
-            return Err(io::Error::other("it is no file, or has other names"));
+        let refused = |text: String| Err(io::Error::other(text));
+        if FileType::from_raw_mode(found.st_mode) != FileType::RegularFile {
+            return refused(format!("{} is no file", path.display()));
+        }
+        if found.st_nlink != 1 {
+            return refused(format!("{} has other names (hard links): copy it", path.display()));
+        }
+        if found.st_dev != fstat(&self.0)?.st_dev {
+            return refused(format!("{} is on another file system: copy it into the store", path.display()));
+        }
+        // A file system without attributes has no such files.
+        let is_fixed = |flags: IFlags| flags.intersects(IFlags::IMMUTABLE | IFlags::APPEND);
+        if ioctl_getflags(&file).is_ok_and(is_fixed) {
+            return refused(format!("{} cannot be moved (chattr -i -a)", path.display()));
         }
         // N.B. What has it open for writing could change it later.
         if let Some(user) = block::store::users_of(&file)?.first() {
-            return Err(io::Error::other(format!("{user} has it open")));
+            return refused(format!("{user} has {} open", path.display()));
         }
         let file = File::from(file);
-        lock(&file)?;
-        fchown(&file, Some(rustix::process::geteuid()), None)?;
-        fchmod(&file, Mode::RUSR | Mode::WUSR)?;
+        match lock(&file) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                refused(format!("{} is locked by another program", path.display()))
+            }
+            locked => locked.map(|()| Foreign { path: path.to_owned(), file }),
+        }
+    }
+
+    /// Moves a file into the folder, in place of one that has the name, durably. It belongs to this user alone from then on, and gets this
+    /// length.
+    pub(super) fn take_in(&self, foreign: &Foreign, to: &str, length: u64) -> io::Result<()> {
+        let Foreign { path, file } = foreign;
+        fchown(file, Some(rustix::process::geteuid()), None)?;
+        fchmod(file, Mode::RUSR | Mode::WUSR)?;
         file.set_len(length)?;
         file.sync_all()?;
         self.remove(to)?;
-        self.move_in(from, to)?;
-        let there = statat(&self.0, to, AtFlags::SYMLINK_NOFOLLOW)?;
+        self.move_in(path, to)?;
+        let (found, there) = (fstat(file)?, statat(&self.0, to, AtFlags::SYMLINK_NOFOLLOW)?);
         if (there.st_dev, there.st_ino) == (found.st_dev, found.st_ino) {
             return Ok(());
         }

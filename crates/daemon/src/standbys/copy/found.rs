@@ -80,13 +80,19 @@ impl Keeper {
             && record.sealed.is_empty()
             && record.points.is_empty();
         if !is_new || self.lent_to.is_some() {
-            return Err("it has content of its own already, which is compared by itself".to_owned());
+            let reason = "it has a recovery point already, or soon: what its images have is compared anyway";
+            return Err(reason.to_owned());
         }
+        // A file that is refused changes nothing.
+        let opened = files.iter().map(|(volume, path)| Ok((*volume, open.files.foreign(path)?)));
+        let opened = opened.collect::<io::Result<Vec<_>>>().map_err(|error| error.to_string())?;
         let sizes = self.sizes();
-        let seeded = files.iter().try_for_each(|(volume, file)| {
+        let seeded = opened.iter().try_for_each(|(volume, file)| {
             let size = sizes.get(volume.index()).ok_or(io::ErrorKind::NotFound)?;
             self.open.as_ref().map_or(Ok(()), |open| open.files.replace_image(volume.index(), file, *size))
         });
+        // N.B. Their locks end with the descriptors: the images are opened and locked anew.
+        drop(opened);
         // The machine begins anew, and so does the stream: what was sent is compared again.
         self.open = None;
         self.reopen();

@@ -8,6 +8,9 @@ use super::{Knows, OwnerTask, STANDBY};
 use crate::standbys::met::Fault;
 use crate::standbys::world::{EVERY, Task, World};
 
+/// How long another program has the images locked, at most.
+pub(in crate::standbys) const LOCKED_MAX: Duration = PERMIT_MAX.saturating_mul(3);
+
 impl World {
     /// Returns the permission of a group that is served already: its standby was ordered, or it was handed over.
     pub(super) fn served_already(&self) -> Asking {
@@ -116,7 +119,7 @@ impl World {
         }
         // Another program has the images locked.
         if self.random.percent(10) && !self.is_calm {
-            return self.owner_later(host, 3 * PERMIT_MAX, OwnerTask::Unlocked);
+            return self.owner_later(host, LOCKED_MAX, OwnerTask::Unlocked);
         }
         self.serve(host);
     }
