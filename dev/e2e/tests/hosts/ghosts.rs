@@ -11,7 +11,7 @@ use testbed::nbd_client::{Client, ClientError, ClientOptions, Operation, WriteDu
 const DISK_BYTES: u64 = 1 << 20;
 const WRITE_BYTES: usize = 64 << 10;
 /// Time after which a client stops waiting.
-const SOON: Duration = Duration::from_millis(300);
+const SOON: Duration = Duration::from_secs(1);
 /// Longer than a promoted volume needs until it is served.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(30);
 /// Number of writes in flight, of which at least one is always unanswered.

@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use anyhow::{Context as _, ensure};
 use api::Standby;
@@ -73,7 +73,7 @@ fn a_standby_that_begins_with_an_old_copy_is_sent_the_difference_only() {
             ("../v.img", "name"),
             ("linked.img", "other names"),
             ("symbolic.img", "symbolic"),
-            ("open.img", "has it open"),
+            ("open.img", "tee (process"),
         ] {
             let refused = beta.sterna(["standby", "seed", "v", file])?;
             ensure!(refused.code != 0 && refused.stderr.contains(word), "{file}: {refused:?}");
@@ -191,21 +191,23 @@ fn a_deep_check_finds_damage_and_mends_it_while_the_guest_writes() {
         image.write_all_at(&[7; 3 * 4096], 5 << 20)?;
         image.write_all_at(&[7; 1], DISK_BYTES - 1)?;
         let sent = shown(alpha)?.bytes_sent.unwrap_or_default();
-        let stops = AtomicBool::new(false);
+        let (stops, written) = (AtomicBool::new(false), AtomicU64::new(0));
         let checked = std::thread::scope(|scope| {
             let writes = scope.spawn(|| {
                 let mut client = connect(alpha, "v")?;
-                let mut number: u64 = 0;
                 while !stops.load(Ordering::Relaxed) {
-                    number += 1;
+                    let number = written.fetch_add(1, Ordering::Relaxed) + 1;
                     write(&mut client, (number * 7919 * 4096) % (4 << 20), number)?;
                 }
-                anyhow::Ok(number)
+                anyhow::Ok(())
             });
-            let checked = alpha.sterna(["standby", "check", "v", "--deep", "--json"]);
+            let checked = until("the guest writes", || {
+                ensure!(!writes.is_finished(), "the guest has ended");
+                Ok((written.load(Ordering::Relaxed) > 10).then_some(()))
+            })
+            .and_then(|()| alpha.sterna(["standby", "check", "v", "--deep", "--json"]));
             stops.store(true, Ordering::Relaxed);
-            let number = writes.join().map_err(|_| anyhow::anyhow!("the writer has panicked"))??;
-            ensure!(number > 10, "only {number} writes");
+            writes.join().map_err(|_| anyhow::anyhow!("the guest has panicked"))??;
             checked
         })?;
         ensure!(checked.code == 10, "{checked:?}");

@@ -6,8 +6,8 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::{
-    AtFlags, CWD, Dir, FileType, FlockOperation, IFlags, Mode, OFlags, fchmod, fchown, flock, fstat, ioctl_getflags, mkdirat, openat,
-    renameat, statat, unlinkat,
+    AtFlags, CWD, Dir, FileType, FlockOperation, IFlags, Mode, OFlags, fchmod, fchown, flock, fstat,
+    ioctl_getflags, mkdirat, openat, renameat, statat, unlinkat,
 };
 use rustix::io::Errno;
 
