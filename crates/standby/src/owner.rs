@@ -156,9 +156,9 @@ pub enum Event {
     GuestFlushFailed,
     /// The standby has other content in these blocks, and nobody knows why: they are sent again.
     Doubted {
-        /// The volume.
+        /// The volume that has them.
         volume: VolumeIndex,
-        /// The blocks.
+        /// The blocks that differ.
         blocks: BlockRange,
     },
     /// A stream begins. Both sides have a process that lives.

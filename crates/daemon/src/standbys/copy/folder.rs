@@ -119,8 +119,8 @@ impl Folder {
         }
     }
 
-    /// Moves a file into the folder, in place of one that has the name, durably. It belongs to this user alone from then on, and gets this
-    /// length.
+    /// Gives a file this length, and moves it into the folder, durably, in place of one that has the name. It belongs to this user alone
+    /// from then on.
     pub(super) fn take_in(&self, foreign: &Foreign, to: &str, length: u64) -> io::Result<()> {
         let Foreign { path, file } = foreign;
         fchown(file, Some(rustix::process::geteuid()), None)?;

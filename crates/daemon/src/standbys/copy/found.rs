@@ -58,7 +58,7 @@ impl Keeper {
     fn take_found(&mut self, stream: StreamId, volume: VolumeIndex, blocks: BlockRange, content: &Bytes) {
         let extent = ToStandby::Extent { volume, blocks, content: Content::Payload };
         let Some(open) = &mut self.open else { return };
-        // What is in its place needs no room.
+        // An extent that is in its place needs no room.
         let is_in_place = open.machine.record().image == ImageState::Torn;
         if !is_in_place && let Err(error) = self.look_for_room(&extent) {
             return self.fail(&error);

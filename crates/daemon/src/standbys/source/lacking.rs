@@ -9,11 +9,10 @@
 use bytes::Bytes;
 use chronicle::{BlockCount, BlockIndex, BlockRange, LayeredBitmap};
 use lane::LaneHandle;
-use lane::capture::BLOCK_BYTES;
-use ring::digest::{SHA256, digest};
 use standby::record::OwnerRecord;
 use standby::reprotection::{needs_former, of_size, to_compare};
 
+use super::naming::hashes_of;
 use super::run::EXTENT_BLOCKS;
 use super::{Source, Surroundings};
 use crate::error::{RequestError, StandbyError};
@@ -118,11 +117,8 @@ impl Turned<'_> {
         let (mut same, mut from) = (LayeredBitmap::new(compared.blocks()), BlockIndex(0));
         while let Some(run) = compared.next_run(from, 4 * EXTENT_BLOCKS) {
             let buffer = lane.read_for_standby(run).await.map_err(|refused| refused.to_string())?;
-            let contents = buffer.as_slice().chunks(BLOCK_BYTES as usize);
-            let hashes: Vec<u8> =
-                contents.flat_map(|content| digest(&SHA256, content).as_ref().to_vec()).collect();
             let ask = Ask::Compare { volume, first: run.start.0 };
-            let Answered::Same(runs) = self.ask(ask, hashes.into()).await? else {
+            let Answered::Same(runs) = self.ask(ask, hashes_of(buffer.as_slice())).await? else {
                 return Err("the former owner has answered another question".to_owned());
             };
             for (start, count) in runs {

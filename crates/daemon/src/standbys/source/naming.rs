@@ -20,8 +20,8 @@ use standby::owner::ReadId;
 pub(super) struct Naming {
     /// Whether the standby's image has any content.
     has_content: bool,
-    /// Whether the standby lacks everything, as far as is known here.
-    lacks_everything: bool,
+    /// Whether the standby lacks everything, as far as is known here; `None`: its host has not agreed to receive.
+    lacks_everything: Option<bool>,
     last: u64,
     asked: BTreeMap<u64, Asked>,
 }
@@ -60,11 +60,16 @@ impl Naming {
     }
 
     pub(super) fn agreed(&mut self, lacks_everything: bool) {
-        self.lacks_everything = lacks_everything;
+        self.lacks_everything = Some(lacks_everything);
     }
 
     pub(super) fn is_wanted(&self) -> bool {
-        self.has_content && self.lacks_everything
+        self.has_content && self.lacks_everything == Some(true)
+    }
+
+    /// Returns whether the standby's host receives, and so answers questions.
+    pub(super) fn is_agreed(&self) -> bool {
+        self.lacks_everything.is_some()
     }
 
     /// Returns the number of a new question.
@@ -86,8 +91,8 @@ impl Naming {
         number
     }
 
-    /// Takes the answer to a question: first block and number of blocks of runs, in order. `None`: nothing was asked, or it is not an
-    /// answer to that.
+    /// Takes the answer to a question: first block and number of blocks of runs, in order. `None`: no question has this number, or the
+    /// runs are not of its blocks.
     pub(super) fn answered(&mut self, number: u64, runs: &[(u64, u64)]) -> Option<Wanted> {
         let Asked { read, volume, blocks, content } = self.asked.remove(&number)?;
         let mut wanted = Vec::new();

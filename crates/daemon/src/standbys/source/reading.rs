@@ -16,7 +16,7 @@ use crate::host::blocking;
 pub(super) struct Run {
     pub(super) blocks: BlockRange,
     pub(super) content: Content,
-    /// Empty for zeroes.
+    /// The content of the blocks; empty if they read as zeroes.
     pub(super) bytes: Bytes,
     /// Empty if it is sent as it is.
     pub(super) hashes: Bytes,

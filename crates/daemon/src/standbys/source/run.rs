@@ -175,6 +175,8 @@ struct Running<'a> {
     check: Option<Check>,
     /// The number of its question that has no answer.
     check_asked: Option<u64>,
+    /// Whether blocks are being read for its next question.
+    is_hashing: bool,
     /// The newest record that is not durable, and whether one is being written.
     to_record: Option<(u64, OwnerRecord)>,
     is_recording: bool,
@@ -231,6 +233,7 @@ impl<'a> Running<'a> {
             naming: Naming::default(),
             check: None,
             check_asked: None,
+            is_hashing: false,
             to_record: None,
             is_recording: false,
         }
@@ -500,9 +503,9 @@ impl<'a> Running<'a> {
                         self.source.show(|shown| shown.reason = None);
                     }
                     self.hear_of_promotion(&message);
-                    let is_answer = matches!(message, ToOwner::Answer(_));
+                    let is_agreed = matches!(message, ToOwner::Answer(Answer::Receiving { .. }));
                     self.group.handle(Event::Received(stream, message));
-                    if is_answer {
+                    if is_agreed {
                         let lacks = self.group.look(|machine, _| machine.lacks_everything()).unwrap_or(false);
                         self.naming.agreed(lacks);
                         return self.compare_next();

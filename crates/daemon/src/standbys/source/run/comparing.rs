@@ -61,18 +61,21 @@ impl<'a> Running<'a> {
         self.compare_next()
     }
 
-    /// Has the next blocks read and hashed, unless the standby's host is being asked about others.
+    /// Has the next blocks read and hashed, one portion at a time, while the standby's host answers.
     pub(super) fn compare_next(&mut self) -> Option<Pending<'a>> {
-        if self.check_asked.is_some() {
+        if self.check_asked.is_some() || self.is_hashing || !self.naming.is_agreed() {
             return None;
         }
         let check = self.check.as_mut()?;
         let Some(portion) = check.next() else {
+            let (standby, differing) = (&self.config.name, check.tally.differing);
+            tracing::info!(%standby, differing, "all blocks of a standby were compared");
             self.check = None;
             self.source.show(|shown| shown.check.iter_mut().for_each(CheckShown::end));
             return None;
         };
         check.begun(portion, self.group.watch(portion.volume, portion.blocks)?);
+        self.is_hashing = true;
         let (lane, stream) = (&self.lanes[portion.volume.index()], self.stream);
         Some(Box::pin(async move { Done::Hashed(stream, portion, read_hashes(lane, portion.blocks).await) }))
     }
@@ -85,6 +88,7 @@ impl<'a> Running<'a> {
         portion: Portion,
         hashes: Result<Bytes, String>,
     ) -> Option<Pending<'a>> {
+        self.is_hashing = false;
         let hashes = match hashes {
             Ok(hashes) => hashes,
             Err(error) => {
@@ -93,12 +97,13 @@ impl<'a> Running<'a> {
                 return None;
             }
         };
-        // The answer to a newer offer has it read again.
+        // The answer to it would be of a stream that is over.
         if stream != self.stream {
-            return None;
+            return self.compare_next();
         }
         let (number, Portion { volume, blocks }) = (self.naming.number(), portion);
         self.check_asked = Some(number);
+        self.share -= hashes.len() as f64 / BLOCK_BYTES as f64;
         self.source.show(|shown| shown.bytes_sent += hashes.len() as u64);
         line.send(Priority::Bulk, Frame::Compare { stream, number, volume, blocks }.encode(), hashes);
         None
@@ -108,14 +113,20 @@ impl<'a> Running<'a> {
     pub(super) fn end_portion(&mut self, runs: &[(u64, u64)]) -> Option<Pending<'a>> {
         let written = self.group.unwatch();
         let check = self.check.as_mut()?;
-        if let Some((volume, doubted)) = check.ended(runs, &written) {
-            let tally = check.tally;
-            self.source.show(|shown| shown.check.iter_mut().for_each(|check| check.tally = tally));
-            for blocks in doubted {
-                let (standby, first, count) = (&self.config.name, blocks.start.0, blocks.len());
-                tracing::error!(%standby, volume = volume.0, first, count, "blocks of a standby differ, and are sent again");
-                self.group.handle(Event::Doubted { volume, blocks });
-            }
+        let before = check.tally.differing;
+        let Some((volume, doubted)) = check.ended(runs, &written) else {
+            self.end_stream("the standby's host has answered another question".to_owned());
+            return None;
+        };
+        let tally = check.tally;
+        self.source.show(|shown| shown.check.iter_mut().for_each(|check| check.tally = tally));
+        // N.B. Only the first is logged: the other host says which they are.
+        if let Some(blocks) = doubted.first().filter(|_| before == 0) {
+            let (standby, first) = (&self.config.name, blocks.start.0);
+            tracing::error!(%standby, volume = volume.0, first, "blocks of a standby differ, and are sent again");
+        }
+        for blocks in doubted {
+            self.group.handle(Event::Doubted { volume, blocks });
         }
         self.compare_next()
     }
