@@ -9,7 +9,7 @@ use standby::receiver::{Event, PromoteOrder, Refusal};
 
 use super::met::Fault;
 use super::owner::Knows;
-use super::world::{Task, World};
+use super::world::{EVERY, Task, World};
 
 const AWAY: Duration = Duration::from_secs(2);
 /// Longer than an owner may be away without asking.
@@ -213,9 +213,20 @@ impl World {
         match self.random.below(3) {
             0 => self.cut_owners_power(host),
             1 => self.stop_owner(host),
-            _ => self.disconnect(host),
+            _ => self.break_link(host),
         }
         self.standby_loses_owner();
         self.promote(PromoteOrder { owner_is_lost: true, age_max: ANY_AGE, point: None })
+    }
+
+    /// Breaks a link, now and then while the end of an epoch is under way: its owner has sent what nobody receives.
+    fn break_link(&mut self, link: usize) {
+        if self.random.percent(50) {
+            let until = self.now + EVERY * 2;
+            while self.links[link].is_up && self.links[link].seal_at <= self.now && self.now < until {
+                self.run_until(self.now + Duration::from_millis(1));
+            }
+        }
+        self.disconnect(link);
     }
 }

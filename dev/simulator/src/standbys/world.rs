@@ -84,6 +84,8 @@ pub(super) struct Link {
     pub(super) is_up: bool,
     to_standby: Duration,
     to_owner: Duration,
+    /// When the end of the newest epoch arrives at the standby's host.
+    pub(super) seal_at: Duration,
 }
 
 /// What a seed draws.
@@ -342,7 +344,7 @@ impl World {
         }
         let connection = self.number();
         let now = self.now;
-        self.links[link] = Link { connection, is_up: true, to_standby: now, to_owner: now };
+        self.links[link] = Link { connection, is_up: true, to_standby: now, to_owner: now, seal_at: now };
         // A former owner says so as well, and is not believed.
         let _ = self.standby.whereabouts.arrived(link);
         self.begin_stream(link);
@@ -373,6 +375,9 @@ impl World {
         self.tell(|_| format!("{link} ─► {message:?} {payload:?}"));
         let at = (self.now + self.travel_time()).max(self.links[link].to_standby);
         self.links[link].to_standby = at;
+        if matches!(message, ToStandby::Seal { .. }) {
+            self.links[link].seal_at = at;
+        }
         let connection = self.links[link].connection;
         self.after(at - self.now, Task::ToStandby { link, connection, stream, message, payload });
     }
