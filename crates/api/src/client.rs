@@ -4,6 +4,7 @@
 mod access;
 mod evacuation;
 mod exchange;
+mod snapshots;
 mod standbys;
 mod vms;
 mod way;

@@ -24,6 +24,8 @@
 //!   POST   /v1/volumes/{name}/plan      MigrateVolume  -> MigrationPlan
 //!   POST   /v1/volumes/{name}/promote   PromoteVolume  -> Volume
 //!   POST   /v1/volumes/{name}/yield     YieldVolume    -> [RemovedVolume]
+//!   POST   /v1/snapshots                NewSnapshot    -> [Volume]
+//!   POST   /v1/reverts                  RevertVolumes  -> [Volume]
 //!   GET    /v1/replicas                 [Replica]
 //!   DELETE /v1/replicas/{volume}        DropReplica    -> Replica
 //!   GET    /v1/divergences              [Divergence]
@@ -96,6 +98,7 @@ mod page;
 mod peer;
 mod plan;
 mod replica;
+mod snapshot;
 mod standby;
 mod store_content;
 mod strategy;
@@ -132,6 +135,7 @@ pub use peer::{
 };
 pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOrigin};
 pub use replica::{DropReplica, Replica};
+pub use snapshot::{NewSnapshot, RevertVolumes, SnapshotOf};
 pub use standby::{
     BootCheck, BootCheckState, IfSilent, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint,
     RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyCheck, StandbyRole,

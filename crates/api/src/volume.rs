@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use utoipa::{IntoParams, ToSchema};
 
+use crate::SnapshotOf;
+
 /// A volume of the host.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Volume {
@@ -57,6 +59,9 @@ pub struct Volume {
     /// The host by which it is attached here; `None`: it is not.
     #[serde(default)]
     pub attached_by: Option<String>,
+    /// What it is a snapshot of; `None`: it is none.
+    #[serde(default)]
+    pub snapshot_of: Option<SnapshotOf>,
     /// The blocks that it lacks; `None` if it is complete, or is not served.
     #[serde(default)]
     pub filling: Option<VolumeFilling>,

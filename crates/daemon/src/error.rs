@@ -7,6 +7,7 @@ mod lacking;
 mod restored;
 mod retry;
 mod routes;
+mod snapshot;
 mod standby;
 mod store_files;
 mod words;
@@ -29,6 +30,7 @@ pub(crate) use self::lacking::LackingError;
 pub(crate) use self::restored::RestoredError;
 pub(crate) use self::retry::RetryObstacle;
 pub(crate) use self::routes::RouteError;
+pub(crate) use self::snapshot::SnapshotError;
 pub(crate) use self::standby::StandbyError;
 pub(crate) use self::store_files::{StoreFileError, StoreFileObstacle};
 pub(crate) use self::words::fenced;
@@ -331,6 +333,8 @@ pub(crate) enum RequestError {
     /// An order about an attached volume is refused.
     #[error(transparent)]
     Attachment(#[from] AttachmentError),
+    #[error(transparent)]
+    Snapshot(#[from] SnapshotError),
     /// An order about a standby is refused.
     #[error(transparent)]
     Standby(#[from] StandbyError),
@@ -425,6 +429,7 @@ impl RequestError {
             Self::Grants(error) => error.code(),
             Self::Vm(error) => error.code(),
             Self::Attachment(error) => error.code(),
+            Self::Snapshot(error) => error.code(),
             Self::Standby(error) => error.code(),
             Self::Evacuation(error) => error.code(),
             Self::VolumeOfVm { .. } => ErrorCode::VolumeInUse,

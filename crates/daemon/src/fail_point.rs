@@ -39,6 +39,10 @@ pub enum Step {
     ResizeBegun,
     /// The journal records a volume's new size, or that it keeps the old one.
     Resized,
+    /// The journal records that volumes are to be reverted.
+    RevertBegun,
+    /// The journal records that a volume is reverted.
+    Reverted,
     /// The image of an interrupted growth is brought to its size.
     Grow,
     /// An image file is made.
@@ -160,7 +164,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps in their order.
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 24] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -173,6 +177,8 @@ impl Step {
         Self::Ended,
         Self::ResizeBegun,
         Self::Resized,
+        Self::RevertBegun,
+        Self::Reverted,
         Self::Grow,
         Self::CreateImage,
         Self::Discard,
@@ -200,6 +206,8 @@ impl Step {
             Self::Ended => "ended",
             Self::ResizeBegun => "resize-begun",
             Self::Resized => "resized",
+            Self::RevertBegun => "revert-begun",
+            Self::Reverted => "reverted",
             Self::Grow => "grow",
             Self::CreateImage => "create-image",
             Self::Discard => "discard",

@@ -13,6 +13,7 @@ pub(crate) mod remote;
 mod replicas;
 mod roles;
 mod server;
+mod snapshots;
 mod standbys;
 mod stores;
 mod vms;
@@ -116,6 +117,7 @@ fn routes() -> OpenApiRouter<Arc<Host>> {
         .merge(hosts::routes())
         .merge(observe::routes())
         .merge(replicas::routes())
+        .merge(snapshots::routes())
         .merge(standbys::routes())
         .merge(stores::routes())
         .merge(vms::routes())

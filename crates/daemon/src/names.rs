@@ -36,9 +36,35 @@ pub fn check(name: &str) -> Result<(), InvalidName> {
     if first.is_ascii_alphanumeric() { Ok(()) } else { Err(InvalidName::Start) }
 }
 
+/// Checks a name of a snapshot, `NAME@LABEL`: no other volume has such a name.
+///
+/// # Errors
+/// [`InvalidName`]: the text cannot be the name of a snapshot.
+pub fn check_snapshot(name: &str) -> Result<(), InvalidName> {
+    let (volume, label) = name.split_once('@').ok_or(InvalidName::Character)?;
+    check(volume).and_then(|()| check(label))?;
+    if name.len() > NAME_BYTES_MAX { Err(InvalidName::TooLong) } else { Ok(()) }
+}
+
+/// Returns whether a volume or a snapshot may have this name.
+pub fn is_of_volume(name: &str) -> bool {
+    check(name).is_ok() || check_snapshot(name).is_ok()
+}
+
 #[cfg(test)]
 mod tests {
-    use super::{InvalidName, check};
+    use super::{InvalidName, check, check_snapshot};
+
+    #[test]
+    fn snapshots_have_names_that_no_other_volume_has() {
+        for name in ["web1@20261130T050102", "a@b", "a-1@b.2"] {
+            assert_eq!(check_snapshot(name), Ok(()), "{name}");
+            assert_eq!(check(name), Err(InvalidName::Character), "{name}");
+        }
+        for name in ["web1", "@b", "a@", "a@b@c", "a@/b", "../a@b", &format!("a@{}", "x".repeat(63))] {
+            assert!(check_snapshot(name).is_err(), "{name}");
+        }
+    }
 
     #[test]
     fn names_that_stay_in_their_folder_are_allowed() {

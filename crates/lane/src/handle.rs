@@ -21,15 +21,16 @@ use crate::chronicler::NotDurable;
 use crate::driver::{
     Chunks, IncomingGroup, OutgoingGroup, SourceParticipation, TargetContent, TargetParticipation, TimeLimits,
 };
-use crate::duplicate::DuplicateOrder;
+use crate::duplicate::{CutLine, DuplicateOrder};
 use crate::front_end::{Access, ClientsAtEnd, Encryption, PassedConnection};
 use crate::peer::PeerChannel;
 use crate::refused::Refused;
 use crate::resuming::Rhythm;
+use crate::revert::Reverted;
 use crate::shared_storage::ArrivingStore;
 use crate::status::LaneStatus;
 
-pub use orders::{IncomingOrder, MigrationOrder, OutgoingOrder, ResumedMigration};
+pub use orders::{IncomingOrder, MigrationOrder, Opening, OutgoingOrder, ResumedMigration};
 
 /// The settings of a lane and its volume.
 #[derive(Clone, Debug)]
@@ -68,16 +69,6 @@ pub struct LaneSettings {
     pub life: u64,
     /// Whether clients are served at once.
     pub opening: Opening,
-}
-
-/// What the clients of a lane get when it begins.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Opening {
-    /// Clients are served at once.
-    #[default]
-    Serving,
-    /// Clients may connect, but their requests wait until this host is known to own the volume.
-    Waiting,
 }
 
 /// Whether a migration is paused.
@@ -326,7 +317,8 @@ pub(crate) enum Command {
         impact: Option<pacer::Impact>,
         answer: oneshot::Sender<Result<(), Refused>>,
     },
-    Duplicate(DuplicateOrder, MigrationTarget, oneshot::Sender<Result<(), Refused>>),
+    Duplicate(Box<(DuplicateOrder, MigrationTarget, CutLine)>, oneshot::Sender<Result<(), Refused>>),
+    Revert(Opened, Arc<Reverted>, oneshot::Sender<Result<(), Refused>>),
     Grow {
         size: u64,
         answer: oneshot::Sender<Result<(), Refused>>,

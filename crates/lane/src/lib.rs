@@ -35,6 +35,7 @@ mod recorder;
 mod refused;
 pub mod reservoir;
 pub mod resuming;
+mod revert;
 pub mod shared_storage;
 pub mod stack;
 mod status;
@@ -53,7 +54,7 @@ pub use driver::{
     SourceParticipantRef, SourceParticipation, SourcePlan, TargetContent, TargetDriver, TargetHandle,
     TargetParticipation, TargetPlan, TimeLimits,
 };
-pub use duplicate::{DuplicateOrder, Duplicated};
+pub use duplicate::{Company, CutLine, DuplicateOrder, Duplicated};
 pub use fencing::{FencingToken, Presence};
 pub use front_end::{
     Access, AllocationContext, ClientCertificates, ClientProcess, CredentialFiles, Credentials,
@@ -66,6 +67,7 @@ pub use handle::{
 };
 pub use pulse::Window;
 pub use refused::Refused;
+pub use revert::Reverted;
 pub use shared_storage::{ArrivingStore, DataPath, Leasable, Promise, SharedImage};
 pub use stack::{ClientRequests, ClientSession, Home, Volume};
 pub use status::LaneStatus;

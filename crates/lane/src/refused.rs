@@ -83,6 +83,12 @@ pub enum Refused {
     /// The copy of the volume is of no use.
     #[error("{0}")]
     NotDuplicated(String),
+    /// The snapshot that a volume is reverted to cannot be read.
+    #[error("the snapshot cannot be read: {0}")]
+    SnapshotUnread(IoError),
+    /// The volume cannot be written while it is reverted.
+    #[error("the volume cannot be written: {0}")]
+    Unwritten(IoError),
     /// The lane has ended.
     #[error("the volume is not served")]
     Ended,

@@ -236,7 +236,7 @@ impl Lane {
         volume.fencing().begin(settings.life);
         let counters = Rc::<Counters>::default();
         let pulse = Rc::new(Pulse::new(handle.now(), Rc::clone(&counters)));
-        if settings.opening == Opening::Waiting {
+        if settings.opening != Opening::Serving {
             drop(volume.close());
         }
         let gauge = Rc::<pacer::Gauge>::default();
@@ -369,10 +369,17 @@ impl Lane {
                         Ok(())
                     }));
                 }
-                Command::Duplicate(order, target, answer) => {
+                Command::Duplicate(ordered, answer) => {
+                    let lane = Rc::clone(&self);
+                    let (order, target, line) = *ordered;
+                    self.handle.spawn(async move {
+                        let _ = answer.send(lane.duplicate(order, target, line).await);
+                    });
+                }
+                Command::Revert(snapshot, shared, answer) => {
                     let lane = Rc::clone(&self);
                     self.handle.spawn(async move {
-                        let _ = answer.send(lane.duplicate(order, target).await);
+                        let _ = answer.send(lane.revert(snapshot, &shared).await);
                     });
                 }
                 Command::Grow { size, answer } => {

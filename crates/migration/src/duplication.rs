@@ -1,95 +1,115 @@
-//! Decides when a copy of a volume in use is cut off, so that it is the volume at one instant. It has no I/O and no clock.
+//! Decides when copies of volumes in use are cut off, so that they are the volumes at one instant. It has no I/O and no clock.
 //!
 //! ```text
-//!               synchronised                gate closed, still synchronised
-//!   Copying ──────────────────► Closing ─────────────────────────────────────► Cut
-//!      ▲                           │
-//!      └──── too long: gate opens ─┘     any state: failed, cancelled ──► Over
+//!               all equal               all gates closed, all equal            every copy cut
+//!   Copying ──────────────────► Closing ────────────────────────────► Cutting ────────────────► Over
+//!      ▲                           │                                     │
+//!      └──── too long: gates open ─┘     any state: failed, cancelled, too long to cut ──► Over, without copies
 //! ```
-//! Until the cut the copy is a replica like the target of a migration. At the cut no request is below the gate, and nothing is
-//! missing: so the copy has every acknowledged write, and no other. Then the mirror is removed, *before* the gate opens: no later
-//! write reaches the copy. There is no handover: the source owns the volume all the time.
+//! Until the cut each copy is a replica like the target of a migration, or is to be cloned at the cut. While all gates are closed, no
+//! request is below any of them, and nothing is missing: so the copies have every acknowledged write of every volume, and no other.
+//! The copies are cut off *before* the first gate opens: no later write to any volume reaches any copy. A client that writes to one
+//! volume after a write to another one was acknowledged is never found with the second write alone. There is no handover: the
+//! source owns the volumes all the time.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
-/// The most times that a gate is closed: guests notice each.
+/// The most times that gates are closed: guests notice each.
 const TRIES_MAX: u32 = 10;
 /// The pause before the next one.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The machine of one copy.
+/// The machine of the copies of one order.
 #[derive(Debug)]
 pub struct Duplication {
     state: State,
-    is_synchronised: bool,
+    members: Vec<Member>,
     tries: u32,
-    /// The longest time that the gate may be closed (design §5.7).
+    /// The longest time that gates may be closed before the copies are cut, and again until they are (design §5.7).
     held_max: Duration,
     actions: VecDeque<DuplicationAction>,
 }
 
+/// One volume of the order.
+#[derive(Clone, Copy, Debug, Default)]
+struct Member {
+    is_synchronised: bool,
+    /// Whether its gate is closed in the present try.
+    is_closed: bool,
+    is_cut: bool,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// The gate is open.
+    /// The gates are open.
     Copying {
         not_before: Duration,
     },
-    /// The gate begins to close, or is closed.
+    /// The gates begin to close, or are closed.
     Closing {
         until: Duration,
-        is_closed: bool,
+    },
+    /// The gates are closed, and the copies are being cut off.
+    Cutting {
+        until: Duration,
     },
     Over,
 }
 
-/// An event of a copy.
+/// An event of a copy. The first number is the volume's position in the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DuplicationEvent {
-    /// The copy is equal to the volume, and all copied data is durable.
-    Synchronised,
+    /// The copy is equal to the volume, and all copied data is durable; or it can be cloned while the gate is closed.
+    Synchronised(usize),
     /// It is not, any more.
-    Behind,
+    Behind(usize),
     /// No request is below the gate that was ordered to close for the try with this number.
-    GateClosed(u32),
-    /// The copying cannot succeed.
+    GateClosed(usize, u32),
+    /// The copy is cut off: no later write to the volume reaches it.
+    Cut(usize),
+    /// The copying of one volume cannot succeed.
     Failed,
     /// An administrator, or the end of the daemon, has ended it.
     Cancelled,
 }
 
-/// An action for a copy.
+/// An action for every copy of the order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DuplicationAction {
     /// Admit no request, and report when none is below the gate; with the number of the try.
-    CloseGate(u32),
+    CloseGates(u32),
     /// Admit requests again.
-    OpenGate,
+    OpenGates,
+    /// Complete the copy as it is now, remove the mirror, and report that.
+    Cut,
     /// Stop the copying, and remove the mirror. **N.B.** Before a gate is opened that follows.
     Detach,
-    /// The copy is the volume at the instant of the cut. It is to be flushed.
+    /// The copies are the volumes at the instant of the cut. They are to be flushed.
     Complete,
-    /// The copy is of no use.
+    /// The copies are of no use.
     GiveUp(WhyGivenUp),
 }
 
-/// Why a copy is of no use.
+/// Why copies are of no use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WhyGivenUp {
-    /// The copying has failed.
+    /// The copying of one volume has failed.
     Failed,
     /// It was cancelled.
     Cancelled,
-    /// The requests of guests did not end in time, or they wrote more than the copy could follow, in every try.
+    /// The requests of guests did not end in time, or they wrote more than the copies could follow, in every try; or to cut the
+    /// copies off took too long.
     NeverStill,
 }
 
 impl Duplication {
-    /// Makes the machine of a copy whose copying begins. A gate is closed for up to `held_max`.
-    pub fn new(held_max: Duration) -> Self {
+    /// Makes the machine of an order for copies of so many volumes, whose copying begins. Gates are closed for up to `held_max`
+    /// before the copies are cut, and for up to as long again until they are.
+    pub fn new(members: usize, held_max: Duration) -> Self {
         Self {
             state: State::Copying { not_before: Duration::ZERO },
-            is_synchronised: false,
+            members: vec![Member::default(); members],
             tries: 0,
             held_max,
             actions: VecDeque::new(),
@@ -99,13 +119,18 @@ impl Duplication {
     /// Handles an event. An event that does not fit changes nothing.
     pub fn handle_event(&mut self, now: Duration, event: DuplicationEvent) {
         match event {
-            DuplicationEvent::Synchronised => self.is_synchronised = true,
-            DuplicationEvent::Behind => self.is_synchronised = false,
-            DuplicationEvent::GateClosed(number) => {
-                if let State::Closing { is_closed, .. } = &mut self.state
-                    && number == self.tries
-                {
-                    *is_closed = true;
+            DuplicationEvent::Synchronised(index) => {
+                self.note(index, |member| member.is_synchronised = true);
+            }
+            DuplicationEvent::Behind(index) => self.note(index, |member| member.is_synchronised = false),
+            DuplicationEvent::GateClosed(index, number) => {
+                if matches!(self.state, State::Closing { .. }) && number == self.tries {
+                    self.note(index, |member| member.is_closed = true);
+                }
+            }
+            DuplicationEvent::Cut(index) => {
+                if matches!(self.state, State::Cutting { .. }) {
+                    self.note(index, |member| member.is_cut = true);
                 }
             }
             DuplicationEvent::Failed => self.give_up(WhyGivenUp::Failed),
@@ -127,11 +152,12 @@ impl Duplication {
     /// Returns the latest time to call `handle_timeout`, and the reason for it.
     pub fn poll_timeout(&self) -> Option<(Duration, &'static str)> {
         match self.state {
-            State::Copying { not_before } if self.is_synchronised => {
+            State::Copying { not_before } if self.are_all(|member| member.is_synchronised) => {
                 Some((not_before, "the next try to hold guests for a moment"))
             }
             State::Copying { .. } | State::Over => None,
-            State::Closing { until, .. } => Some((until, "requests of guests to end")),
+            State::Closing { until } => Some((until, "requests of guests to end")),
+            State::Cutting { until } => Some((until, "the copies to be cut off")),
         }
     }
 
@@ -140,27 +166,43 @@ impl Duplication {
         self.state == State::Over && self.actions.is_empty()
     }
 
+    fn note(&mut self, index: usize, change: impl FnOnce(&mut Member)) {
+        if let Some(member) = self.members.get_mut(index) {
+            change(member);
+        }
+    }
+
+    fn are_all(&self, holds: impl Fn(&Member) -> bool) -> bool {
+        self.members.iter().all(holds)
+    }
+
     fn advance(&mut self, now: Duration) {
+        let are_equal = self.are_all(|member| member.is_synchronised);
         match self.state {
-            State::Copying { not_before } if self.is_synchronised && now >= not_before => {
+            State::Copying { not_before } if are_equal && now >= not_before => {
                 self.tries += 1;
-                self.state = State::Closing { until: now + self.held_max, is_closed: false };
-                self.actions.push_back(DuplicationAction::CloseGate(self.tries));
+                self.members.iter_mut().for_each(|member| member.is_closed = false);
+                self.state = State::Closing { until: now + self.held_max };
+                self.actions.push_back(DuplicationAction::CloseGates(self.tries));
             }
-            State::Closing { is_closed: true, .. } if self.is_synchronised => {
+            State::Closing { .. } if are_equal && self.are_all(|member| member.is_closed) => {
+                self.state = State::Cutting { until: now + self.held_max };
+                self.actions.push_back(DuplicationAction::Cut);
+            }
+            State::Cutting { .. } if self.are_all(|member| member.is_cut) => {
                 self.state = State::Over;
-                let order =
-                    [DuplicationAction::Detach, DuplicationAction::OpenGate, DuplicationAction::Complete];
-                self.actions.extend(order);
+                self.actions.extend([DuplicationAction::OpenGates, DuplicationAction::Complete]);
             }
-            State::Closing { until, .. } if now >= until => {
+            State::Closing { until } if now >= until => {
                 if self.tries >= TRIES_MAX {
                     return self.give_up(WhyGivenUp::NeverStill);
                 }
                 self.state = State::Copying { not_before: now + PAUSE };
-                self.actions.push_back(DuplicationAction::OpenGate);
+                self.actions.push_back(DuplicationAction::OpenGates);
             }
-            State::Copying { .. } | State::Closing { .. } | State::Over => {}
+            // N.B. A copy that is cut off follows its volume no more, so there is no next try.
+            State::Cutting { until } if now >= until => self.give_up(WhyGivenUp::NeverStill),
+            State::Copying { .. } | State::Closing { .. } | State::Cutting { .. } | State::Over => {}
         }
     }
 
@@ -169,8 +211,8 @@ impl Duplication {
             return;
         }
         self.actions.push_back(DuplicationAction::Detach);
-        if matches!(self.state, State::Closing { .. }) {
-            self.actions.push_back(DuplicationAction::OpenGate);
+        if matches!(self.state, State::Closing { .. } | State::Cutting { .. }) {
+            self.actions.push_back(DuplicationAction::OpenGates);
         }
         self.actions.push_back(DuplicationAction::GiveUp(why));
         self.state = State::Over;
@@ -178,80 +220,4 @@ impl Duplication {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::DuplicationAction::{CloseGate, Complete, Detach, GiveUp, OpenGate};
-    use super::DuplicationEvent::{Behind, Cancelled, Failed, GateClosed, Synchronised};
-    use super::*;
-
-    const HELD_MAX: Duration = Duration::from_millis(500);
-
-    struct Scene {
-        machine: Duplication,
-        now: Duration,
-    }
-
-    impl Scene {
-        fn new() -> Self {
-            Self { machine: Duplication::new(HELD_MAX), now: Duration::from_secs(7) }
-        }
-
-        fn tell(&mut self, event: DuplicationEvent) -> Vec<DuplicationAction> {
-            self.machine.handle_event(self.now, event);
-            std::iter::from_fn(|| self.machine.poll_action()).collect()
-        }
-
-        /// Waits for the machine's deadline.
-        fn wait(&mut self) -> Vec<DuplicationAction> {
-            let (at, _) = self.machine.poll_timeout().unwrap();
-            self.now = self.now.max(at);
-            self.machine.handle_timeout(self.now);
-            std::iter::from_fn(|| self.machine.poll_action()).collect()
-        }
-    }
-
-    #[test]
-    fn the_copy_is_cut_off_before_the_gate_opens_and_only_while_it_is_equal() {
-        let mut scene = Scene::new();
-        assert_eq!(scene.tell(Synchronised), [CloseGate(1)]);
-        // A write that was below the gate has only reached the source.
-        assert_eq!(scene.tell(Behind), []);
-        assert_eq!(scene.tell(GateClosed(1)), []);
-        assert_eq!(scene.tell(Synchronised), [Detach, OpenGate, Complete]);
-        assert!(scene.machine.is_over());
-        for late in [Behind, Synchronised, GateClosed(1), Failed, Cancelled] {
-            assert_eq!(scene.tell(late), []);
-        }
-    }
-
-    #[test]
-    fn guests_are_not_held_for_longer_than_agreed_and_not_for_ever() {
-        let mut scene = Scene::new();
-        assert_eq!(scene.tell(Synchronised), [CloseGate(1)]);
-        let begun = scene.now;
-        assert_eq!(scene.wait(), [OpenGate]);
-        assert_eq!(scene.now - begun, HELD_MAX);
-        // A late report is of the former try.
-        assert_eq!(scene.tell(GateClosed(1)), []);
-        for number in 2..=TRIES_MAX {
-            assert_eq!(scene.wait(), [CloseGate(number)]);
-            assert_eq!(scene.tell(GateClosed(number - 1)), []);
-            if number < TRIES_MAX {
-                assert_eq!(scene.wait(), [OpenGate]);
-            }
-        }
-        assert_eq!(scene.wait(), [Detach, OpenGate, GiveUp(WhyGivenUp::NeverStill)]);
-        assert!(scene.machine.is_over());
-    }
-
-    #[test]
-    fn whatever_ends_it_early_leaves_no_mirror_and_no_closed_gate() {
-        for (event, why) in [(Failed, WhyGivenUp::Failed), (Cancelled, WhyGivenUp::Cancelled)] {
-            let mut scene = Scene::new();
-            assert_eq!(scene.tell(event), [Detach, GiveUp(why)]);
-            let mut scene = Scene::new();
-            assert_eq!(scene.tell(Synchronised), [CloseGate(1)]);
-            assert_eq!(scene.tell(event), [Detach, OpenGate, GiveUp(why)]);
-            assert!(scene.machine.is_over());
-        }
-    }
-}
+mod tests;

@@ -21,6 +21,7 @@ mod origin;
 mod record;
 mod restored;
 mod side;
+mod snapshots;
 mod stage;
 mod state;
 
@@ -35,5 +36,6 @@ pub use record::{
 };
 pub use restored::{Doubt, HostList, NamedHost, Restored, RestoredMore, RestoredVolume, Unlisted};
 pub use side::{Branch, Forwarding, Moved, Promotion, Side};
+pub use snapshots::SnapshotOf;
 pub use stage::Stage;
 pub use state::{Inconsistent, MigrationState, State, VolumeState};

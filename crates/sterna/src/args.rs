@@ -11,6 +11,7 @@ mod migration;
 mod notices;
 mod pace;
 mod replica;
+mod snapshot;
 mod standby;
 mod store;
 mod strategy;
@@ -32,6 +33,7 @@ pub(crate) use self::migration::{Limit, MigrationCommand, ReportArguments, Retry
 pub(crate) use self::notices::NoticesCommand;
 pub(crate) use self::pace::PaceArguments;
 pub(crate) use self::replica::ReplicaCommand;
+pub(crate) use self::snapshot::{HowToKeep, RevertArguments, SnapshotArguments, SnapshotsArguments};
 pub(crate) use self::standby::{
     AddStandbyArguments, PromoteStandbyArguments, StandbyCommand, TestStandbyArguments,
 };
@@ -205,6 +207,15 @@ pub(crate) enum VolumeCommand {
     /// Make a volume that is a copy of another one as it is now, also while a guest uses that.
     #[command(after_help = volume::CLONE_HELP)]
     Clone(CloneArguments),
+    /// Take snapshots of volumes at one instant, also while guests use them.
+    #[command(after_help = snapshot::SNAPSHOT_HELP)]
+    Snapshot(SnapshotArguments),
+    /// List the snapshots of a volume, or of all.
+    #[command(after_help = snapshot::SNAPSHOTS_HELP)]
+    Snapshots(SnapshotsArguments),
+    /// Make a volume what it was at a snapshot.
+    #[command(after_help = snapshot::REVERT_HELP)]
+    Revert(RevertArguments),
     /// Serve an existing image in place: a file, a block device, or the export of an NBD server. `volume remove` leaves it.
     #[command(after_help = ADD_HELP)]
     Add(AddArguments),

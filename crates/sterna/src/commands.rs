@@ -19,6 +19,7 @@ mod remote;
 mod replica;
 mod report;
 mod serve;
+mod snapshots;
 mod standby;
 mod store;
 mod top;

@@ -6,6 +6,7 @@ pub(crate) mod evacuations;
 pub(crate) mod hosts;
 mod plan;
 pub(crate) mod replicas;
+pub(crate) mod snapshots;
 pub(crate) mod standbys;
 pub(crate) mod store_content;
 pub(crate) mod vms;

@@ -410,5 +410,8 @@ fn name(record: &Record) -> &'static str {
         Record::AttachmentEnded { .. } => "attachment ended",
         Record::Attached(_) => "attached",
         Record::Detached { .. } => "detached",
+        Record::SnapshotKnown { .. } => "snapshot known",
+        Record::RevertBegun { .. } => "revert begun",
+        Record::Reverted { .. } => "reverted",
     }
 }

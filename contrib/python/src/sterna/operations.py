@@ -29,6 +29,7 @@ from .types import (
     NewGrant,
     NewIdentity,
     NewInvitation,
+    NewSnapshot,
     NewStandby,
     NewVm,
     NewVolume,
@@ -47,6 +48,7 @@ from .types import (
     Replica,
     ReprotectStandby,
     ResizeVolume,
+    RevertVolumes,
     SeedStandby,
     SetGrant,
     SetHost,
@@ -235,6 +237,14 @@ class Operations(Connection):
         migration that has left it, for example `m7`; optional if there is only one image.
         """
         return self.ask("DELETE", f"/v1/replicas/{segment(volume)}", query={"migration": migration})
+
+    def revert_volumes(self, order: RevertVolumes) -> list[Volume]:
+        """Reverts volumes to snapshots of them, all or none. Answers when they are served again."""
+        return self.ask("POST", "/v1/reverts", order=order)
+
+    def take_snapshots(self, order: NewSnapshot) -> list[Volume]:
+        """Takes snapshots of volumes, or of all volumes of a VM, at one instant. Answers when they are served."""
+        return self.ask("POST", "/v1/snapshots", order=order)
 
     def list_standbys(self) -> list[Standby]:
         """Lists the standbys of this host's volumes, and those that it keeps for other hosts."""

@@ -979,6 +979,19 @@ class NewInvitation(TypedDict):
     lifetime_s: int
 
 
+class NewSnapshot(TypedDict):
+    """An order to take snapshots of volumes at one instant. Each is a read-only volume `VOLUME@LABEL`."""
+
+    # The label, of the characters of a volume's name; null: the time in UTC.
+    label: NotRequired[str | None]
+    # Name of the store, a folder; null: that of each volume.
+    store: NotRequired[str | None]
+    # The VM all of whose volumes it is about.
+    vm: NotRequired[str | None]
+    # The names of the volumes; empty with `vm`.
+    volumes: NotRequired[list[str]]
+
+
 class NewStandby(TypedDict):
     """An order to keep a standby of volumes that are served here."""
 
@@ -1508,6 +1521,19 @@ class ResizeVolume(TypedDict):
     size_bytes: int
 
 
+class RevertVolumes(TypedDict):
+    """An order to revert volumes to snapshots of them, all or none."""
+
+    # Whether a snapshot of the present state is taken first.
+    keep_current: NotRequired[bool]
+    # The label of the snapshots; for one volume also the name of its snapshot.
+    snapshot: str
+    # The VM all of whose volumes it is about.
+    vm: NotRequired[str | None]
+    # The names of the volumes; empty with `vm`.
+    volumes: NotRequired[list[str]]
+
+
 # The rights of a user of the API over TLS. Each role includes the roles before it.
 Role = Literal[
     "read",
@@ -1608,6 +1634,21 @@ SharedTarget = Literal[
     "auto",
     "never",
 ]
+
+
+class SnapshotOf(TypedDict):
+    """What a volume is a snapshot of."""
+
+    # The same for all snapshots of one instant.
+    group: str
+    # The label of the snapshot.
+    label: str
+    # When it was ordered, in milliseconds since 1970.
+    taken_unix_ms: int
+    # The name of the volume when the snapshot was taken.
+    volume: str
+    # The identity of the volume, which may have left or be gone.
+    volume_id: str
 
 
 class Standby(TypedDict):
@@ -1998,6 +2039,7 @@ class Volume(TypedDict):
     read_only: bool
     # Its size in bytes, as clients see it.
     size_bytes: int
+    snapshot_of: NotRequired[SnapshotOf | None]
     # Absolute path of the unix socket in `uri`; it stays the same across moves and restarts.
     socket: str
     # Whether it is served, or why not.

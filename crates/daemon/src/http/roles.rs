@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 76] = [
+const TABLE: [(&str, &str, Takes); 78] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -74,6 +74,8 @@ const TABLE: [(&str, &str, Takes); 76] = [
     ("POST", "/v1/redemption", INVITATION),
     ("GET", "/v1/replicas", READ),
     ("DELETE", "/v1/replicas/{volume}", ADMIN),
+    ("POST", "/v1/reverts", ADMIN),
+    ("POST", "/v1/snapshots", OPERATE),
     ("GET", "/v1/standbys", READ),
     ("POST", "/v1/standbys", ADMIN),
     ("DELETE", "/v1/standbys/{name}", ADMIN),

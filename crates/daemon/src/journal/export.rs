@@ -104,6 +104,10 @@ fn whole_state(state: &State) -> Value {
         records.map(|given| Record::AttachmentGiven { volume: *volume, given: Box::new(given) })
     });
     let attached = state.attached.values().map(|attached| Record::Attached(Box::new(attached.clone())));
+    let snapshots = state
+        .snapshots
+        .iter()
+        .map(|(volume, taken)| Record::SnapshotKnown { volume: *volume, taken: Box::new(taken.clone()) });
     json!({
         "volumes": volumes,
         "moved": moved,
@@ -115,6 +119,8 @@ fn whole_state(state: &State) -> Value {
         "fillings": fillings.collect::<Vec<_>>(),
         "attachments_given": given.map(|record| self::record(&record)).collect::<Vec<_>>(),
         "attached": attached.map(|record| self::record(&record)).collect::<Vec<_>>(),
+        "snapshots": snapshots.map(|record| self::record(&record)).collect::<Vec<_>>(),
+        "reverts": state.reverts.iter().map(|(volume, to)| (volume.to_string(), to.to_string())).collect::<BTreeMap<_, _>>(),
         "restored": state.restored.as_ref().map(restored),
     })
 }
@@ -309,6 +315,22 @@ pub(super) fn record(record: &Record) -> Value {
             }),
         ),
         Record::Detached { volume } => about("detached", json!({ "volume": volume.to_string() })),
+        Record::SnapshotKnown { volume, taken } => about(
+            "snapshot-known",
+            json!({
+                "volume": volume.to_string(),
+                "of": taken.volume.to_string(),
+                "name": taken.name,
+                "label": taken.label,
+                "taken_unix_ms": taken.taken_unix_ms,
+                "group": VolumeId(taken.group).to_string(),
+            }),
+        ),
+        Record::RevertBegun { reverts } => {
+            let reverts = reverts.iter().map(|(volume, to)| (volume.to_string(), to.to_string()));
+            about("revert-begun", json!({ "reverts": reverts.collect::<BTreeMap<_, _>>() }))
+        }
+        Record::Reverted { volume } => about("reverted", json!({ "volume": volume.to_string() })),
         Record::Hollow { migration, hollow } => {
             let missing =
                 hollow.manifests.iter().map(|(volume, manifest)| (volume.to_string(), manifest.units));

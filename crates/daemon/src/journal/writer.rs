@@ -259,10 +259,13 @@ fn excerpt(state: &State, records: &[Record]) -> State {
             | Record::AttachmentGiven { volume, .. }
             | Record::AttachmentEnded { volume, .. }
             | Record::Detached { volume }
+            | Record::SnapshotKnown { volume, .. }
+            | Record::Reverted { volume }
             | Record::OriginKnown { volume, .. } => {
                 volumes.extend([*volume]);
             }
             Record::Attached(attached) => volumes.extend([attached.record.volume]),
+            Record::RevertBegun { reverts } => volumes.extend(reverts.iter().map(|(volume, _)| *volume)),
             Record::MigrationStarted { migration, volumes: moving, .. } => {
                 migrations.extend([*migration]);
                 volumes.extend(moving.iter().map(|moving| moving.volume));
@@ -295,6 +298,8 @@ fn excerpt(state: &State, records: &[Record]) -> State {
         fillings: BTreeMap::new(),
         images: BTreeMap::new(),
         given: BTreeMap::new(),
+        snapshots: BTreeMap::new(),
+        reverts: BTreeMap::new(),
         attached: volumes.iter().filter_map(|id| Some((*id, state.attached.get(id)?.clone()))).collect(),
         restored: state.restored.clone(),
     }
@@ -315,7 +320,10 @@ pub(crate) fn step_of(record: &Record) -> Option<Step> {
         Record::MigrationEnded { .. } => Step::Ended,
         Record::ResizeBegun { .. } => Step::ResizeBegun,
         Record::Resized { .. } => Step::Resized,
+        Record::RevertBegun { .. } => Step::RevertBegun,
+        Record::Reverted { .. } => Step::Reverted,
         Record::Snapshot(_)
+        | Record::SnapshotKnown { .. }
         | Record::ReservationLifted { .. }
         | Record::MovedForgotten { .. }
         | Record::CancelOrdered { .. }

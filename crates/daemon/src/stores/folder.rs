@@ -175,7 +175,7 @@ pub(crate) fn space_at(path: &Path) -> std::io::Result<Space> {
 pub(crate) fn image_name(name: &str) -> Option<(&str, ImageFormat)> {
     let raw = name.strip_suffix(RAW_SUFFIX).map(|volume| (volume, ImageFormat::Raw));
     let found = raw.or_else(|| Some((name.strip_suffix(QCOW2_SUFFIX)?, ImageFormat::Qcow2)));
-    found.filter(|(volume, _)| names::check(volume).is_ok())
+    found.filter(|(volume, _)| names::is_of_volume(volume))
 }
 
 /// Returns whether this is the name of an image that is being made or deleted.

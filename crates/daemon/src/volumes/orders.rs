@@ -1,8 +1,9 @@
-//! The orders about volumes and their images: create, add, import, resize, remove; and about images that are kept.
+//! The orders about volumes and their images: create, add, import, clone, snapshot, revert, resize, remove; and about images that are kept.
 
 pub(crate) mod chain;
 pub(crate) mod clone;
 pub(crate) mod create;
+mod cutting;
 pub(crate) mod given;
 pub(crate) mod growth;
 pub(crate) mod import;
@@ -11,6 +12,8 @@ pub(crate) mod release;
 pub(crate) mod remove;
 pub(crate) mod resize;
 pub(crate) mod retention;
+pub(crate) mod revert;
+pub(crate) mod snapshot;
 pub(crate) mod store_files;
 
 use std::sync::Arc;

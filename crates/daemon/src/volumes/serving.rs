@@ -2,6 +2,7 @@
 
 mod reopening;
 pub(crate) mod reserve;
+mod reverting;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -271,6 +272,7 @@ impl Serving {
         if attempt.load(Ordering::SeqCst) {
             return Err(RequestError::VolumeNotFound(name.to_owned()));
         }
+        let snapshot = self.snapshot_to_revert_to(&record).await?;
         // N.B. The port first: if it cannot be had, guests keep waiting at the unix socket, which is not passed on yet.
         let tcp = self.exports.listen_on_port(&record)?;
         let Some(unix) = listener.take() else {
@@ -279,7 +281,12 @@ impl Serving {
         let listeners = Listeners::nbd(unix, tcp);
         let stay = self.stay_of(record.volume);
         let store = self.with_what_is_missing(&record, store).await?;
-        self.start_lane(&record, stay, store, listeners, Opening::Serving).await
+        let Some(snapshot) = snapshot else {
+            return self.start_lane(&record, stay, store, listeners, Opening::Serving).await;
+        };
+        let lane = self.start_lane(&record, stay, store, listeners, Opening::Reverting).await?;
+        self.revert(&record, &lane, snapshot, attempt).await?;
+        Ok(lane)
     }
 
     /// Waits until no standby of a volume can have been promoted.
@@ -428,7 +435,7 @@ impl Serving {
         listeners.nbd.passed = self.sockets.listening().claim_clients(record.volume);
         let name = record.name.clone();
         let (permissions, volume) = (Arc::clone(&self.permissions), record.volume);
-        let needs_permission = matches!(settings.opening, Opening::Serving);
+        let needs_permission = !matches!(settings.opening, Opening::Waiting);
         let lane = blocking(move || {
             // N.B. Reading what is known of the volume may have taken long.
             if needs_permission && !permissions.may_begin(volume) {

@@ -99,6 +99,17 @@ impl VolumeViews {
         volumes
     }
 
+    fn snapshot_of(&self, volume: VolumeId) -> Option<api::SnapshotOf> {
+        let taken = self.journal.read(|state| state.snapshots.get(&volume).cloned())?;
+        Some(api::SnapshotOf {
+            volume: taken.name,
+            volume_id: taken.volume.to_string(),
+            label: taken.label,
+            taken_unix_ms: taken.taken_unix_ms,
+            group: VolumeId(taken.group).to_string(),
+        })
+    }
+
     /// Describes one volume, or fails with [`RequestError::VolumeNotFound`].
     pub(crate) async fn describe_volume(&self, name: &str) -> Result<api::Volume, RequestError> {
         let found = self.all_volumes().into_iter().find(|(found, _, _)| found == name);
@@ -204,6 +215,7 @@ impl VolumeViews {
             clients_elsewhere: Vec::new(),
             attachments: volume.map_or_else(Vec::new, |id| self.attachments_of(id)),
             attached_by: None,
+            snapshot_of: volume.and_then(|id| self.snapshot_of(id)),
             filling: None,
             statistics: None,
         };

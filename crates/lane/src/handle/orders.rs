@@ -124,3 +124,15 @@ pub struct IncomingOrder {
     /// it now returns to.
     pub takes_back: Option<MigrationId>,
 }
+
+/// What the clients of a lane get when it begins.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Opening {
+    /// Clients are served at once.
+    #[default]
+    Serving,
+    /// Clients may connect, but their requests wait until this host is known to own the volume.
+    Waiting,
+    /// Clients may connect, but their requests wait until the volume is reverted ([`crate::LaneHandle::revert`]).
+    Reverting,
+}

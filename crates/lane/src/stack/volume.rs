@@ -127,6 +127,13 @@ impl Volume {
         Rc::clone(&self.gate) as Rc<dyn BlockDevice>
     }
 
+    /// Returns the device below the gate, for changes of our own while no guest's request is admitted: they are claimed, tracked and
+    /// shown to the volume's group as a guest's are. `None`: the volume is not here, or is being copied.
+    pub(crate) fn below_the_gate(&self) -> Option<Rc<dyn BlockDevice>> {
+        let home = self.is_here() && self.copy().is_none();
+        home.then(|| self.aligned(self.tracked(self.store())))
+    }
+
     /// Returns the identity of the volume.
     pub fn id(&self) -> VolumeId {
         self.id

@@ -157,11 +157,15 @@ impl Lane {
         &self.engine
     }
 
+    pub(crate) fn control(&self) -> &Rc<dyn Control> {
+        &self.control
+    }
+
     pub(crate) fn limits(&self) -> TimeLimits {
         self.settings.limits
     }
 
-    /// Keeps migrations and growth away until the result is dropped.
+    /// Keeps migrations, copies and growth away until the result is dropped.
     pub(crate) fn begins_to_duplicate(&self) -> Duplicating<'_> {
         self.is_duplicating.set(true);
         Duplicating(&self.is_duplicating)

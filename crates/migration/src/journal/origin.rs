@@ -89,6 +89,7 @@ impl State {
         let snapshot = std::iter::once(Record::Snapshot(Box::new(self.clone())));
         let others = self.filling_records().chain(self.order_records()).chain(self.restored_records());
         let others = others.chain(self.image_records()).chain(self.attachment_records());
+        let others = others.chain(self.snapshot_records());
         snapshot.chain(origins).chain(others).collect()
     }
 

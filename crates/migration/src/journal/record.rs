@@ -10,6 +10,7 @@ use super::image::{ImageLocation, Place};
 use super::origin::Origin;
 use super::restored::{Restored, RestoredMore};
 use super::side::{Promotion, Side};
+use super::snapshots::SnapshotOf;
 use crate::custody::KnownImage;
 use crate::identity::{Attempt, HostId, MigrationId, VolumeId};
 
@@ -238,6 +239,24 @@ pub enum Record {
     /// This host stops offering an attached volume.
     Detached {
         /// The volume that was attached here.
+        volume: VolumeId,
+    },
+    /// A volume of this host is a snapshot. Committed together with its addition; also follows a snapshot of the state.
+    SnapshotKnown {
+        /// The volume that is a snapshot.
+        volume: VolumeId,
+        /// What it is a snapshot of.
+        taken: Box<SnapshotOf>,
+    },
+    /// Volumes are to become equal to snapshots of them, all or none. **N.B.** Durable before the first change: none of them is served
+    /// until it is reverted. Also follows a snapshot of the state.
+    RevertBegun {
+        /// The volumes, each with the volume that is its snapshot.
+        reverts: Vec<(VolumeId, VolumeId)>,
+    },
+    /// A volume is equal to the snapshot, durably.
+    Reverted {
+        /// The volume that was reverted.
         volume: VolumeId,
     },
 }

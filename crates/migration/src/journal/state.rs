@@ -12,6 +12,7 @@ use super::origin::Origin;
 use super::record::{Entry, MigratingVolume, Outcome, Record, Summary, VolumeRecord};
 use super::restored::Restored;
 use super::side::{Branch, Moved, Promotion, Side};
+use super::snapshots::SnapshotOf;
 use super::stage::Stage;
 use crate::authority::is_needed;
 use crate::custody::KnownImage;
@@ -54,6 +55,12 @@ pub struct State {
     /// The volumes of other hosts that are attached here; see [`State::attachment_of`]. As above.
     #[serde(skip)]
     pub attached: BTreeMap<VolumeId, AttachedVolume>,
+    /// The volumes that are snapshots. As above.
+    #[serde(skip)]
+    pub snapshots: BTreeMap<VolumeId, SnapshotOf>,
+    /// The volumes that are being reverted, each with its snapshot. As above.
+    #[serde(skip)]
+    pub reverts: BTreeMap<VolumeId, VolumeId>,
 }
 
 /// A volume that this host serves.
@@ -192,6 +199,7 @@ impl State {
                     |filling: &VolumeFilling| filling.is_given_up && !broken(Bug::RemovedForgetsGivenUp);
                 self.fillings.retain(|known, filling| known != volume || is_kept(filling));
                 self.given.remove(volume);
+                self.forget_snapshot(*volume);
                 self.forget_origins();
                 self.forget_images();
             }
@@ -305,6 +313,13 @@ impl State {
             Record::AttachmentEnded { volume, host } => self.end_attachment(*volume, *host),
             Record::Attached(attached) => self.attach(at_unix_ms, attached),
             Record::Detached { volume } => self.detach(*volume)?,
+            Record::SnapshotKnown { volume, taken } => {
+                self.snapshots.insert(*volume, (**taken).clone());
+            }
+            Record::RevertBegun { reverts } => self.begin_reverts(reverts),
+            Record::Reverted { volume } => {
+                self.reverts.remove(volume);
+            }
         }
         Ok(())
     }

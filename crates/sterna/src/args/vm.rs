@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
+use super::snapshot::{self, RevertArguments, SnapshotVmArguments};
+
 #[derive(Debug, Subcommand)]
 pub(crate) enum VmCommand {
     /// Add a VM by its definition. It is refused by name if it could not move to another host.
@@ -24,6 +26,12 @@ pub(crate) enum VmCommand {
     /// Resume a VM that was paused by an error of a disk, by a failed move or adoption, or by hand.
     #[command(after_help = "Example:\n  sterna vm resume web1")]
     Resume(VmArguments),
+    /// Take a snapshot of all volumes of a VM at one instant, also while it runs.
+    #[command(after_help = snapshot::SNAPSHOT_VM_HELP)]
+    Snapshot(SnapshotVmArguments),
+    /// Make all volumes of a stopped VM what they were at a snapshot.
+    #[command(after_help = snapshot::REVERT_VM_HELP)]
+    Revert(RevertArguments),
     /// Change a VM: its priority in an evacuation.
     #[command(after_help = "Example:\n  sterna vm set web1 --priority 80")]
     Set(SetVmArguments),

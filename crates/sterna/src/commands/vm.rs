@@ -2,10 +2,10 @@
 
 use std::path::Path;
 
-use api::{AdoptVm, Client, NewVm, SetVm, StopVm};
+use api::{AdoptVm, Client, NewSnapshot, NewVm, RevertVolumes, SetVm, StopVm};
 
-use crate::args::VmCommand;
-use crate::commands::{CommandError, absolute};
+use crate::args::{RevertArguments, VmCommand};
+use crate::commands::{CommandError, absolute, snapshots};
 use crate::exit::Exit;
 use crate::output::{self, Format, vms};
 
@@ -45,6 +45,15 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
         }
         VmCommand::Resume(order) => {
             output::print(format, &client.resume_vm(&order.name).await?, vms::started)?;
+        }
+        VmCommand::Snapshot(order) => {
+            let vm = Some(order.name);
+            snapshots::take(client, NewSnapshot { vm, ..snapshots::order(order.how) }, format).await?;
+        }
+        VmCommand::Revert(order) => {
+            let RevertArguments { name, snapshot, keep_current } = order;
+            let order = RevertVolumes { volumes: Vec::new(), vm: Some(name), snapshot, keep_current };
+            snapshots::revert(client, &order, format).await?;
         }
         VmCommand::Set(order) => {
             let change = SetVm { priority: order.priority };

@@ -5,15 +5,16 @@ use std::io::IsTerminal as _;
 use std::time::Duration;
 
 use api::{
-    AttachVolume, Client, ClientError, DetachVolume, ImageFate, KeptBecause, MigrationState, NewVolume,
-    PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, Volume, VolumeSource, VolumeState, YieldVolume,
+    AttachVolume, Client, ClientError, DetachVolume, ImageFate, KeptBecause, MigrationState, NewSnapshot,
+    NewVolume, PromoteVolume, RemoveVolume, RemovedVolume, ResizeVolume, RevertVolumes, Volume, VolumeSource,
+    VolumeState, YieldVolume,
 };
 
 use crate::args::{
     AttachArguments, CloneArguments, DetachArguments, PromoteArguments, RemoveArguments, ResizeArguments,
-    VolumeCommand, YieldArguments,
+    RevertArguments, VolumeCommand, YieldArguments,
 };
-use crate::commands::{CommandError, absolute};
+use crate::commands::{CommandError, absolute, snapshots};
 use crate::exit::Exit;
 use crate::output::{self, Format};
 use console::units::{bytes, percent};
@@ -43,6 +44,16 @@ pub(super) async fn run(
             let image_format = image_format.map(Into::into);
             let source = VolumeSource::Clone { volume: name, store, format: image_format };
             make(client, NewVolume { name: new, source, export: export.into() }, format).await?;
+        }
+        VolumeCommand::Snapshot(order) => {
+            let volumes = order.names;
+            snapshots::take(client, NewSnapshot { volumes, ..snapshots::order(order.how) }, format).await?;
+        }
+        VolumeCommand::Snapshots(order) => snapshots::list(client, order.name.as_deref(), format).await?,
+        VolumeCommand::Revert(order) => {
+            let RevertArguments { name, snapshot, keep_current } = order;
+            let order = RevertVolumes { volumes: vec![name], vm: None, snapshot, keep_current };
+            snapshots::revert(client, &order, format).await?;
         }
         VolumeCommand::Add(order) => {
             let source = VolumeSource::Add {

@@ -14,6 +14,7 @@ mod moves;
 mod pacing;
 mod queue;
 mod resume;
+mod reverts;
 mod standby_asks;
 mod standby_ends;
 mod standby_follows;

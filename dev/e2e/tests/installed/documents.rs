@@ -90,7 +90,7 @@ const RUN: [&str; 16] = [
 const NOT_RUN: [(&str, &str); 22] = [
     (
         "docs/clones.md",
-        "they need a file system whose files share blocks; e2e/tests/stores/cloned.rs and duplicates.rs",
+        "they need a file system whose files share blocks; e2e/tests/stores/cloned.rs, duplicates.rs and snapshots.rs",
     ),
     ("README.md#Try it", "it is the whole of the tests, and the demo, which a test of its own runs"),
     ("README.md#Install it", "it builds a package by the network; docs/operate.md has the rest, and is run"),

@@ -10,3 +10,4 @@ mod impaired;
 mod resume_here;
 mod shared;
 mod shared_vm;
+mod snapshots;

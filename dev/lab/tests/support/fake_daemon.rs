@@ -170,6 +170,7 @@ impl FakeDaemon {
             clients_elsewhere: Vec::new(),
             attachments: Vec::new(),
             attached_by: None,
+            snapshot_of: None,
             filling: None,
             statistics: None,
         };

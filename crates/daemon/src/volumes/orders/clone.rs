@@ -3,9 +3,12 @@
 //! ```text
 //!   claimed ─► IMAGE.sterna-new, locked ─► the lane copies and cuts (lane::duplicate) ─► in the journal ─► IMAGE ─► served
 //! ```
+//! Several volumes are copied together, and cut off at one instant ([`super::cutting`]): for snapshots.
+//!
 //! Until the journal has the new volume, a start deletes the unfinished image. The other volume is only read, and keeps its claim
 //! meanwhile: it does not move, grow or go away.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -13,11 +16,17 @@ use std::time::Duration;
 
 use api::RemovedVolume;
 use block::ZeroMode;
-use lane::{DuplicateOrder, Duplicated, MigrationTarget, Refused, TargetContent};
+use futures_channel::mpsc;
+use lane::{
+    Company, CutLine, DuplicateOrder, Duplicated, LaneHandle, MigrationTarget, Refused, TargetContent,
+    TimeLimits,
+};
 use migration::custody::Owner;
+use migration::duplication::DuplicationEvent;
 use migration::journal::{ExportSettings, ImageFormat, ImageLocation, Record, VolumeRecord};
 
-use super::create::Staged;
+use super::create::{Placed, Staged};
+use super::cutting::{self, Lines};
 use crate::error::RequestError;
 use crate::fail_point::{self, Step};
 use crate::host::{VolumeOrders, blocking};
@@ -55,47 +64,146 @@ impl VolumeOrders {
         order: NewClone,
         creation: &Creation,
     ) -> Result<(), RequestError> {
-        let (_source, volume) = self.claims.claim_to_clone(&order.of).await?;
-        let record = self.claims.record(volume, &order.of)?;
-        let lane = self.volumes.lane(&order.of).await?;
-        let (host, from, export) = (Arc::clone(self), record.clone(), order.export.clone());
-        let (of, name) = (order.of.clone(), order.name.clone());
-        let Blank { staged, new, target } = blocking(move || host.make_blank(&from, &order)).await?;
-        let impact = pacer::Impact::percent(self.limits.now().impact_percent);
-        let shared = creation.copy.get_or_init(Arc::default);
-        creation.bytes_total.store(record.size_bytes, Ordering::Relaxed);
-        let order = DuplicateOrder {
-            image: record.image.clone(),
-            target_disk: self.serving.disk_of(&staged.image.place).await?,
-            pacing: self.limits.now().mover.pacing(),
-            impact,
-            shared: Arc::clone(shared),
-        };
-        let copying = lane.duplicate(order, target);
-        tokio::pin!(copying);
-        let copied = tokio::select! {
-            copied = &mut copying => copied,
-            // N.B. A restart cannot go on with it, so that the order has to be repeated.
-            () = self.stopping.begins() => {
-                shared.is_cancelled.store(true, Ordering::SeqCst);
-                tokio::time::timeout(CANCELLED_WITHIN, copying).await.unwrap_or(Err(Refused::Ended))
-            }
-        };
-        if let Err(refused) = copied {
-            let host = Arc::clone(self);
-            blocking(move || {
-                host.forget_staged(&new);
-                Ok(())
-            })
-            .await?;
-            return Err(why_not_cloned(&of, refused));
-        }
+        let (name, export) = (order.name.clone(), order.export.clone());
+        let mut staged = self.copy_volumes(vec![(order, creation)]).await?;
         fail_point::after(Step::CreateImage);
-        self.place_staged(claim, &name, staged, export).await
+        // There is one for each order.
+        let staged = staged.pop().ok_or_else(|| RequestError::Internal("a copy is missing".to_owned()))?;
+        self.place_staged(vec![Placed { claim, name, staged, export, taken: None }]).await
     }
 
-    /// Makes the file of a copy, as large as the volume, under its unfinished name. Blocks.
-    fn make_blank(&self, of: &VolumeRecord, order: &NewClone) -> Result<Blank, RequestError> {
+    /// Makes the images of copies that are cut off at one instant, under their unfinished names. After an error nothing is left.
+    pub(super) async fn copy_volumes(
+        self: &Arc<Self>,
+        orders: Vec<(NewClone, &Creation)>,
+    ) -> Result<Vec<Staged>, RequestError> {
+        let company = if orders.len() == 1 { Company::Alone } else { Company::Group };
+        let mut parts = Vec::new();
+        let mut claims = Vec::new();
+        let mut needed = BTreeMap::<String, u64>::new();
+        for (order, creation) in orders {
+            let prepared = async {
+                let (claim, volume) = self.claims.claim_to_clone(&order.of).await?;
+                claims.push(claim);
+                let record = self.claims.record(volume, &order.of)?;
+                let lane = self.volumes.lane(&order.of).await?;
+                let (host, from, of) = (Arc::clone(self), record.clone(), order.of.clone());
+                // All of them must find room.
+                let mut spaces = std::mem::take(&mut needed);
+                let (blank, spaces) = blocking(move || {
+                    let blank = host.make_blank(&from, &order, &mut spaces)?;
+                    Ok((blank, spaces))
+                })
+                .await?;
+                needed = spaces;
+                Ok::<_, RequestError>((of, lane, record, blank, creation))
+            };
+            match prepared.await {
+                Ok(part) => parts.push(part),
+                Err(error) => {
+                    let blanks = parts.into_iter().map(|(_, _, _, blank, _)| blank.new).collect();
+                    self.forget_all_staged(blanks).await?;
+                    return Err(error);
+                }
+            }
+        }
+        self.copy_parts(parts, company).await
+    }
+
+    async fn copy_parts(
+        self: &Arc<Self>,
+        parts: Vec<(String, LaneHandle, VolumeRecord, Blank, &Creation)>,
+        company: Company,
+    ) -> Result<Vec<Staged>, RequestError> {
+        let impact = pacer::Impact::percent(self.limits.now().impact_percent);
+        let (reports, reported) = mpsc::unbounded();
+        let mut lines = Lines { reported, orders: Vec::new(), shared: Vec::new() };
+        let (mut copies, mut staged, mut new) = (Vec::new(), Vec::new(), Vec::new());
+        for (index, (of, lane, record, blank, creation)) in parts.into_iter().enumerate() {
+            let shared = creation.copy.get_or_init(Arc::default);
+            creation.bytes_total.store(record.size_bytes, Ordering::Relaxed);
+            lines.shared.push(Arc::clone(shared));
+            let (ordering, orders) = mpsc::unbounded();
+            lines.orders.push(ordering);
+            new.push(blank.new);
+            let disk = self.serving.disk_of(&blank.staged.image.place).await;
+            staged.push(blank.staged);
+            let order = disk.map(|target_disk| DuplicateOrder {
+                image: record.image.clone(),
+                target_disk,
+                pacing: self.limits.now().mover.pacing(),
+                impact,
+                shared: Arc::clone(shared),
+                company,
+            });
+            let (line, target) = (CutLine { index, reports: reports.clone(), orders }, blank.target);
+            let reports = reports.clone();
+            copies.push(async move {
+                let copied = match order {
+                    Ok(order) => lane
+                        .duplicate(order, target, line)
+                        .await
+                        .map_err(|refused| why_not_cloned(&of, refused)),
+                    Err(error) => Err(error),
+                };
+                if copied.is_err() {
+                    // The other copies of the order end as well.
+                    let _ = reports.unbounded_send(DuplicationEvent::Failed);
+                }
+                copied
+            });
+        }
+        let shared = lines.shared.clone();
+        let held_max = self.limits.now().mirror_wait_max.min(TimeLimits::default().switch_over_max);
+        let copying = futures_util::future::join_all(copies);
+        let conducting = cutting::conduct(lines, held_max);
+        tokio::pin!(copying, conducting);
+        let mut gives_up_at = None;
+        let outcome = loop {
+            let late = async {
+                match gives_up_at {
+                    Some(at) => tokio::time::sleep_until(at).await,
+                    None => self.stopping.begins().await,
+                }
+            };
+            tokio::select! {
+                outcome = &mut copying => break outcome.into_iter().collect::<Result<Vec<()>, _>>(),
+                () = &mut conducting => {}
+                () = late => {
+                    if gives_up_at.is_some() {
+                        break Err(RequestError::ShuttingDown);
+                    }
+                    // N.B. A restart cannot go on with it, so that the order has to be repeated.
+                    shared.iter().for_each(|shared| shared.is_cancelled.store(true, Ordering::SeqCst));
+                    gives_up_at = Some(tokio::time::Instant::now() + CANCELLED_WITHIN);
+                }
+            }
+        };
+        if let Err(error) = outcome {
+            self.forget_all_staged(new).await?;
+            return Err(error);
+        }
+        Ok(staged)
+    }
+
+    /// Deletes images under their unfinished names.
+    async fn forget_all_staged(self: &Arc<Self>, new: Vec<PathBuf>) -> Result<(), RequestError> {
+        let host = Arc::clone(self);
+        blocking(move || {
+            new.iter().for_each(|new| host.forget_staged(new));
+            Ok(())
+        })
+        .await
+    }
+
+    /// Makes the file of a copy, as large as the volume, under its unfinished name; adds what it needs to what each store must have
+    /// room for. Blocks.
+    fn make_blank(
+        &self,
+        of: &VolumeRecord,
+        order: &NewClone,
+        needed: &mut BTreeMap<String, u64>,
+    ) -> Result<Blank, RequestError> {
         // An image that is served in place is in no store.
         let present = Some(of.image.store.as_str()).filter(|store| !store.is_empty());
         let store = self.stores.choose(order.store.as_deref().or(present))?;
@@ -108,7 +216,9 @@ impl VolumeOrders {
         let claim = self.journal.read(|state| store.claim(state))?;
         // N.B. Also if both share their blocks: as they are overwritten, each needs blocks of its own, and the volume that is
         // copied had room for its own before.
-        store.require_space(allocated_bytes(of)?)?;
+        let bytes = needed.entry(image.store.clone()).or_default();
+        *bytes += allocated_bytes(of)?;
+        store.require_space(*bytes)?;
         if path.symlink_metadata().is_ok() {
             return Err(RequestError::TargetExists { path });
         }

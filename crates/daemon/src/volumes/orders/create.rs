@@ -12,7 +12,7 @@ use chronicle::{BlockSize, Generation};
 use lane::TargetContent;
 use migration::custody::{Owner, Step as CustodyStep, Word};
 use migration::journal::{
-    ExportAccess, ExportSettings, ImageFormat, ImageLocation, Place, Record, VolumeRecord,
+    ExportAccess, ExportSettings, ImageFormat, ImageLocation, Place, Record, SnapshotOf, VolumeRecord,
 };
 use migration::{CommitFault, VolumeId};
 
@@ -92,41 +92,55 @@ impl VolumeOrders {
         let (name, export) = (order.name.clone(), order.export.clone());
         let host = Arc::clone(self);
         let staged = blocking(move || host.stage_image(&order, &creation)).await?;
-        self.place_staged(claim, &name, staged, export).await
+        self.place_staged(vec![Placed { claim, name, staged, export, taken: None }]).await
     }
 
-    /// Records the volume of a new image, and gives the image its name.
-    pub(super) async fn place_staged(
-        self: &Arc<Self>,
-        claim: &Claim,
-        name: &str,
-        staged: Staged,
-        export: ExportSettings,
-    ) -> Result<(), RequestError> {
-        let record = record(name, staged.size_bytes, staged.image.clone(), export);
-        let file = staged.image.place.file().map(PathBuf::from);
-        let new = file.as_deref().map(new_path);
-        // N.B. One commit for both: at no time is another file taken for the image.
-        let added =
-            vec![Record::VolumeAdded(record.clone())].into_iter().chain(staged.known.clone()).collect();
-        if let Err(fault) = self.journal.commit(added).await {
-            if let (CommitFault::NotWritten, Some(new)) = (fault, &new) {
-                self.forget_staged(new);
+    /// Records the volumes of new images, all or none, and gives the images their names.
+    pub(super) async fn place_staged(self: &Arc<Self>, placed: Vec<Placed<'_>>) -> Result<(), RequestError> {
+        let mut records = Vec::new();
+        let mut names: Vec<(PathBuf, PathBuf, VolumeId)> = Vec::new();
+        let mut volumes = Vec::new();
+        for placed in &placed {
+            let (staged, export) = (&placed.staged, placed.export.clone());
+            let record = record(&placed.name, staged.size_bytes, staged.image.clone(), export);
+            let volume = record.volume;
+            volumes.push(volume);
+            names.extend(
+                staged.image.place.file().map(PathBuf::from).map(|file| (new_path(&file), file, volume)),
+            );
+            // N.B. One commit for all: at no time is another file taken for the image.
+            records.push(Record::VolumeAdded(record));
+            records.extend(staged.known.clone());
+            let taken = placed.taken.clone().map(Box::new);
+            records.extend(taken.map(|taken| Record::SnapshotKnown { volume, taken }));
+        }
+        if let Err(fault) = self.journal.commit(records).await {
+            if fault == CommitFault::NotWritten {
+                names.iter().for_each(|(new, _, _)| self.forget_staged(new));
             }
             return Err(fault.into());
         }
-        // N.B. From here on a restart finds the volume, and renames the image itself.
-        if let (Some(file), Some(new)) = (file, new) {
-            let (staged, custody) = (new.clone(), self.custody.clone());
-            let owner = Owner::Volume(record.volume);
-            let placed = blocking(move || Ok(custody.rename(&staged, &file, &owner)?));
-            if let Err(error) = placed.await {
-                self.journal.commit(vec![Record::VolumeRemoved { volume: record.volume }]).await?;
-                self.forget_staged(&new);
-                return Err(error);
+        // N.B. From here on a restart finds the volumes, and renames the images itself.
+        let (host, renamed) = (Arc::clone(self), names.clone());
+        let named = blocking(move || {
+            let rename = |(new, file, volume): &(PathBuf, PathBuf, VolumeId)| {
+                host.custody.rename(new, file, &Owner::Volume(*volume)).map(drop)
+            };
+            Ok(renamed.iter().try_for_each(rename)?)
+        });
+        if let Err(error) = named.await {
+            // N.B. Those that have their names get the unfinished ones back first: a crash in between leaves no image unowned.
+            for (new, file, volume) in &names {
+                if !new.exists() {
+                    self.custody.rename(file, new, &Owner::Volume(*volume))?;
+                }
             }
+            let removed = volumes.iter().map(|volume| Record::VolumeRemoved { volume: *volume }).collect();
+            self.journal.commit(removed).await?;
+            names.iter().for_each(|(new, _, _)| self.forget_staged(new));
+            return Err(error);
         }
-        claim.created(record.volume);
+        placed.iter().zip(volumes).for_each(|(placed, volume)| placed.claim.created(volume));
         Ok(())
     }
 
@@ -306,7 +320,7 @@ impl VolumeOrders {
     }
 
     /// Waits until a new volume is served or cannot be served.
-    async fn first_service(&self, name: &str) -> Result<(), RequestError> {
+    pub(super) async fn first_service(&self, name: &str) -> Result<(), RequestError> {
         loop {
             let changed = self.volumes.changed();
             match self.volumes.service(name) {
@@ -359,6 +373,16 @@ fn service_step(access: Access) -> CustodyStep {
         Access::ReadWrite => CustodyStep::ServeReadWrite,
         Access::ReadOnly => CustodyStep::ServeReadOnly,
     }
+}
+
+/// A new volume, once its image is made.
+pub(super) struct Placed<'a> {
+    pub(super) claim: &'a Claim,
+    pub(super) name: String,
+    pub(super) staged: Staged,
+    pub(super) export: ExportSettings,
+    /// What it is a snapshot of; `None`: it is none.
+    pub(super) taken: Option<SnapshotOf>,
 }
 
 /// A new image; a file has its unfinished name.

@@ -11,7 +11,7 @@ use migration::VolumeId;
 use migration::custody::Owner;
 use migration::journal::{ImageFate, ImageWish, Record, VolumeRecord};
 
-use crate::error::{AttachmentError, RequestError};
+use crate::error::{AttachmentError, RequestError, SnapshotError};
 use crate::host::{VolumeOrders, blocking};
 use crate::images::half_made;
 use crate::stores::removed_path;
@@ -67,6 +67,9 @@ impl VolumeOrders {
         let (claim, volume) = self.claims.claim_to_remove(&name, how).await?;
         self.claims.require_unordered(volume, &name)?;
         self.refuse_attached(volume, &name, how)?;
+        if let Some(reverting) = self.serving.reverting_to(volume) {
+            return Err(SnapshotError::Needed { volume: reverting, snapshot: name }.into());
+        }
         self.refuse_in_use(&name, how).await?;
         if self.journal.read(|state| state.questioned(volume).is_some()) {
             return self.restoring.forget(claim, volume, name).await;
@@ -154,7 +157,7 @@ impl VolumeOrders {
         })
     }
 
-    async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
+    pub(super) async fn refuse_in_use(&self, name: &str, how: RemoveVolume) -> Result<(), RequestError> {
         let Some(Service::Serving(lane)) = self.volumes.service(name) else { return Ok(()) };
         let deadline = Instant::now() + FAREWELL_MAX;
         loop {
