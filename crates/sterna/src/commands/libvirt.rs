@@ -10,9 +10,12 @@ mod steps;
 mod virsh;
 
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use api::{AttachVolume, Client, DetachVolume, MigrateVolume, Migration, MigrationState, Named, RemoveVolume};
+use api::{
+    AttachVolume, Client, ClientError, DetachVolume, ErrorCode, MigrateVolume, Migration, MigrationState,
+    Named, RemoveVolume,
+};
 use serde::Serialize;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -29,6 +32,9 @@ use crate::progress::Display;
 
 /// Time between two reports of the memory's progress.
 const SAID_EVERY: Duration = Duration::from_secs(1);
+/// The longest wait for clients that have left.
+const CLIENTS_GONE_MAX: Duration = Duration::from_secs(15);
+const ASKED_EVERY: Duration = Duration::from_millis(200);
 
 pub(super) async fn run(
     client: &Client,
@@ -207,12 +213,26 @@ impl Move<'_> {
             Step::Release(vm) => drop(self.client.release_vm(vm).await?),
             Step::Forget(names) => {
                 for name in names {
-                    self.client.remove_volume(name, RemoveVolume::default()).await?;
+                    self.forget(name).await?;
                 }
             }
             Step::Done => {}
         }
         Ok(None)
+    }
+
+    /// Ends the forwarding of a volume. It may end by itself, and its last client may still be counted.
+    async fn forget(&self, name: &str) -> Result<(), ClientError> {
+        let until = Instant::now() + CLIENTS_GONE_MAX;
+        loop {
+            match self.client.remove_volume(name, RemoveVolume::default()).await {
+                Ok(_) => return Ok(()),
+                Err(error) if error.code() == Some(ErrorCode::VolumeNotFound) => return Ok(()),
+                Err(error) if error.code() == Some(ErrorCode::VolumeInUse) && Instant::now() < until => {}
+                Err(error) => return Err(error),
+            }
+            tokio::time::sleep(ASKED_EVERY).await;
+        }
     }
 
     /// Waits for the end of the disks' migration.

@@ -119,11 +119,19 @@ fn what_libvirt_refuses_changes_nothing_or_is_gone_on_with() {
         // The other libvirt does not answer: nothing begins.
         let away = ["libvirt", "migrate", DOMAIN, "--to", "alpha:a"];
         let (uri, nowhere) = (beta.libvirt.uri()?, "qemu:///system?socket=/nonexistent");
-        let outcome =
-            beta.host.sterna([&away[..], &["--connect", &uri, "--to-uri", nowhere]].concat())?;
+        let outcome = beta.host.sterna([&away[..], &["--connect", &uri, "--to-uri", nowhere]].concat())?;
         ensure!(outcome.code == 1 && outcome.stderr.contains(nowhere), "{outcome:?}");
-        let outcome =
-            beta.host.sterna(["libvirt", "migrate", "nobody", "--to", "alpha", "--connect", &uri, "--to-uri", &uri])?;
+        let outcome = beta.host.sterna([
+            "libvirt",
+            "migrate",
+            "nobody",
+            "--to",
+            "alpha",
+            "--connect",
+            &uri,
+            "--to-uri",
+            &uri,
+        ])?;
         ensure!(outcome.code == 3, "{outcome:?}");
         beta.check_all_here(alpha)?;
         console.verify()?;
@@ -176,7 +184,16 @@ fn a_domain_on_files_is_adopted_first_and_released_by_its_move_and_one_that_is_s
         let adopt = format!("sterna vm adopt --libvirt {DOMAIN}");
         ensure!(outcome.code == 4 && outcome.stderr.contains(&adopt), "{outcome:?}");
         let socket = alpha.libvirt.socket()?;
-        alpha.host.ask::<Vm>(&["vm", "adopt", "--libvirt", DOMAIN, "--store", "a", "--libvirt-socket", &socket])?;
+        alpha.host.ask::<Vm>(&[
+            "vm",
+            "adopt",
+            "--libvirt",
+            DOMAIN,
+            "--store",
+            "a",
+            "--libvirt-socket",
+            &socket,
+        ])?;
         alpha.send(beta, &[])?.success()?;
         console.work_on(REQUESTS)?;
         beta.check_all_here(alpha)?;

@@ -11,7 +11,9 @@ pub(crate) enum Obstacle {
         "it runs at both hosts: its disks are in danger. Find out which one is right, and end the other at once: virsh destroy"
     )]
     RunsTwice,
-    #[error("libvirt is migrating it: wait for that (virsh domjobinfo), or end it (virsh domjobabort); then give this order again")]
+    #[error(
+        "libvirt is migrating it: wait for that (virsh domjobinfo), or end it (virsh domjobabort); then give this order again"
+    )]
     UnderWay,
     #[error(
         "it runs at the other host, and a paused rest of it is here: virsh destroy, here, ends the rest; then give this order again"
@@ -24,7 +26,9 @@ pub(crate) enum Obstacle {
     PausedTwice,
     #[error("it is paused: virsh resume; then give this order again")]
     Paused,
-    #[error("it is defined and shut off at both hosts: virsh undefine where it is not wanted; then give this order again")]
+    #[error(
+        "it is defined and shut off at both hosts: virsh undefine where it is not wanted; then give this order again"
+    )]
     DefinedTwice,
 }
 
@@ -45,7 +49,9 @@ pub(crate) enum LibvirtError {
         "domain {domain} is in the state \"{state}\" at {uri}: wait, or end it (virsh destroy); then give this order again"
     )]
     State { domain: String, state: String, uri: String },
-    #[error("the address of host {host} is unknown: name its libvirt, for example --to-uri qemu+ssh://ADDRESS/system")]
+    #[error(
+        "the address of host {host} is unknown: name its libvirt, for example --to-uri qemu+ssh://ADDRESS/system"
+    )]
     NoAddress { host: String },
     #[error("virsh does not start: install it (Debian: libvirt-clients)")]
     NoVirsh(#[source] io::Error),
@@ -56,7 +62,9 @@ pub(crate) enum LibvirtError {
     /// libvirt has not moved the domain.
     #[error("domain {domain} has not moved: {words}. {stands}")]
     NotMoved { domain: String, words: String, stands: String },
-    #[error("domain {domain} is as before after the step \"{step}\": look at both hosts (virsh list --all), and report this")]
+    #[error(
+        "domain {domain} is as before after the step \"{step}\": look at both hosts (virsh list --all), and report this"
+    )]
     NoProgress { domain: String, step: String },
 }
 

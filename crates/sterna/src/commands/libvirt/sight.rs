@@ -98,8 +98,7 @@ impl Domain {
     /// The disks that the guest writes to. Drives without a medium, and what is only read, is libvirt's.
     fn disks(&self, definition: &str) -> Result<Vec<Disk>, LibvirtError> {
         let disks = disks(definition).map_err(|error| self.unreadable(&error))?;
-        let is_written =
-            |disk: &Disk| matches!(disk.device.as_str(), "disk" | "lun") && !disk.is_read_only;
+        let is_written = |disk: &Disk| matches!(disk.device.as_str(), "disk" | "lun") && !disk.is_read_only;
         Ok(disks.into_iter().filter(is_written).collect())
     }
 

@@ -67,9 +67,7 @@ pub(super) enum Step {
         serve_here: bool,
     },
     /// libvirt moves the memory and the definition; or, of a domain that is shut off, the definition.
-    MoveDomain {
-        is_running: bool,
-    },
+    MoveDomain { is_running: bool },
     /// The daemon here forgets the VM.
     Release(String),
     /// This host ends the forwarding of volumes.
@@ -219,7 +217,8 @@ mod tests {
 
     #[test]
     fn from_whatever_is_seen_it_ends_with_everything_there_or_asks_a_user() {
-        for (seen, memory_first) in all_sights().into_iter().flat_map(|seen| [(seen.clone(), false), (seen, true)])
+        for (seen, memory_first) in
+            all_sights().into_iter().flat_map(|seen| [(seen.clone(), false), (seen, true)])
         {
             let Ok(steps) = plan(&seen, memory_first) else { continue };
             assert!(steps.len() <= 6, "{seen:?}: {steps:?}");
@@ -241,12 +240,12 @@ mod tests {
 
     #[test]
     fn a_domain_moves_only_where_its_disks_are_within_reach() {
-        for (seen, memory_first) in all_sights().into_iter().flat_map(|seen| [(seen.clone(), false), (seen, true)])
+        for (seen, memory_first) in
+            all_sights().into_iter().flat_map(|seen| [(seen.clone(), false), (seen, true)])
         {
             if let Ok(Step::MoveDomain { is_running }) = next(&seen, memory_first) {
                 assert!(!seen.there.has_process(), "{seen:?}");
-                let is_in_reach =
-                    |place: &Place| !matches!(place, Place::Here { is_attached } if !(is_running && *is_attached));
+                let is_in_reach = |place: &Place| !matches!(place, Place::Here { is_attached } if !(is_running && *is_attached));
                 assert!(seen.volumes.iter().all(|(_, place)| is_in_reach(place)), "{seen:?}");
             }
         }
