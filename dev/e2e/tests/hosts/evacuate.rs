@@ -321,6 +321,10 @@ fn before_the_deadline_the_lower_vm_is_shut_down_and_the_higher_one_has_left() {
             // Its firmware may ignore the button.
             _ => ensure!(state("idle") == Some(WorkloadState::Stays), "{done:?}"),
         }
+        // Nothing else ends a QEMU that the daemon has started.
+        if idle.state != VmState::Stopped {
+            alpha.sterna(["vm", "stop", "idle", "--now"])?.success()?;
+        }
         let there: Vm = beta.ask(&["vm", "show", vm::NAME])?;
         ensure!(there.state == VmState::Running, "{there:?}");
         console.work_on(REQUESTS)

@@ -8,6 +8,7 @@ mod disks;
 mod faults;
 mod in_place;
 mod memory;
+mod snapshots;
 mod standby;
 mod tpm;
 mod unprivileged;
