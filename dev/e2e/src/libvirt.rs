@@ -113,7 +113,7 @@ impl Libvirtd {
         Program::of_package("virsh", "libvirt-clients").args(["-c", &self.uri()?]).args(words).succeed()
     }
 
-    /// Returns its URI.
+    /// Returns the URI by which virsh reaches it.
     ///
     /// # Errors
     /// Those of [`Self::socket`].

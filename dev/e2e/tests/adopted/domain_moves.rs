@@ -88,7 +88,7 @@ fn a_domain_moves_with_its_disk_by_one_order_there_and_back_in_both_ways() {
         ensure!(again.code == 0 && again.stdout.contains("\"volumes\""), "{again:?}");
         console.work_on(REQUESTS)?;
         beta.check_all_here(alpha)?;
-        // What is done already is found, at whichever host the order is given.
+        // The way back at once, at the host that has it.
         beta.send(alpha, &["--memory-first"])?.success()?;
         console.verify()?;
         console.end();

@@ -12,7 +12,7 @@ use crate::commands::CommandError;
 
 /// A domain, and where to look for it.
 pub(super) struct Domain {
-    /// As the user has named it.
+    /// The user has given this name.
     pub(super) name: String,
     pub(super) uuid: String,
     pub(super) here: Virsh,

@@ -29,18 +29,18 @@ impl DomainState {
 /// The place of a volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
-    /// At this host.
+    /// This host has it.
     Here {
         /// Whether it is attached at the other host.
         is_attached: bool,
     },
-    /// At the other host; this one forwards its clients.
+    /// The other host has it, and this one forwards its clients.
     Forwarded,
-    /// At the other host, and forgotten here.
+    /// The other host has it, and this one has forgotten it.
     There,
 }
 
-/// What is seen of a domain at both hosts.
+/// The domain, as both hosts show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seen {
     pub(super) here: DomainState,

@@ -71,7 +71,7 @@ impl Virsh {
         Ok(has_line(&self.ask(&["list", "--all", "--persistent", "--uuid"]).await?, uuid))
     }
 
-    /// Begins a command that goes on if this program ends: libvirt loses a migration whose virsh ends.
+    /// Begins a command that does not end with this program: libvirt loses a migration whose virsh ends.
     pub(super) fn begin(&self, words: &[&str]) -> Result<Begun, LibvirtError> {
         let said = memory_file().map_err(LibvirtError::NoVirsh)?;
         let [out, error] = [said.try_clone(), said.try_clone()];
@@ -102,7 +102,7 @@ impl Begun {
         Ok(self.child.wait().await?.success())
     }
 
-    /// Returns its errors.
+    /// Returns the errors that it has printed so far.
     pub(super) fn errors(&self) -> String {
         errors_of(&self.output())
     }
