@@ -159,6 +159,9 @@ pub struct Decisions {
     pub source_faults: u64,
     /// Number of times that mirroring was suspended.
     pub suspensions: u64,
+    /// How often the rounds of `tracking` did not converge, and a mirror went on instead.
+    #[serde(default)]
+    pub rounds_given_up: u64,
     /// Bytes that the source has sent after the handover (`post-copy`, `three-phase`), since its start.
     #[serde(default)]
     pub bytes_followed: u64,

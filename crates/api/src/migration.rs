@@ -69,6 +69,10 @@ pub struct MigrateVolume {
     /// next round. Only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub not_incremental: bool,
+    /// With `tracking`: if the rounds do not converge, the volume is mirrored from then on. Without it the migration fails. The
+    /// daemon does so by itself if it has chosen `tracking`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub or_mirror: bool,
     /// With `tracking`, and with `mirror` to another host: copies blocks that guests write again and again like all others, and
     /// does not put them off. Only for comparison.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -193,6 +197,10 @@ pub struct Migration {
     /// are only in its history.
     #[serde(default)]
     pub rounds: Vec<Round>,
+    /// Whether rounds did not converge, and a mirror went on instead. Of a migration that ended before the daemon's start only its
+    /// history says so.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub mirrored_instead: bool,
     /// Whether it is queued, running or paused, or its outcome.
     pub state: MigrationState,
     /// The present step of the migration.
@@ -481,6 +489,7 @@ impl MigrateVolume {
             strategy: Strategy::default(),
             rounds: None,
             not_incremental: false,
+            or_mirror: false,
             ignore_hot_blocks: false,
             together_with: Vec::new(),
             named: Named::Any,

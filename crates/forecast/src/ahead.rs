@@ -378,7 +378,7 @@ impl<'a> Ahead<'a> {
 
 #[cfg(test)]
 mod tests {
-    use migration::strategy::{HotBlocks, Recording};
+    use migration::strategy::{Diverging, HotBlocks, Recording};
 
     use super::*;
     use crate::writing::Window;
@@ -422,7 +422,7 @@ mod tests {
         for (choice, round_trip) in [
             (mirror(), None),
             (mirror(), Some(1)),
-            (Choice::Tracking(Recording::Incremental, HotBlocks::PutOff), Some(1)),
+            (Choice::Tracking(Recording::Incremental, HotBlocks::PutOff, Diverging::Fails), Some(1)),
             (Choice::PostCopy { rounds_max: 0 }, Some(1)),
             (Choice::PostCopy { rounds_max: 4 }, Some(1)),
         ] {
@@ -445,7 +445,7 @@ mod tests {
 
     #[test]
     fn tracking_does_not_converge_where_the_guest_writes_faster_than_it_copies() {
-        let tracking = Choice::Tracking(Recording::Incremental, HotBlocks::PutOff);
+        let tracking = Choice::Tracking(Recording::Incremental, HotBlocks::PutOff, Diverging::Fails);
         let busy = |mib| Question {
             written: writing(mib, [mib, 10 * mib, 60 * mib, 600 * mib]),
             ..question(tracking, Some(1))

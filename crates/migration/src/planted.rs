@@ -48,6 +48,10 @@ pub enum Bug {
     LastRoundSkipped,
     /// 3: a volume is handed over without hot blocks whose copying was put off.
     HotBlocksLeftOut,
+    /// 3: what guests wrote since the last round began is forgotten when a mirror goes on instead of rounds.
+    OpenEpochForgotten,
+    /// 3: what rounds have put off is forgotten when a mirror goes on instead of them.
+    PutOffForgotten,
     /// 3: a policy reports the replica as equal while blocks are missing.
     MissingHandedOver,
     /// 8: the source is not flushed before the release.
@@ -331,6 +335,8 @@ impl Bug {
         Self::EpochNotRecorded,
         Self::LastRoundSkipped,
         Self::HotBlocksLeftOut,
+        Self::OpenEpochForgotten,
+        Self::PutOffForgotten,
         Self::MissingHandedOver,
         Self::SourceCache,
         Self::BranchMistaken,

@@ -27,7 +27,7 @@ use std::time::Duration;
 
 use chronicle::ByteRange;
 
-pub use choice::Choice;
+pub use choice::{Choice, Diverging};
 pub use copying::{Copying, CopyingSettings};
 pub use engine::Tally;
 pub use heat::{GENERATION_WRITES, Heat, HeatFilter, THRESHOLD};
@@ -63,6 +63,8 @@ pub enum Strategy {
         distance: Distance,
         /// How long the rest may take to arrive behind closed gates.
         drain_max: Duration,
+        /// What follows if the rounds do not converge.
+        otherwise: Otherwise,
     },
     /// A bounded number of rounds; the rest follows the volume after the handover (\[TPM\] §IV; without rounds \[XNBD\] §3.2).
     /// The target must be another host.
@@ -70,6 +72,35 @@ pub enum Strategy {
         /// The most rounds; 0: nothing is copied beforehand.
         rounds_max: u32,
     },
+}
+
+/// What follows rounds that do not converge.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Otherwise {
+    /// The migration fails, and the volume stays.
+    Fail,
+    /// [`Strategy::Mirror`], with what the rounds have brought to the target.
+    Mirror,
+    /// [`Strategy::AsynchronousMirror`] likewise.
+    AsynchronousMirror {
+        /// As there.
+        buffer_bytes_max: u64,
+        /// As there.
+        drain_max: Duration,
+    },
+}
+
+impl Otherwise {
+    /// Returns the strategy that follows; `None`: none does.
+    pub(crate) fn strategy(self, hot: HotBlocks) -> Option<Strategy> {
+        match self {
+            Self::Fail => None,
+            Self::Mirror => Some(Strategy::Mirror),
+            Self::AsynchronousMirror { buffer_bytes_max, drain_max } => {
+                Some(Strategy::AsynchronousMirror { buffer_bytes_max, drain_max, hot })
+            }
+        }
+    }
 }
 
 impl Strategy {

@@ -5,8 +5,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    Copied, Copying, CopyingSettings, Distance, HotBlocks, Recording, Round, Strategy, VolumeAction,
-    VolumeEvent, WriteId,
+    Copied, Copying, CopyingSettings, Distance, HotBlocks, Otherwise, Recording, Round, Strategy,
+    VolumeAction, VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;
@@ -46,8 +46,13 @@ fn migrate(load: Load, per_hundred: u64, within: u64, hot: HotBlocks) -> Seen {
         no_progress_max: Duration::from_secs(300),
     };
     let drain_max = Duration::from_secs_f64(within as f64 / f64::from(RATE));
-    let strategy =
-        Strategy::Tracking { recording: Recording::Incremental, hot, distance: Distance::Far, drain_max };
+    let strategy = Strategy::Tracking {
+        recording: Recording::Incremental,
+        hot,
+        distance: Distance::Far,
+        drain_max,
+        otherwise: Otherwise::Fail,
+    };
     let mut copying = Copying::new(settings, strategy);
     let mut random = Random(3);
     let (mut now, mut chunks, mut copied, mut writes, mut due) = (Duration::ZERO, Vec::new(), 0, 0, 0);

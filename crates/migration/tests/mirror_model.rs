@@ -8,8 +8,8 @@ use std::time::Duration;
 use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::strategy::{
-    ChunkId, Copied, CopyFault, Copying, CopyingSettings, Distance, FlushId, HotBlocks, Recording, Route,
-    SourceFault, Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, CopyFault, Copying, CopyingSettings, Distance, FlushId, HotBlocks, Otherwise, Recording,
+    Route, SourceFault, Strategy, TargetFault, VolumeAction, VolumeEvent, WriteId,
 };
 use proptest::prelude::*;
 
@@ -96,6 +96,7 @@ impl Model {
                 distance: if random.below(2) == 0 { Distance::Near } else { Distance::Far },
                 recording: if random.below(2) == 0 { Recording::Incremental } else { Recording::Full },
                 drain_max: Duration::from_millis(100),
+                otherwise: if random.below(2) == 0 { Otherwise::Fail } else { Otherwise::Mirror },
             },
         };
         let settings = CopyingSettings {
@@ -141,6 +142,10 @@ impl Model {
     }
 
     fn drain(&mut self) {
+        // From then on it is a mirror, and every rule of one holds.
+        if self.mode == Mode::Rounds && self.mirror.tally().rounds_given_up > 0 {
+            self.mode = Mode::Both;
+        }
         while let Some(action) = self.mirror.poll_action() {
             match action {
                 VolumeAction::Admit { write, route } => {

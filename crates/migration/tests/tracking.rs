@@ -8,8 +8,8 @@ use chronicle::{BlockSize, ByteRange};
 use migration::PacingSettings;
 use migration::journal::FailureCode;
 use migration::strategy::{
-    ChunkId, Copied, Copying, CopyingSettings, Distance, FlushId, HotBlocks, Recording, Route, Strategy,
-    VolumeAction, VolumeEvent, WriteId,
+    ChunkId, Copied, Copying, CopyingSettings, Distance, FlushId, HotBlocks, Otherwise, Recording, Route,
+    Strategy, VolumeAction, VolumeEvent, WriteId,
 };
 
 const BLOCK: u64 = 4096;
@@ -26,6 +26,7 @@ struct Scene {
     chunks: Vec<(ChunkId, ByteRange)>,
     copied: Vec<u64>,
     next_write: u64,
+    mirrored: u64,
     converged: bool,
     synchronised: bool,
     failed: Option<(FailureCode, String)>,
@@ -37,6 +38,10 @@ impl Scene {
     }
 
     fn with(recording: Recording, hot: HotBlocks) -> Self {
+        Self::or(recording, hot, Otherwise::Fail)
+    }
+
+    fn or(recording: Recording, hot: HotBlocks, otherwise: Otherwise) -> Self {
         let drain_max = Duration::from_secs_f64(WITHIN as f64 / RATE as f64);
         let settings = CopyingSettings {
             block_size: BlockSize::new(4096).unwrap(),
@@ -48,12 +53,13 @@ impl Scene {
         let mut scene = Self {
             copying: Copying::new(
                 settings,
-                Strategy::Tracking { recording, hot, distance: Distance::Far, drain_max },
+                Strategy::Tracking { recording, hot, distance: Distance::Far, drain_max, otherwise },
             ),
             now: Duration::ZERO,
             chunks: Vec::new(),
             copied: vec![0; BLOCKS as usize],
             next_write: 0,
+            mirrored: 0,
             converged: false,
             synchronised: false,
             failed: None,
@@ -70,9 +76,14 @@ impl Scene {
                 VolumeAction::Copy { chunk, range } => self.chunks.push((chunk, range)),
                 VolumeAction::FlushTarget { flush } => self.flushed(flush),
                 VolumeAction::Admit { write, route } => {
-                    assert_eq!(route, Route::SourceOnly, "nothing is mirrored");
+                    if route != Route::SourceOnly {
+                        assert_eq!(self.copying.tally().rounds_given_up, 1, "rounds mirror nothing");
+                        self.mirrored += 1;
+                        self.event(VolumeEvent::TargetWritten { write, result: Ok(()) });
+                    }
                     self.event(VolumeEvent::SourceWritten { write, result: Ok(()) });
                 }
+                VolumeAction::Complete { .. } => {}
                 VolumeAction::Converged => self.converged = true,
                 VolumeAction::Synchronised => (self.converged, self.synchronised) = (true, true),
                 VolumeAction::Behind => (self.converged, self.synchronised) = (false, false),
@@ -182,6 +193,29 @@ fn a_guest_that_writes_faster_than_is_copied_is_given_up_with_the_numbers() {
         assert!(detail.contains(said), "{said}: {detail}");
     }
     assert!(scene.rounds().len() >= 3, "one burst is no reason");
+}
+
+#[test]
+fn rounds_that_do_not_converge_are_followed_by_a_mirror_of_what_is_left() {
+    let far =
+        Otherwise::AsynchronousMirror { buffer_bytes_max: 1 << 20, drain_max: Duration::from_millis(30) };
+    for (otherwise, hot) in [Otherwise::Mirror, far]
+        .into_iter()
+        .flat_map(|otherwise| [(otherwise, HotBlocks::AsOthers), (otherwise, HotBlocks::PutOff)])
+    {
+        let mut scene = Scene::or(Recording::Incremental, hot, otherwise);
+        // Nothing of a mirror is slow here, so guests write at any rate.
+        scene.copy_while_guests_write(200, BLOCKS);
+        assert!(scene.converged, "{otherwise:?} {hot:?}: {:?}", scene.failed);
+        assert_eq!(scene.copying.tally().rounds_given_up, 1);
+        assert!(scene.mirrored > 0, "{otherwise:?} {hot:?}");
+        let rounds = scene.rounds().len();
+        assert!(rounds >= 3, "what the rounds did is still reported: {rounds}");
+        scene.event(VolumeEvent::GateCloses);
+        while scene.copy_one() {}
+        assert!(scene.synchronised, "{otherwise:?} {hot:?}");
+        assert_eq!(scene.copying.blocks_remaining(), 0);
+    }
 }
 
 #[test]

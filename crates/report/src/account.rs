@@ -61,6 +61,10 @@ pub(crate) fn decisions(migration: &Migration, recording: &Recording) -> String 
             format!("{} of the target, {} of the source", decided.target_faults, decided.source_faults);
         rows.push(("errors met", faults));
     }
+    if decided.rounds_given_up > 0 {
+        let instead = "the rounds did not converge, and a mirror went on with what was left".to_owned();
+        rows.push(("mirrored instead", instead));
+    }
     if decided.bytes_followed > 0 {
         let followed = format!(
             "{} were missing when the guest went on at the target; {} of these it waited for, the rest came in the background",

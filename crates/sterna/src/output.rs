@@ -269,6 +269,9 @@ pub(crate) fn migration(migration: &Migration) -> String {
     }
     rows.extend(migration.suspended.clone().map(|reason| ("suspended", reason)));
     rows.extend(migration.strategy.map(|strategy| ("strategy", copied_by(strategy, &migration.rounds))));
+    if migration.mirrored_instead {
+        rows.push(("", "the rounds did not converge, and a mirror goes on with what was left".to_owned()));
+    }
     rows.extend(plan::chosen(&migration.strategy_reason));
     rows.extend(cost(migration));
     properties(&rows)

@@ -131,6 +131,41 @@ fn given_up(scene: &Host, guest: &Guest, to: &str) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// Moves it as slowly, and lets a mirror follow the rounds.
+fn mirrored_instead(scene: &Host, guest: &Guest, to: &str) -> anyhow::Result<()> {
+    let rate = too_slowly(guest)?;
+    let order = ["migrate", "v", "--to", to, "--strategy", "tracking", "--or-mirror", "--detach"];
+    let begun: Migration =
+        scene.ask(&[&order[..], &["--bandwidth", &rate, "--max-downtime", "4"]].concat())?;
+    until("the rounds are given up", || Ok(scene.migration(&begun.id)?.mirrored_instead.then_some(())))?;
+    let shown = scene.sterna(["migration", "show", &begun.id])?;
+    ensure!(shown.stdout.contains("a mirror goes on"), "{shown:?}");
+    scene.sterna(["migration", "set", &begun.id, "--bandwidth", "none"])?.success()?;
+    let ended = scene.wait_for_migration(&begun.id)?;
+    ensure!(ended.state == MigrationState::Moved && ended.rounds.len() >= 3, "{ended:?}");
+    Ok(())
+}
+
+#[test]
+fn rounds_that_do_not_converge_are_followed_by_a_mirror_if_that_is_ordered() {
+    play(|scene| {
+        let guest = start_guest(scene)?;
+        mirrored_instead(scene, &guest, "b")?;
+        scene.check_place("b")?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn rounds_to_another_host_that_do_not_converge_are_followed_by_a_mirror_if_that_is_ordered() {
+    play_pair(|pair| {
+        let guest = start_guest(&pair.alpha)?;
+        mirrored_instead(&pair.alpha, &guest, "beta:a")?;
+        pair.check_at(&pair.beta, &pair.alpha)?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
 #[test]
 fn a_guest_that_writes_faster_than_is_copied_stays_and_mirroring_moves_it() {
     play(|scene| {

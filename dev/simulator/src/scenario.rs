@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use chronicle::BlockSize;
 use lane::TimeLimits;
-use migration::strategy::{Distance, HotBlocks, Recording, Strategy};
+use migration::strategy::{Distance, HotBlocks, Otherwise, Recording, Strategy};
 use migration::{PacingSettings, Phase};
 
 use crate::coverage::{Table, commits_a_cancellation, impossible};
@@ -209,7 +209,13 @@ fn draw_rounds(random: &mut Random, shortest: Duration, longest: Duration) -> St
     let recording = random.pick(&[Recording::Incremental, Recording::Incremental, Recording::Full]);
     let hot = draw_hot(random);
     let distance = random.pick(&[Distance::Near, Distance::Far]);
-    Strategy::Tracking { recording, hot, distance, drain_max: random.duration(shortest, longest) }
+    let drain_max = random.duration(shortest, longest);
+    let otherwise = random.pick(&[
+        Otherwise::Fail,
+        Otherwise::Mirror,
+        Otherwise::AsynchronousMirror { buffer_bytes_max: 32 << 10, drain_max },
+    ]);
+    Strategy::Tracking { recording, hot, distance, drain_max, otherwise }
 }
 
 pub(crate) fn draw_hot(random: &mut Random) -> HotBlocks {

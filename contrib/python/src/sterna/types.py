@@ -150,6 +150,8 @@ class Decisions(TypedDict):
     chunks_copied_again: int
     # Longest time that a write was held, in milliseconds.
     held_longest_ms: float
+    # How often the rounds of `tracking` did not converge, and a mirror went on instead.
+    rounds_given_up: NotRequired[int]
     # Errors of the source.
     source_faults: int
     # Number of times that mirroring was suspended.
@@ -755,6 +757,9 @@ class MigrateVolume(TypedDict):
     # With `tracking`: a block that is written before a round has reached it is copied again by the next round. Only for
     # comparison.
     not_incremental: NotRequired[bool]
+    # With `tracking`: if the rounds do not converge, the volume is mirrored from then on. Without it the migration
+    # fails. The daemon does so by itself if it has chosen `tracking`.
+    or_mirror: NotRequired[bool]
     # The largest number of rounds with `three-phase`; null: 4.
     rounds: NotRequired[int | None]
     # Keeps serving the volume at this host as well, also to new clients. Otherwise only connected clients are
@@ -817,6 +822,9 @@ class Migration(TypedDict):
     machine: NotRequired[MachineMove | None]
     # The outcome with its reason, as text.
     message: NotRequired[str | None]
+    # Whether rounds did not converge, and a mirror went on instead. Of a migration that ended before the daemon's start
+    # only its history says so.
+    mirrored_instead: NotRequired[bool]
     # The volume or the VM that was ordered to move; empty: unknown, as for a migration that a former daemon has ended.
     name: NotRequired[str]
     pace: NotRequired[Pace | None]

@@ -4,7 +4,7 @@ use serde_json::{Map, Value};
 
 /// The keys that are kept of a request. Left out on purpose: `token` and `ticket`, which are secrets, and `definition`, a
 /// command that may contain passwords.
-const KEPT: [&str; 52] = [
+const KEPT: [&str; 53] = [
     "address",
     "allocation",
     "allow_machines",
@@ -23,6 +23,7 @@ const KEPT: [&str; 52] = [
     "full",
     "host",
     "ignore_hot_blocks",
+    "or_mirror",
     "image",
     "keep_chain",
     "keep_image",

@@ -164,6 +164,7 @@ fn add_progress(shown: &mut Migration, progress: &Progress) {
     shown.bytes_per_second = progress.copy_bytes_per_second;
     shown.pace = progress.paced.map(pace);
     shown.limited_by = progress.limited_by.map(limited_by);
+    shown.mirrored_instead = progress.tally.rounds_given_up > 0;
     shown.deadline = progress.hurry.map(deadline);
     shown.remaining_seconds = progress.remaining.map(|(earliest, latest)| RemainingSeconds {
         earliest: earliest.as_secs_f64(),
@@ -379,6 +380,7 @@ fn begun() -> Migration {
         keep_source: false,
         strategy: None,
         strategy_reason: String::new(),
+        mirrored_instead: false,
         rounds: Vec::new(),
         state: MigrationState::Running,
         phase: api::Phase::Copying,

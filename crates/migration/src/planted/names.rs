@@ -26,6 +26,8 @@ impl Bug {
             Self::EpochNotRecorded => "epoch-not-recorded",
             Self::LastRoundSkipped => "last-round-skipped",
             Self::HotBlocksLeftOut => "hot-blocks-left-out",
+            Self::OpenEpochForgotten => "open-epoch-forgotten",
+            Self::PutOffForgotten => "put-off-forgotten",
             Self::MissingHandedOver => "missing-handed-over",
             Self::SourceCache => "source-cache",
             Self::BranchMistaken => "branch-mistaken",

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Distance, HotBlocks, Recording, Strategy};
+use super::{Distance, HotBlocks, Otherwise, Recording, Strategy};
 
 /// A strategy as it is ordered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -10,12 +10,22 @@ pub enum Choice {
     /// One pass, while guest writes to copied blocks go to both stores; towards another host, writes to hot blocks may follow.
     Mirror(HotBlocks),
     /// Rounds, while guest writes go to the source only.
-    Tracking(Recording, HotBlocks),
+    Tracking(Recording, HotBlocks, Diverging),
     /// A limited number of rounds; the rest follows the volume. Only towards another host.
     PostCopy {
         /// The most rounds; 0: nothing is copied beforehand.
         rounds_max: u32,
     },
+}
+
+/// What happens to rounds that do not converge.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Diverging {
+    /// The migration fails.
+    #[default]
+    Fails,
+    /// The volume is mirrored from then on.
+    IsMirrored,
 }
 
 impl Default for Choice {
@@ -44,8 +54,12 @@ impl Choice {
     pub fn here(self, drain_max: Duration) -> Strategy {
         match self {
             Self::Mirror(_) => Strategy::Mirror,
-            Self::Tracking(recording, hot) => {
-                Strategy::Tracking { recording, hot, distance: Distance::Near, drain_max }
+            Self::Tracking(recording, hot, diverging) => {
+                let otherwise = match diverging {
+                    Diverging::Fails => Otherwise::Fail,
+                    Diverging::IsMirrored => Otherwise::Mirror,
+                };
+                Strategy::Tracking { recording, hot, distance: Distance::Near, drain_max, otherwise }
             }
             // Never offered: on one host an early handover gains nothing.
             Self::PostCopy { .. } => Strategy::Mirror,
@@ -66,9 +80,15 @@ impl Choice {
                 Strategy::AsynchronousMirror { buffer_bytes_max, drain_max: switch_over_max / 2, hot }
             }
             // Data sent behind the gate needs that long to arrive.
-            Self::Tracking(recording, hot) => {
-                let drain_max = drain_max + round_trip;
-                Strategy::Tracking { recording, hot, distance: Distance::Far, drain_max }
+            Self::Tracking(recording, hot, diverging) => {
+                let otherwise = match diverging {
+                    Diverging::Fails => Otherwise::Fail,
+                    Diverging::IsMirrored => {
+                        Otherwise::AsynchronousMirror { buffer_bytes_max, drain_max: switch_over_max / 2 }
+                    }
+                };
+                let (distance, drain_max) = (Distance::Far, drain_max + round_trip);
+                Strategy::Tracking { recording, hot, distance, drain_max, otherwise }
             }
             Self::PostCopy { rounds_max } => Strategy::PostCopy { rounds_max },
         }

@@ -34,7 +34,7 @@ pub struct CopyingSettings {
 pub struct Copying {
     engine: Engine,
     policy: Chosen,
-    /// The rounds of earlier daemons: they are reported, but do not affect decisions.
+    /// The rounds of earlier daemons, and of a strategy before this one: they are reported, but do not affect decisions.
     earlier_rounds: Vec<Round>,
     /// When it is to end, if that was ordered.
     ends_by: Option<Duration>,
@@ -266,6 +266,7 @@ impl Copying {
                     self.engine.take_up();
                 }
                 RoundVerdict::GiveUp(detail) => return self.engine.give_up(detail),
+                RoundVerdict::ChangeTo(strategy) => self.change_to(strategy),
             }
         }
         self.engine.start_chunks(now);
@@ -278,6 +279,13 @@ impl Copying {
         }
         let standing = self.policy.standing(&self.engine, now);
         self.engine.say(standing);
+    }
+
+    /// Lets another strategy copy what is left. Nothing is being copied at this moment.
+    fn change_to(&mut self, strategy: Strategy) {
+        self.earlier_rounds.extend_from_slice(self.policy.rounds());
+        self.policy = Chosen::new(strategy);
+        self.engine.end_rounds(self.policy.terms());
     }
 
     fn begin_chunks(&mut self, now: Duration) {

@@ -102,6 +102,8 @@ pub(super) enum RoundVerdict {
     NextOfAll,
     /// The copying will not converge; the text gives the figures, and what would help.
     GiveUp(String),
+    /// It will not converge either, and this strategy copies the rest.
+    ChangeTo(Strategy),
 }
 
 pub(super) enum Chosen {
@@ -118,8 +120,9 @@ impl Chosen {
             Strategy::AsynchronousMirror { buffer_bytes_max, drain_max, hot } => {
                 Self::AsynchronousMirror(AsynchronousMirror::new(buffer_bytes_max, drain_max, hot))
             }
-            Strategy::Tracking { recording, hot, distance, drain_max } => {
-                Self::Tracking(Box::new(Tracking::new(recording, hot, distance, drain_max)))
+            Strategy::Tracking { recording, hot, distance, drain_max, otherwise } => {
+                let otherwise = otherwise.strategy(hot);
+                Self::Tracking(Box::new(Tracking::new(recording, hot, distance, drain_max, otherwise)))
             }
             Strategy::PostCopy { rounds_max } => Self::PostCopy(PostCopy::new(rounds_max)),
         }

@@ -5,7 +5,7 @@
 //!                                   (unless this round has still to copy them: incremental)
 //!   a round ends ──► nearly nothing written ─────────────► hand over: the last round, behind closed gates
 //!              ├──► less written than a round or two ago ─► another round
-//!              └──► not less: short enough? ──────────────► hand over, or give up
+//!              └──► not less: short enough? ──────────────► hand over, or mirror the rest, or give up
 //! ```
 //! Guests wait for nothing, and an unreachable target costs them nothing. But nothing throttles them either, so convergence is
 //! not certain. Hot blocks would be copied again and again. From the first round on they are put off while there are others,
@@ -24,7 +24,7 @@ use chronicle::BlockRange;
 
 use super::engine::{Engine, InFlight, Rewritten, Standing, Terms, Verdict, Write, Written};
 use super::policy::{Course, Policy, RoundVerdict};
-use super::{Distance, HotBlocks, Recording, Round, Route};
+use super::{Distance, HotBlocks, Recording, Round, Route, Strategy};
 use crate::planted::{Bug, broken};
 
 /// The divisor of the permitted rest that is aimed at while rounds become smaller.
@@ -56,6 +56,8 @@ pub(super) struct Tracking {
     hot: HotBlocks,
     distance: Distance,
     drain_max: Duration,
+    /// The strategy that follows if the rounds do not converge.
+    otherwise: Option<Strategy>,
     aim: Aim,
     /// What the current or last round copies.
     lap: Lap,
@@ -97,12 +99,19 @@ enum Ended {
 }
 
 impl Tracking {
-    pub(super) fn new(recording: Recording, hot: HotBlocks, distance: Distance, drain_max: Duration) -> Self {
+    pub(super) fn new(
+        recording: Recording,
+        hot: HotBlocks,
+        distance: Distance,
+        drain_max: Duration,
+        otherwise: Option<Strategy>,
+    ) -> Self {
         Self {
             recording,
             hot,
             distance,
             drain_max,
+            otherwise,
             aim: Aim::Less,
             lap: Lap::Everything,
             before_cold: None,
@@ -200,6 +209,8 @@ impl Tracking {
         } else if left <= within {
             self.aim = Aim::HandOver;
             RoundVerdict::GoOn
+        } else if let Some(strategy) = self.otherwise {
+            RoundVerdict::ChangeTo(strategy)
         } else {
             RoundVerdict::GiveUp(self.explain(engine, left))
         }

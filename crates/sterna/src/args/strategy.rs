@@ -14,6 +14,10 @@ pub(crate) struct StrategyArguments {
     /// With tracking, for comparison: also copy blocks again that were written before a round has reached them.
     #[arg(long)]
     pub(crate) no_incremental: bool,
+    /// With tracking: if the rounds do not converge, mirror what is left, instead of failing. A strategy that is chosen by the daemon
+    /// does so anyway.
+    #[arg(long)]
+    pub(crate) or_mirror: bool,
     /// Do not put off blocks that are written again and again; for comparison.
     #[arg(long)]
     pub(crate) ignore_hot_blocks: bool,
@@ -22,7 +26,8 @@ pub(crate) struct StrategyArguments {
 /// The strategy of the copying.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Strategy {
-    /// Mirror; or tracking, if guests write nearly as fast as the copy to another host, and its rounds will end.
+    /// Mirror; or tracking, if guests write nearly as fast as the copy to another host, and its rounds will end. If they do not, it
+    /// is mirrored after all.
     Auto,
     /// One pass; writes to copied blocks go to both stores. It always converges.
     Mirror,

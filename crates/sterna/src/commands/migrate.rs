@@ -39,6 +39,7 @@ pub(super) async fn run(
         strategy: order.strategy.strategy.into(),
         not_incremental: order.strategy.no_incremental,
         rounds: order.strategy.rounds,
+        or_mirror: order.strategy.or_mirror,
         ignore_hot_blocks: order.strategy.ignore_hot_blocks,
         together_with: names.collect(),
         named,

@@ -229,6 +229,7 @@ fn migration(state: MigrationState) -> Migration {
         keep_source: false,
         strategy: None,
         strategy_reason: String::new(),
+        mirrored_instead: false,
         rounds: Vec::new(),
         state,
         phase: Phase::Copying,

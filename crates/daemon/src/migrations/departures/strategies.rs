@@ -5,7 +5,7 @@ use std::time::Duration;
 use api::{MigrateVolume, Strategy};
 use migration::journal::MigrationState;
 use migration::source::Moves;
-use migration::strategy::{Choice, HotBlocks, Recording, Strategy as CopyStrategy};
+use migration::strategy::{Choice, Diverging, HotBlocks, Recording, Strategy as CopyStrategy};
 use migration::wire::OfferedStrategy;
 use transport::Session;
 
@@ -23,8 +23,11 @@ pub(crate) fn choice(order: &MigrateVolume) -> Choice {
     let hot = if order.ignore_hot_blocks { HotBlocks::AsOthers } else { HotBlocks::PutOff };
     match (order.strategy.begun(), order.not_incremental) {
         (Strategy::Auto | Strategy::Mirror, _) => Choice::Mirror(hot),
-        (Strategy::Tracking, false) => Choice::Tracking(Recording::Incremental, hot),
-        (Strategy::Tracking, true) => Choice::Tracking(Recording::Full, hot),
+        (Strategy::Tracking, is_full) => {
+            let recording = if is_full { Recording::Full } else { Recording::Incremental };
+            let diverging = if order.or_mirror { Diverging::IsMirrored } else { Diverging::Fails };
+            Choice::Tracking(recording, hot, diverging)
+        }
         (Strategy::ThreePhase, _) => {
             Choice::PostCopy { rounds_max: order.rounds.unwrap_or(Strategy::ROUNDS_USUAL) }
         }
@@ -79,6 +82,10 @@ pub(crate) fn check_strategy(order: &MigrateVolume) -> Result<(), RequestError> 
             "not_incremental is an option of the strategy tracking (--strategy tracking --no-incremental)";
         return Err(RequestError::Invalid(text.to_owned()));
     }
+    if order.or_mirror && order.strategy != Strategy::Tracking {
+        let text = "or_mirror is an option of the strategy tracking (--strategy tracking --or-mirror)";
+        return Err(RequestError::Invalid(text.to_owned()));
+    }
     if order.rounds.is_some() && order.strategy != Strategy::ThreePhase {
         let text = "rounds is an option of the strategy three-phase (--strategy three-phase --rounds 4)";
         return Err(RequestError::Invalid(text.to_owned()));
@@ -118,9 +125,11 @@ mod tests {
             check_strategy(&order(strategy)).unwrap();
         }
         let tracked = MigrateVolume { not_incremental: true, ..order(Strategy::Tracking) };
-        assert_eq!(choice(&tracked), Choice::Tracking(Recording::Full, HotBlocks::PutOff));
-        let usual = Choice::Tracking(Recording::Incremental, HotBlocks::PutOff);
-        assert_eq!(choice(&order(Strategy::Tracking)), usual);
+        assert_eq!(choice(&tracked), Choice::Tracking(Recording::Full, HotBlocks::PutOff, Diverging::Fails));
+        let usual = |diverging| Choice::Tracking(Recording::Incremental, HotBlocks::PutOff, diverging);
+        assert_eq!(choice(&order(Strategy::Tracking)), usual(Diverging::Fails));
+        let mirrored = MigrateVolume { or_mirror: true, ..order(Strategy::Tracking) };
+        assert_eq!(choice(&mirrored), usual(Diverging::IsMirrored));
         assert_eq!(choice(&order(Strategy::Mirror)), Choice::Mirror(HotBlocks::PutOff));
         let ignored = MigrateVolume { ignore_hot_blocks: true, ..order(Strategy::Mirror) };
         assert_eq!(choice(&ignored), Choice::Mirror(HotBlocks::AsOthers));

@@ -274,6 +274,7 @@ fn describe_decisions(tally: &Tally) -> Decisions {
         target_faults: tally.target_faults,
         source_faults: tally.source_faults,
         suspensions: tally.suspensions,
+        rounds_given_up: tally.rounds_given_up,
         bytes_followed: tally.bytes_followed,
         bytes_pulled: tally.bytes_pulled,
     }

@@ -74,7 +74,9 @@ impl MigrationOrders {
             Advice::Mirror => Strategy::Mirror,
             Advice::Tracking => Strategy::Tracking,
         };
-        (MigrateVolume { strategy, ..order }, reason)
+        // A forecast may be wrong, and guests may change what they do.
+        let or_mirror = strategy == Strategy::Tracking;
+        (MigrateVolume { strategy, or_mirror, ..order }, reason)
     }
 
     /// Adds to a dry run what to expect.

@@ -40,8 +40,11 @@ impl MigrationOrders {
         let (begin_unix_ms, deadline_unix_ms) =
             (None, order.deadline_unix_ms.filter(|at| *at > now_unix_ms()));
         // What was chosen then may be wrong by now.
-        let strategy = if strategy_reason.is_empty() { order.strategy.begun() } else { Strategy::Auto };
-        let order = MigrateVolume { begin_unix_ms, deadline_unix_ms, strategy, ..order };
+        let (strategy, or_mirror) = match strategy_reason.is_empty() {
+            true => (order.strategy.begun(), order.or_mirror),
+            false => (Strategy::Auto, false),
+        };
+        let order = MigrateVolume { begin_unix_ms, deadline_unix_ms, strategy, or_mirror, ..order };
         self.order_migration(name, order, Some(migration)).await
     }
 

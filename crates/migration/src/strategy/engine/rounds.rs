@@ -10,7 +10,7 @@
 
 use chronicle::BlockRange;
 
-use super::{Engine, Mover, Written};
+use super::{Engine, Mover, Terms, Written};
 use crate::journal::FailureCode;
 use crate::planted::{Bug, broken};
 
@@ -45,6 +45,19 @@ impl Engine {
     /// Begins a round with the blocks written so far.
     pub(in crate::strategy) fn advance_epoch(&mut self) {
         self.replica.advance_epoch();
+    }
+
+    /// Ends the rounds: what guests wrote since the last one began, and what was put off, is missing like any other block. Later
+    /// writes follow the terms of another strategy.
+    pub(in crate::strategy) fn end_rounds(&mut self, terms: Terms) {
+        if !broken(Bug::OpenEpochForgotten) {
+            self.advance_epoch();
+        }
+        if !broken(Bug::PutOffForgotten) {
+            self.take_up();
+        }
+        self.terms = terms;
+        self.costs.tally.rounds_given_up += 1;
     }
 
     /// Fails the migration, because the policy sees no way to the target.

@@ -39,6 +39,8 @@ pub struct Tally {
     pub throttled: Duration,
     /// How often throttling of guests began.
     pub throttles: u64,
+    /// How often rounds did not converge, and a mirror went on instead.
+    pub rounds_given_up: u64,
     /// The bytes that followed a volume after its handover.
     pub bytes_followed: u64,
     /// Those of them that guests waited for.
@@ -66,6 +68,7 @@ impl Tally {
             writes_throttled: self.writes_throttled + other.writes_throttled,
             throttled: self.throttled + other.throttled,
             throttles: self.throttles + other.throttles,
+            rounds_given_up: self.rounds_given_up + other.rounds_given_up,
             bytes_followed: self.bytes_followed + other.bytes_followed,
             bytes_pulled: self.bytes_pulled + other.bytes_pulled,
         }
