@@ -197,8 +197,8 @@ pub struct Migration {
     /// are only in its history.
     #[serde(default)]
     pub rounds: Vec<Round>,
-    /// Whether rounds did not converge, and a mirror went on instead. Of a migration that ended before the daemon's start only its
-    /// history says so.
+    /// Whether rounds did not converge, and a mirror copied what was left. If the migration ended before the daemon's start, only its
+    /// history reports it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mirrored_instead: bool,
     /// Whether it is queued, running or paused, or its outcome.

@@ -449,6 +449,9 @@ pub struct RemovedVolume {
     /// The host that has the volume, if this host only forwarded clients.
     #[serde(default)]
     pub host: Option<String>,
+    /// Names of its snapshots, which stay.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub snapshots: Vec<String>,
 }
 
 /// Why the image of a removed volume was kept without an order to keep it.

@@ -253,7 +253,7 @@ pub(crate) enum RequestError {
     )]
     ClientsUnknown(String),
     #[error(
-        "volume \"{0}\" is being created, copied, removed or resized, or a migration of it begins; try again when that is done"
+        "volume \"{0}\" is being created, copied, removed, resized or reverted, or a migration of it begins; try again when that is done"
     )]
     VolumeBusy(String),
     #[error(

@@ -46,6 +46,11 @@ pub fn check_snapshot(name: &str) -> Result<(), InvalidName> {
     if name.len() > NAME_BYTES_MAX { Err(InvalidName::TooLong) } else { Ok(()) }
 }
 
+/// Returns the most characters of a label of a volume's snapshots.
+pub fn label_bytes_max(volume: &str) -> usize {
+    NAME_BYTES_MAX.saturating_sub(volume.len() + "@".len())
+}
+
 /// Returns whether a volume or a snapshot may have this name.
 pub fn is_of_volume(name: &str) -> bool {
     check(name).is_ok() || check_snapshot(name).is_ok()

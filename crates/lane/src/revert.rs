@@ -23,7 +23,7 @@ use crate::refused::Refused;
 use crate::thread::Lane;
 
 /// The bytes that are looked at in one step, of which those with data are read.
-const STEP_BYTES: u64 = 64 << 20;
+const STEP_BYTES: u64 = 4 << 20;
 /// The bytes of a read and of a comparison.
 const PIECE_BYTES: u64 = 1 << 20;
 /// The bytes that are changed if one of them differs: the smallest block of a chronicle.

@@ -48,9 +48,9 @@ pub enum Bug {
     LastRoundSkipped,
     /// 3: a volume is handed over without hot blocks whose copying was put off.
     HotBlocksLeftOut,
-    /// 3: what guests wrote since the last round began is forgotten when a mirror goes on instead of rounds.
+    /// 3: what guests wrote since the last round began is forgotten when a mirror follows rounds.
     OpenEpochForgotten,
-    /// 3: what rounds have put off is forgotten when a mirror goes on instead of them.
+    /// 3: what rounds have put off is forgotten when a mirror follows them.
     PutOffForgotten,
     /// 3: a policy reports the replica as equal while blocks are missing.
     MissingHandedOver,

@@ -83,9 +83,9 @@ pub enum Otherwise {
     Mirror,
     /// [`Strategy::AsynchronousMirror`] likewise.
     AsynchronousMirror {
-        /// As there.
+        /// The most bytes of guest writes in flight to the target, as for the strategy.
         buffer_bytes_max: u64,
-        /// As there.
+        /// How long the rest may take behind closed gates, as for the strategy.
         drain_max: Duration,
     },
 }

@@ -822,8 +822,8 @@ class Migration(TypedDict):
     machine: NotRequired[MachineMove | None]
     # The outcome with its reason, as text.
     message: NotRequired[str | None]
-    # Whether rounds did not converge, and a mirror went on instead. Of a migration that ended before the daemon's start
-    # only its history says so.
+    # Whether rounds did not converge, and a mirror copied what was left. If the migration ended before the daemon's
+    # start, only its history reports it.
     mirrored_instead: NotRequired[bool]
     # The volume or the VM that was ordered to move; empty: unknown, as for a migration that a former daemon has ended.
     name: NotRequired[str]
@@ -1467,6 +1467,8 @@ class RemovedVolume(TypedDict):
     kept_because: NotRequired[KeptBecause | None]
     # Name of the removed volume.
     name: str
+    # Names of its snapshots, which stay.
+    snapshots: NotRequired[list[str]]
 
 
 class Replica(TypedDict):

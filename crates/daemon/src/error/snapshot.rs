@@ -2,6 +2,9 @@
 
 use api::ErrorCode;
 
+use crate::names::{self, InvalidName};
+use crate::volumes::registry::Users;
+
 /// Why an order about a snapshot is refused.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum SnapshotError {
@@ -9,6 +12,31 @@ pub(crate) enum SnapshotError {
         "volume \"{0}\" is a snapshot, and does not change; name the volume, or clone it: sterna volume clone {0} NEW"
     )]
     OfSnapshot(String),
+    #[error(
+        "volume \"{0}\" is a snapshot, and stays at the host where it was taken; move a copy of it: sterna volume clone {0} NEW"
+    )]
+    Stays(String),
+    #[error(
+        "\"{label}\" cannot be the label of a snapshot of {volume}: {reason}. A label has letters, digits, '.', '_' and '-', begins \
+         with a letter or a digit, and has {} characters at most with the name of this volume",
+        names::label_bytes_max(volume)
+    )]
+    Label { volume: String, label: String, reason: InvalidName },
+    #[error(
+        "the name of volume \"{0}\" leaves no room for the label of a snapshot: both together have {max} characters at most; copy \
+         it under a shorter name instead: sterna volume clone {0} NEW",
+        max = names::NAME_BYTES_MAX
+    )]
+    NameTooLong(String),
+    #[error(
+        "volume \"{volume}\" is in use by {clients}, and a disk must not change below a client: stop the guest first"
+    )]
+    InUse { volume: String, clients: Users },
+    #[error(
+        "snapshot \"{snapshot}\" of volume \"{volume}\" cannot be used, so nothing was changed: {reason}. Bring its image back, or \
+         choose another snapshot: sterna volume snapshots {volume}"
+    )]
+    Unusable { volume: String, snapshot: String, reason: String },
     #[error("name one volume at least, each once")]
     NoVolumes,
     #[error("an order is for {0} volumes at most, because their guests are held together")]
@@ -42,9 +70,15 @@ pub(crate) enum SnapshotError {
 impl SnapshotError {
     pub(crate) fn code(&self) -> ErrorCode {
         match self {
-            Self::OfSnapshot(_) | Self::NoVolumes | Self::TooManyVolumes(_) | Self::ReadOnly(_) => {
-                ErrorCode::InvalidRequest
-            }
+            Self::OfSnapshot(_)
+            | Self::Stays(_)
+            | Self::Label { .. }
+            | Self::NameTooLong(_)
+            | Self::NoVolumes
+            | Self::TooManyVolumes(_)
+            | Self::ReadOnly(_) => ErrorCode::InvalidRequest,
+            Self::InUse { .. } => ErrorCode::VolumeInUse,
+            Self::Unusable { .. } => ErrorCode::VolumeUnavailable,
             Self::TooMany { .. } => ErrorCode::QueueFull,
             Self::NotFound { .. } => ErrorCode::VolumeNotFound,
             Self::VmRuns(_) => ErrorCode::VolumeInUse,

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
+use migration::journal::State;
 use standby::StandbyId;
 use standby::asking::{IfSilent, Permission};
 
@@ -16,7 +17,7 @@ use super::making::Left;
 use super::source::Source;
 use super::source::run::copy_of;
 use super::{Kept, Standbys, lock};
-use crate::error::{RequestError, StandbyError};
+use crate::error::{RequestError, SnapshotError, StandbyError};
 use crate::peers::channel::VOLUMES_MAX;
 use crate::volumes::orders::create::random_bytes;
 
@@ -46,6 +47,12 @@ impl Standbys {
             .ok_or_else(|| crate::hosts::HostsError::NotFound(order.host.clone()))?;
         let host = HostId(peer.id.0);
         let (name, volumes) = self.volumes_of(&order.volumes)?;
+        let is_snapshot = |state: &State, name: &String| {
+            state.volume_named(name).is_some_and(|(id, _)| state.snapshots.contains_key(&id))
+        };
+        if let Some(name) = self.journal.read(|state| volumes.iter().find(|name| is_snapshot(state, name))) {
+            return Err(SnapshotError::Stays(name.clone()).into());
+        }
         let asked = self.asked_volumes(&volumes)?;
         if let Some(existing) = self.sources_of(host).find(|source| {
             source.config().volumes.iter().any(|known| asked.iter().any(|volume| volume.name == known.name))

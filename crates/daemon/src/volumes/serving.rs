@@ -208,7 +208,10 @@ impl Serving {
                         ends.pause_after(began.elapsed())
                     }
                     Err(error) => {
-                        let reason = error.message();
+                        let reason = match error {
+                            RequestError::VolumeUnavailable { reason, .. } => reason,
+                            error => error.message(),
+                        };
                         if reason != said {
                             tracing::error!(volume = %name, %reason, "the volume cannot be served");
                         }

@@ -21,7 +21,7 @@ pub enum Choice {
 /// What happens to rounds that do not converge.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Diverging {
-    /// The migration fails.
+    /// The migration fails, and the volume stays.
     #[default]
     Fails,
     /// The volume is mirrored from then on.

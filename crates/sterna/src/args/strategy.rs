@@ -14,8 +14,7 @@ pub(crate) struct StrategyArguments {
     /// With tracking, for comparison: also copy blocks again that were written before a round has reached them.
     #[arg(long)]
     pub(crate) no_incremental: bool,
-    /// With tracking: if the rounds do not converge, mirror what is left, instead of failing. A strategy that is chosen by the daemon
-    /// does so anyway.
+    /// With tracking: if the rounds do not converge, mirror what is left, instead of failing. Without --strategy this is the default.
     #[arg(long)]
     pub(crate) or_mirror: bool,
     /// Do not put off blocks that are written again and again; for comparison.

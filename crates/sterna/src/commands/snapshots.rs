@@ -27,13 +27,14 @@ pub(super) async fn take(client: &Client, order: NewSnapshot, format: Format) ->
 }
 
 pub(super) async fn list(client: &Client, of: Option<&str>, format: Format) -> Result<(), CommandError> {
-    if let Some(of) = of {
-        // An error says that there is no such volume.
-        client.volume(of).await?;
-    }
+    // An error says that there is no such volume. One of this name that is gone is another.
+    let of = match of {
+        Some(of) => Some(client.volume(of).await?.id),
+        None => None,
+    };
     let is_of = |volume: &Volume| {
         let taken = volume.snapshot_of.as_ref();
-        taken.is_some_and(|taken| of.is_none_or(|of| taken.volume == of))
+        taken.is_some_and(|taken| of.as_ref().is_none_or(|of| taken.volume_id == *of))
     };
     let mut found: Vec<Volume> = client.volumes().await?.into_iter().filter(is_of).collect();
     found.sort_by_key(|volume| volume.snapshot_of.as_ref().map(|taken| taken.taken_unix_ms));

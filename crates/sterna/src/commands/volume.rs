@@ -129,23 +129,7 @@ pub(super) async fn run(
             let RemoveArguments { name, force, keep_image, delete_image } = order;
             let how = RemoveVolume { force, keep_image, delete_image };
             let removed = client.remove_volume(&name, how).await?;
-            output::print(format, &removed, |removed| match removed.image_fate {
-                ImageFate::Deleted if removed.image.is_empty() => {
-                    format!("{}: the copying was cancelled; nothing is left of it\n", removed.name)
-                }
-                ImageFate::Deleted => format!("{} removed; {} deleted\n", removed.name, removed.image),
-                ImageFate::Kept => {
-                    let why = removed.kept_because.map_or("", kept_because);
-                    format!("removed {}; its image is kept at {}{why}\n", removed.name, removed.image)
-                }
-                ImageFate::Elsewhere => {
-                    let host = removed.host.as_deref().unwrap_or("that has it");
-                    format!(
-                        "{}: stopped forwarding clients from here; the volume stays at host {host}\n",
-                        removed.name
-                    )
-                }
-            })?;
+            output::print(format, &removed, |removed| gone(removed) + &left_behind(removed))?;
         }
         VolumeCommand::Attach(AttachArguments { name, at, read_only }) => {
             let order = AttachVolume { host: at, read_only };
@@ -168,6 +152,38 @@ pub(super) async fn run(
         VolumeCommand::Divergence(command) => super::divergence::run(client, command, format).await?,
     }
     Ok(Exit::Success)
+}
+
+/// Returns what became of a removed volume's image.
+fn gone(removed: &RemovedVolume) -> String {
+    match removed.image_fate {
+        ImageFate::Deleted if removed.image.is_empty() => {
+            format!("{}: the copying was cancelled; nothing is left of it\n", removed.name)
+        }
+        ImageFate::Deleted => format!("{} removed; {} deleted\n", removed.name, removed.image),
+        ImageFate::Kept => {
+            let why = removed.kept_because.map_or("", kept_because);
+            format!("removed {}; its image is kept at {}{why}\n", removed.name, removed.image)
+        }
+        ImageFate::Elsewhere => {
+            let host = removed.host.as_deref().unwrap_or("that has it");
+            format!(
+                "{}: stopped forwarding clients from here; the volume stays at host {host}\n",
+                removed.name
+            )
+        }
+    }
+}
+
+/// Names the snapshots that a removed volume leaves.
+fn left_behind(removed: &RemovedVolume) -> String {
+    if removed.snapshots.is_empty() {
+        return String::new();
+    }
+    format!(
+        "its snapshots stay, and are volumes: {}; to remove one: sterna volume remove NAME@LABEL\n",
+        removed.snapshots.join(", ")
+    )
 }
 
 fn yielded(volume: &RemovedVolume) -> String {

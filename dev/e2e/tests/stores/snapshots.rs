@@ -199,6 +199,19 @@ fn what_cannot_be_reverted_says_why_and_a_lost_snapshot_what_to_do() {
         refused(&["revert", "v", "t"], "volume_not_found")?;
         refused(&["revert", "w", "v@s"], "volume_not_found")?;
         refused(&["create", "a@b", "--size", "4096"], "invalid_request")?;
+        refused(&["resize", "v@s", "1GiB"], "invalid_request")?;
+        // Two within a second have two labels.
+        let [one, two]: [Vec<Volume>; 2] =
+            [host.ask(&["volume", "snapshot", "w"])?, host.ask(&["volume", "snapshot", "w"])?];
+        ensure!(one[0].name != two[0].name, "{one:?} {two:?}");
+        let long = "n".repeat(63);
+        host.sterna(["volume", "create", &long, "--store", "a", "--size", "4096"])?.success()?;
+        let outcome = host.sterna(["volume", "snapshot", &long])?;
+        ensure!(outcome.stderr.contains("under a shorter name"), "{outcome:?}");
+        let removed = host.sterna(["volume", "remove", "w"])?;
+        ensure!(removed.stdout.contains(&two[0].name), "{removed:?}");
+        host.sterna(["volume", "create", "w", "--store", "a", "--size", "4096"])?.success()?;
+        ensure!(host.ask::<Vec<Volume>>(&["volume", "snapshots", "w"])?.is_empty(), "they are of another w");
         // What the volume has grown by becomes zeroes.
         let larger = (2 * DISK_BYTES).to_string();
         host.sterna(["volume", "resize", "v", &larger])?.success()?;
@@ -214,4 +227,37 @@ fn what_cannot_be_reverted_says_why_and_a_lost_snapshot_what_to_do() {
         ensure!(bytes.iter().all(|byte| *byte == 0), "the new part is not zero");
         Ok(())
     });
+}
+
+#[test]
+fn a_snapshot_whose_image_is_lost_changes_none_of_the_volumes_that_were_to_be_reverted() {
+    for harm in ["remove", "truncate"] {
+        play(|host| {
+            let then = prepare(host)?;
+            let image = host.path("a/w@then.img");
+            match harm {
+                "remove" => std::fs::rename(&image, host.path("aside.img"))?,
+                _ => std::fs::OpenOptions::new().write(true).open(&image)?.set_len(DISK_BYTES / 2)?,
+            }
+            // The snapshot is still served: it is open.
+            for name in VOLUMES {
+                let outcome = host.sterna(["volume", "revert", name, "then", "--json"])?;
+                let is_lost = name == "w";
+                ensure!((outcome.code == 0) != is_lost, "{harm}: {outcome:?}");
+                ensure!(!is_lost || outcome.stdout.contains("nothing was changed"), "{harm}: {outcome:?}");
+            }
+            let served: Vec<Volume> = host.ask(&["volume", "list"])?;
+            let is_served = |name: &str| {
+                served.iter().any(|one| one.name == name && one.state == api::VolumeState::Serving)
+            };
+            ensure!(VOLUMES.into_iter().all(is_served), "{served:?}");
+            host.stop()?;
+            let kept = std::fs::read(host.path("a/w.img"))?;
+            let newest =
+                (1..=900).filter(|number| VOLUMES[place_of(*number).0] == "w").max().unwrap_or_default();
+            let at = (place_of(newest).1 * BLOCK_BYTES) as usize;
+            ensure!(newest > then && kept[at..at + 4096] == content(newest)[..], "{harm}: w has changed");
+            Ok(())
+        });
+    }
 }

@@ -81,6 +81,7 @@ impl MigrationOrders {
         check_rate(order.bandwidth_bytes_per_second).unwrap_or_else(|error| plan.refuse(&error));
         check_impact(order.impact_percent).unwrap_or_else(|error| plan.refuse(&error));
         check_times(&order, now_unix_ms()).unwrap_or_else(|error| plan.refuse(&error));
+        self.check_may_leave(&names, &order).unwrap_or_else(|error| plan.refuse(&error));
         check_strategy(&order).unwrap_or_else(|error| plan.refuse(&error));
         if ours.is_none() && adopted.is_none() {
             check_has_no_memory(&name, &order).unwrap_or_else(|error| plan.refuse(&error));

@@ -17,7 +17,7 @@ use migration::journal::{
 use migration::queue::{Need, Turn, Withdrawal};
 use migration::{MigrationId, VolumeId};
 
-use crate::error::RequestError;
+use crate::error::{RequestError, SnapshotError};
 use crate::host::MigrationOrders;
 use crate::journal::now_unix_ms;
 use crate::migrations::metadata::Metadata;
@@ -76,6 +76,8 @@ impl MigrationOrders {
             self.claims.settled(volume).await;
         }
         check_times(&order, metadata.ordered_unix_ms)?;
+        let names: Vec<_> = std::iter::once(&name).chain(&order.together_with).cloned().collect();
+        self.check_may_leave(&names, &order)?;
         // Beginning the migration gives the better error.
         let Ok(wish) = self.wish(&metadata, &order) else {
             return self.begin_unqueued(name, order).await;
@@ -105,6 +107,26 @@ impl MigrationOrders {
                 tracing::info!(%name, migration = %id, "migration waits for its turn");
                 self.migrations.get(&self.journal, id)
             }
+        }
+    }
+
+    /// Refuses to move snapshots to another host: they are of this one.
+    pub(super) fn check_may_leave(
+        &self,
+        names: &[String],
+        order: &MigrateVolume,
+    ) -> Result<(), RequestError> {
+        if self.claims.elsewhere(&order.to)?.is_none() {
+            return Ok(());
+        }
+        let is_snapshot = |name: &&String| {
+            self.journal.read(|state| {
+                state.volume_named(name).is_some_and(|(id, _)| state.snapshots.contains_key(&id))
+            })
+        };
+        match names.iter().find(is_snapshot) {
+            Some(snapshot) => Err(SnapshotError::Stays(snapshot.clone()).into()),
+            None => Ok(()),
         }
     }
 

@@ -98,7 +98,7 @@ impl Restoring {
         self.told.notify_one();
         tracing::info!(volume = %name, image, "a volume of the restored journal was forgotten; its image is kept");
         let (image_fate, kept_because) = (api::ImageFate::Kept, Some(api::KeptBecause::Unknown));
-        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
+        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None, snapshots: Vec::new() })
     }
 
     /// Replaces the error for an unknown volume if the volume waits.

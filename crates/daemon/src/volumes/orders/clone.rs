@@ -270,6 +270,7 @@ impl VolumeOrders {
             image_fate: api::ImageFate::Deleted,
             kept_because: None,
             host: None,
+            snapshots: Vec::new(),
         })
     }
 }

@@ -114,7 +114,11 @@ impl VolumeOrders {
             ImageFate::KeepUnknown => (api::ImageFate::Kept, Some(api::KeptBecause::Unknown)),
         };
         let image = record.image.place.name().to_owned();
-        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None })
+        let snapshots = self.journal.read(|state| {
+            let known = state.snapshots_of(volume).filter_map(|(id, _)| state.volumes.get(&id));
+            known.map(|known| known.record.name.clone()).collect()
+        });
+        Ok(RemovedVolume { name, image, image_fate, kept_because, host: None, snapshots })
     }
 
     async fn remove_forwarding(
@@ -135,7 +139,14 @@ impl VolumeOrders {
         claim.removed();
         tracing::info!(volume = %name, "stopped forwarding clients");
         let image_fate = api::ImageFate::Elsewhere;
-        Ok(RemovedVolume { name, image: String::new(), image_fate, kept_because: None, host })
+        Ok(RemovedVolume {
+            name,
+            image: String::new(),
+            image_fate,
+            kept_because: None,
+            host,
+            snapshots: Vec::new(),
+        })
     }
 
     /// Refuses to remove a volume that is attached at other hosts, or here: the attachment is ended first.

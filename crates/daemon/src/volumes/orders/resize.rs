@@ -11,7 +11,7 @@ use lane::{Refused, StoreRole};
 use migration::VolumeId;
 use migration::journal::{ExportAccess, MigrationState, Place, Side, VolumeRecord};
 
-use crate::error::RequestError;
+use crate::error::{RequestError, SnapshotError};
 use crate::host::{VolumeOrders, blocking};
 use crate::images::SIZE_STEP_BYTES;
 
@@ -27,6 +27,9 @@ impl VolumeOrders {
         let (_claim, volume) = self.volumes.claim(&name)?;
         self.claims.check_whole(volume, &name)?;
         let record = self.claims.record(volume, &name)?;
+        if self.journal.read(|state| state.snapshots.contains_key(&volume)) {
+            return Err(SnapshotError::OfSnapshot(name).into());
+        }
         check_new_size(&record, size)?;
         if size != record.size_bytes {
             if !order.beyond_store {

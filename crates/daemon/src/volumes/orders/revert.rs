@@ -6,14 +6,15 @@
 //! ```
 //! Until a volume is reverted it is not served, copied, moved or grown, and its snapshot is not removed.
 
+use std::os::unix::fs::MetadataExt as _;
 use std::sync::Arc;
 
 use migration::VolumeId;
-use migration::journal::{ExportAccess, Record};
+use migration::journal::{ExportAccess, Record, VolumeRecord};
 
 use super::snapshot::label_of;
 use crate::error::{RequestError, SnapshotError};
-use crate::host::VolumeOrders;
+use crate::host::{VolumeOrders, blocking};
 use crate::journal::now_unix_ms;
 use crate::volumes::registry::{Claim, Service};
 
@@ -43,13 +44,18 @@ impl VolumeOrders {
             volumes.iter().map(|name| self.snapshot_named(name, &snapshot)).collect();
         let snapshots = snapshots?;
         if keep_current {
-            let label = Some(format!("before-revert-{}", label_of(now_unix_ms())));
+            let label =
+                Some(self.free_label(&volumes, &format!("before-revert-{}", label_of(now_unix_ms()))));
             let kept = api::NewSnapshot { volumes: volumes.clone(), vm: None, label, store: None };
             Arc::clone(&self).take_snapshots(kept).await?;
         }
         let mut reverting = Vec::new();
         for (name, snapshot) in volumes.iter().zip(snapshots) {
             reverting.push(self.claim_to_revert(name, &snapshot).await?);
+        }
+        // All of them, before any is changed.
+        for one in &reverting {
+            self.check_snapshot_is_whole(one).await?;
         }
         let reverts = reverting.iter().map(|one| (one.volume, one.snapshot)).collect();
         self.journal.commit(vec![Record::RevertBegun { reverts }]).await?;
@@ -97,6 +103,38 @@ impl VolumeOrders {
         Ok(Reverting { name, volume, snapshot: snapshot_id, claim, _snapshot_claim: snapshot_claim })
     }
 
+    /// Checks that a snapshot's image is there as it was, and that the store has room for what the volume certainly lacks of it.
+    async fn check_snapshot_is_whole(self: &Arc<Self>, one: &Reverting) -> Result<(), RequestError> {
+        let record = self.claims.record(one.volume, &one.name)?;
+        let kept = self.claims.record(one.snapshot, &one.name)?;
+        let opened = self.serving.open_snapshot(&kept).await;
+        drop(opened.map_err(|error| SnapshotError::Unusable {
+            volume: one.name.clone(),
+            snapshot: kept.name.clone(),
+            reason: error.message(),
+        })?);
+        let host = Arc::clone(self);
+        blocking(move || {
+            let allocated = |record: &VolumeRecord| {
+                let file = record.image.place.file()?;
+                Some(std::fs::metadata(file).ok()?.blocks() * 512)
+            };
+            let needed = allocated(&kept)
+                .zip(allocated(&record))
+                .map_or(0, |(kept, present)| kept.saturating_sub(present));
+            // A store that does not answer says so when it is written.
+            let space =
+                host.stores.get(&record.image.store).ok().and_then(|store| store.space().ok().flatten());
+            match space.filter(|space| space.free < needed) {
+                Some(space) => {
+                    Err(RequestError::NoSpace { store: record.image.store.clone(), free: space.free, needed })
+                }
+                None => Ok(()),
+            }
+        })
+        .await
+    }
+
     /// Returns the name of a volume's snapshot that was given by its label or its name.
     fn snapshot_named(&self, volume: &str, given: &str) -> Result<String, RequestError> {
         let record = self.claims.record_named(volume)?;
@@ -121,7 +159,12 @@ impl VolumeOrders {
         if let Some(adopted) = self.vms.adoptions()?.find(|adopted| adopted.uses(name)) {
             return Err(SnapshotError::VmRuns(adopted.name).into());
         }
-        self.refuse_in_use(name, api::RemoveVolume::default()).await
+        match self.refuse_in_use(name, api::RemoveVolume::default()).await {
+            Err(RequestError::VolumeInUse { volume, clients }) => {
+                Err(SnapshotError::InUse { volume, clients }.into())
+            }
+            other => other,
+        }
     }
 
     /// Resolves when a volume is served again, or cannot be.

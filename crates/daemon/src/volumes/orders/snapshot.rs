@@ -35,18 +35,20 @@ impl VolumeOrders {
         let api::NewSnapshot { volumes, vm, label, store } = order;
         let volumes = self.volumes_of_order(volumes, vm.as_deref())?;
         let taken_unix_ms = now_unix_ms();
-        let label = label.unwrap_or_else(|| label_of(taken_unix_ms));
+        let label = match label {
+            Some(label) => label,
+            None => self.free_label(&volumes, &label_of(taken_unix_ms)),
+        };
         blocking(descriptors::require_for_volume).await?;
         let group = random_bytes();
         let export = ExportSettings { access: ExportAccess::ReadOnly, ..ExportSettings::default() };
         let mut claimed = Vec::new();
         for of in &volumes {
             let name = format!("{of}@{label}");
-            names::check_snapshot(&name)
-                .map_err(|reason| RequestError::Name { name: words::clean(&name), reason })?;
-            self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
             let record = self.claims.record_named(of)?;
             self.check_may_have_another(of, record.volume)?;
+            check_label(of, &label)?;
+            self.sockets.check(&name).map_err(|error| RequestError::Invalid(with_causes(&error)))?;
             let label = label.clone();
             let taken = SnapshotOf { volume: record.volume, name: of.clone(), label, taken_unix_ms, group };
             let (claim, creation) = self.volumes.claim_new(&name)?;
@@ -100,6 +102,18 @@ impl VolumeOrders {
         Ok(volumes)
     }
 
+    /// Returns the label, with a number behind it if one of the volumes has such a snapshot: a label is of a second.
+    pub(super) fn free_label(&self, volumes: &[String], label: &str) -> String {
+        let is_free = |label: &String| {
+            volumes.iter().all(|of| self.volumes.service(&format!("{of}@{label}")).is_none())
+        };
+        let numbered = (2..).map(|number| format!("{label}-{number}"));
+        std::iter::once(label.to_owned())
+            .chain(numbered.take(SNAPSHOTS_MAX))
+            .find(is_free)
+            .unwrap_or_default()
+    }
+
     fn check_may_have_another(&self, name: &str, volume: migration::VolumeId) -> Result<(), RequestError> {
         let (is_snapshot, count) = self
             .journal
@@ -112,6 +126,16 @@ impl VolumeOrders {
         }
         Ok(())
     }
+}
+
+fn check_label(of: &str, label: &str) -> Result<(), SnapshotError> {
+    if names::label_bytes_max(of) == 0 {
+        return Err(SnapshotError::NameTooLong(of.to_owned()));
+    }
+    let (volume, clean) = (of.to_owned(), words::clean(label));
+    names::check(label)
+        .and_then(|()| names::check_snapshot(&format!("{of}@{label}")))
+        .map_err(|reason| SnapshotError::Label { volume, label: clean, reason })
 }
 
 /// Returns the label of a moment: `20261130T050102`, in UTC.

@@ -47,16 +47,24 @@ impl Serving {
         let Some(snapshot) = snapshot else {
             return Err(lost("the snapshot is not here".to_owned()));
         };
-        let (host, opened) = (Arc::clone(self), snapshot.clone());
-        let store = blocking(move || {
-            let finder = host.finders.of(&opened.name);
-            let store = opening::open(&host.custody, &opened, None, &finder, |_| Patience::GiveUp)?;
-            Ok(host.stores.impair(&opened.image, store))
-        });
-        match store.await {
+        match self.open_snapshot(&snapshot).await {
             Ok(store) => Ok(Some(Snapshot { name: snapshot.name, store })),
             Err(error) => Err(lost(format!("{} cannot be opened: {}", snapshot.name, error.message()))),
         }
+    }
+
+    /// Opens the image of a snapshot: the one that is there now, not the one that its lane has open.
+    pub(crate) async fn open_snapshot(
+        self: &Arc<Self>,
+        snapshot: &VolumeRecord,
+    ) -> Result<Opened, RequestError> {
+        let (host, snapshot) = (Arc::clone(self), snapshot.clone());
+        blocking(move || {
+            let finder = host.finders.of(&snapshot.name);
+            let store = opening::open(&host.custody, &snapshot, None, &finder, |_| Patience::GiveUp)?;
+            Ok(host.stores.impair(&snapshot.image, store))
+        })
+        .await
     }
 
     /// Reverts a volume whose lane has begun; it serves clients then. After an error the lane has ended.
@@ -83,9 +91,15 @@ impl Serving {
         let Err(refused) = reverted else { return Ok(()) };
         lane.stop(self.limits.now().stop_wait_max).await;
         let (volume, snapshot) = (record.name.clone(), &snapshot.name);
+        let advice = match &refused {
+            Refused::Unwritten(error) if error.is_no_space() => {
+                "Make room in its store, and it goes on by itself"
+            }
+            _ => "If that stays so, repair the disk",
+        };
         let reason = format!(
-            "it is reverted to {snapshot} in part only, and tried again: {refused}. If that stays so, repair the disk; or revert it to \
-             another snapshot: sterna volume revert {volume} SNAPSHOT; or remove it: sterna volume remove {volume}"
+            "it is reverted to {snapshot} in part only, and tried again: {refused}. {advice}; or revert it to another snapshot: sterna \
+             volume revert {volume} SNAPSHOT; or remove it: sterna volume remove {volume}"
         );
         Err(RequestError::VolumeUnavailable { volume, reason })
     }
