@@ -5,5 +5,6 @@
 mod bad_luck;
 mod fio;
 mod interop;
+mod proxmox;
 mod python;
 mod ranges;
