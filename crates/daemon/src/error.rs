@@ -169,7 +169,7 @@ pub(crate) enum RequestError {
     #[error("the request is larger than {} bytes", api::REQUEST_BYTES_MAX)]
     TooLarge,
     /// There are several stores, and the request names none.
-    #[error("name the store: --store with one of {known}")]
+    #[error("name one of the stores {known}: with --store, or as HOST:STORE if it is another host's")]
     StoreNotChosen { known: String },
     #[error("store \"{name}\" cannot be used: {problem}")]
     StoreUnusable { name: String, problem: StoreProblem },

@@ -127,7 +127,10 @@ fn only_store_need_not_be_named() {
     let two = ["a", "b"].map(|name| (name.to_owned(), folder_store(Path::new(&format!("/{name}")))));
     let two = Stores::new(&BTreeMap::from(two));
     let error = two.choose(None).unwrap_err();
-    assert_eq!(error.message(), "name the store: --store with one of a, b");
+    assert_eq!(
+        error.message(),
+        "name one of the stores a, b: with --store, or as HOST:STORE if it is another host's"
+    );
 }
 
 #[test]

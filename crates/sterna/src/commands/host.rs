@@ -88,7 +88,12 @@ pub(super) fn invitation(argument: Option<String>, file: Option<&Path>) -> Resul
             Err(_) => ask().map_err(unread(standard_input))?,
         },
     };
-    Ok(text.trim().to_owned())
+    Ok(last_line(&text).to_owned())
+}
+
+/// Returns the line of the token: what `host invite` has printed ends with it.
+fn last_line(text: &str) -> &str {
+    text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default()
 }
 
 /// Prompts on a terminal; from a pipe it reads everything.
@@ -118,4 +123,19 @@ fn read_whole(from: impl Read) -> io::Result<String> {
 fn host_name() -> String {
     let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
     name.chars().map(|character| if character.is_ascii_alphanumeric() { character } else { '-' }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::last_line;
+
+    #[test]
+    fn a_token_is_found_in_all_that_an_invitation_prints() {
+        assert_eq!(last_line("token\n"), "token");
+        assert_eq!(
+            last_line("on the other host:\n\nsterna host join a:1\n\nat its prompt:\n\ntoken \n\n"),
+            "token"
+        );
+        assert_eq!(last_line(" \n"), "");
+    }
 }

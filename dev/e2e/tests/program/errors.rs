@@ -72,7 +72,7 @@ fn volume_that_cannot_be_made_is_refused_and_leaves_nothing() {
     check(&scene, &create("w", "5000"), (2, "invalid_request"), "the next one is 5120");
     check(&scene, &create("w", "9999PiB"), (4, "target_too_small"), "no file can have");
     let unnamed = ["volume", "create", "w", "--size", "1MiB"];
-    check(&scene, &unnamed, (2, "invalid_request"), "name the store: --store with one of a, b");
+    check(&scene, &unnamed, (2, "invalid_request"), "name one of the stores a, b");
     let long = "x".repeat(64);
     let scene_path = scene.path("run/volumes").display().to_string().len();
     // The longest path of a socket has 107 bytes.
