@@ -267,8 +267,10 @@ impl Client {
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VolumeInUse`], [`ErrorCode::AlreadyMigrating`].
     pub async fn remove_volume(&self, name: &str, how: RemoveVolume) -> Result<RemovedVolume, ClientError> {
-        let RemoveVolume { force, keep_image, delete_image } = how;
-        let query = format!("force={force}&keep_image={keep_image}&delete_image={delete_image}");
+        let RemoveVolume { force, keep_image, delete_image, only_forwarding } = how;
+        let query = format!(
+            "force={force}&keep_image={keep_image}&delete_image={delete_image}&only_forwarding={only_forwarding}"
+        );
         let path = format!("/v1/volumes/{}?{query}", Segment(name));
         self.send(Method::DELETE, &path, None::<&()>).await
     }

@@ -432,6 +432,9 @@ pub struct RemoveVolume {
     /// Delete the image from its store, even if a user had it before Sterna.
     #[serde(default)]
     pub delete_image: bool,
+    /// Only end the forwarding of a volume that another host has. It is refused if this host has the volume.
+    #[serde(default)]
+    pub only_forwarding: bool,
 }
 
 /// A removed volume, and what was done with its image.

@@ -244,6 +244,8 @@ pub(crate) enum RequestError {
         /// The reason, and what to do.
         reason: RetryObstacle,
     },
+    #[error("volume \"{0}\" is at this host, and not only forwarded from here; nothing was removed")]
+    NotForwarded(String),
     #[error("volume \"{volume}\" is in use by {clients}; stop the guest, or disconnect it with --force")]
     VolumeInUse { volume: String, clients: crate::volumes::registry::Users },
     /// The volume's former host may forward clients here.
@@ -400,6 +402,7 @@ impl RequestError {
                 ErrorCode::NoSpace
             }
             Self::AlreadyMigrating { .. } => ErrorCode::AlreadyMigrating,
+            Self::NotForwarded(_) => ErrorCode::InvalidRequest,
             Self::NotMigrating(_) | Self::CancelledBeforehand(_) => ErrorCode::NotMigrating,
             Self::TooLate(_) | Self::TooLateLeft { .. } => ErrorCode::TooLate,
             Self::MigrationWaits(_) => ErrorCode::VolumeBusy,

@@ -93,9 +93,14 @@ impl Exit {
             | LibvirtError::NoVolume { .. }
             | LibvirtError::NoVolumes { .. }
             | LibvirtError::Elsewhere { .. }
+            | LibvirtError::ReadOnly { .. }
+            | LibvirtError::Job { .. }
+            | LibvirtError::SameLibvirt { .. }
+            | LibvirtError::DisksStay { .. }
+            | LibvirtError::Between { .. }
             | LibvirtError::State { .. } => Self::Refused,
-            LibvirtError::NoAddress { .. } => Self::Usage,
-            LibvirtError::NotMoved { .. } => Self::MigrationFailed,
+            LibvirtError::NoAddress { .. } | LibvirtError::Option { .. } => Self::Usage,
+            LibvirtError::NotMoved { .. } | LibvirtError::Unseen { .. } => Self::MigrationFailed,
             LibvirtError::NoVirsh(_)
             | LibvirtError::Virsh { .. }
             | LibvirtError::Definition { .. }

@@ -375,12 +375,14 @@ class Operations(Connection):
         force: bool | None = None,
         keep_image: bool | None = None,
         delete_image: bool | None = None,
+        only_forwarding: bool | None = None,
     ) -> RemovedVolume:
         """Stops serving a volume and forgets it. Answers when the volume is not served. force: Remove it even while
         clients are connected; they are disconnected.; keep_image: Keep the image, even if Sterna has made it.;
-        delete_image: Delete the image from its store, even if a user had it before Sterna.
+        delete_image: Delete the image from its store, even if a user had it before Sterna.; only_forwarding: Only
+        end the forwarding of a volume that another host has. It is refused if this host has the volume.
         """
-        return self.ask("DELETE", f"/v1/volumes/{segment(name)}", query={"force": force, "keep_image": keep_image, "delete_image": delete_image})
+        return self.ask("DELETE", f"/v1/volumes/{segment(name)}", query={"force": force, "keep_image": keep_image, "delete_image": delete_image, "only_forwarding": only_forwarding})
 
     def show_volume(self, name: str) -> Volume:
         """Describes one volume by its name."""

@@ -141,7 +141,7 @@ impl Standbys {
     ) -> Result<Vec<api::RemovedVolume>, RequestError> {
         // N.B. All are checked before the first one is forgotten.
         let here = self.refuse_of_vms(&volumes)?;
-        let how = api::RemoveVolume { force: how.force, keep_image: true, delete_image: false };
+        let how = api::RemoveVolume { force: how.force, keep_image: true, ..api::RemoveVolume::default() };
         let mut removed = Vec::new();
         for name in here {
             let note = async |record, stay| {

@@ -21,7 +21,7 @@ pub(crate) struct MigrateDomainArguments {
     #[arg(long, value_name = "HOST[:STORE]")]
     pub(crate) to: String,
     /// Move the memory first. Until the disks have followed, the guest uses them over the link.
-    #[arg(long)]
+    #[arg(long, conflicts_with = "at")]
     pub(crate) memory_first: bool,
     /// libvirt at this host.
     #[arg(long, value_name = "URI", default_value = "qemu:///system")]
@@ -30,7 +30,7 @@ pub(crate) struct MigrateDomainArguments {
     #[arg(long, value_name = "URI")]
     pub(crate) to_uri: Option<String>,
     /// The folder of the volumes' sockets at the other host. The default is that of this host.
-    #[arg(long, value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER", value_parser = parse_folder)]
     pub(crate) sockets: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) pace: PaceArguments,
@@ -40,6 +40,15 @@ pub(crate) struct MigrateDomainArguments {
     /// Further options of `virsh migrate`, for example --migrateuri tcp://192.0.2.7 --auto-converge.
     #[arg(last = true, value_name = "OPTION", allow_hyphen_values = true)]
     pub(crate) options: Vec<String>,
+}
+
+fn parse_folder(text: &str) -> Result<PathBuf, String> {
+    let folder = PathBuf::from(text);
+    if folder.is_absolute() {
+        Ok(folder)
+    } else {
+        Err("an absolute path of the other host is needed".to_owned())
+    }
 }
 
 const MIGRATE_HELP: &str = "\

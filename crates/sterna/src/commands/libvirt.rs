@@ -21,7 +21,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 
 pub(crate) use self::error::{LibvirtError, Obstacle};
 use self::sight::Domain;
-use self::steps::{Seen, Step};
+use self::steps::{Place, Seen, Step};
 use self::virsh::{TextFile, Virsh};
 use super::migrate;
 use crate::args::{LibvirtCommand, MigrateDomainArguments, PaceArguments};
@@ -35,6 +35,10 @@ const SAID_EVERY: Duration = Duration::from_secs(1);
 /// The longest wait for clients that have left.
 const CLIENTS_GONE_MAX: Duration = Duration::from_secs(15);
 const ASKED_EVERY: Duration = Duration::from_millis(200);
+/// The longest wait for libvirt to take an order to abort.
+const ABORT_MAX: Duration = Duration::from_secs(10);
+/// Options of virsh that would contradict what this command decides.
+const DECIDED: [&str; 4] = ["--domain", "--desturi", "--xml", "--persistent-xml"];
 
 pub(super) async fn run(
     client: &Client,
@@ -42,6 +46,10 @@ pub(super) async fn run(
     format: Format,
 ) -> Result<Exit, CommandError> {
     let LibvirtCommand::Migrate(arguments) = command;
+    let decided = |option: &&String| DECIDED.contains(&option.split('=').next().unwrap_or_default());
+    if let Some(option) = arguments.options.iter().find(decided) {
+        return Err(LibvirtError::Option { option: words::clean(option) }.into());
+    }
     let (host, _) = arguments.to.split_once(':').unwrap_or((&arguments.to, ""));
     let there = Virsh { uri: uri_of(client, host, arguments.to_uri.as_deref()).await? };
     let here = Virsh { uri: arguments.connect.clone() };
@@ -131,6 +139,7 @@ fn words_of(step: &Step, host: &str) -> String {
         Step::MoveDomain { is_running: false } => format!("moving the definition to {host}"),
         Step::Release(vm) => format!("releasing {vm} from sterna here"),
         Step::Forget(names) => format!("ending the forwarding of {}", list(names)),
+        Step::GiveBack(names) => format!("detaching {} from here", list(names)),
         Step::Done => format!("everything is at {host}"),
     }
 }
@@ -163,24 +172,25 @@ impl Move<'_> {
     async fn run(mut self) -> Result<Exit, CommandError> {
         let mut done: Vec<Step> = Vec::new();
         loop {
-            let seen = self.domain.look(self.client).await?;
-            let step = steps::next(&seen, self.order.memory_first);
-            let step = match step {
-                Ok(step) => step,
-                Err(obstacle) => return Err(self.stay(obstacle).await.into()),
+            let seen = tokio::select! {
+                seen = self.domain.look(self.client) => seen?,
+                _ = self.interrupt.recv() => return Ok(stopped()),
             };
+            let step = steps::next(&seen, self.order.memory_first)
+                .map_err(|obstacle| self.domain.obstacle(obstacle))?;
             if step == Step::Done {
                 output::print(self.format, &told(&self.domain, &seen, &done, None), domains::moved)?;
                 return Ok(Exit::Success);
             }
             let words = words_of(&step, &self.domain.host);
             if done.last() == Some(&step) {
-                return Err(LibvirtError::NoProgress { domain: self.domain.name, step: words }.into());
+                let stands = self.standing(&seen).await;
+                return Err(LibvirtError::NoProgress { domain: self.domain.name, step: words, stands }.into());
             }
             if self.format == Format::Text {
                 output::say(&words);
             }
-            if let Some(exit) = self.carry_out(&step).await? {
+            if let Some(exit) = self.carry_out(&step, &seen).await? {
                 return Ok(exit);
             }
             done.push(step);
@@ -188,44 +198,75 @@ impl Move<'_> {
     }
 
     /// Carries out a step; returns the exit code of a command that ends with it.
-    async fn carry_out(&mut self, step: &Step) -> Result<Option<Exit>, CommandError> {
+    async fn carry_out(&mut self, step: &Step, seen: &Seen) -> Result<Option<Exit>, CommandError> {
         match step {
             Step::Follow(id) => {
                 let migration = self.client.migration(id, api::Watch::default()).await?;
-                return self.see_through(migration).await;
+                self.see_through(migration).await
             }
             Step::MoveDisks { volumes, serve_here } => {
                 let request = request_of(&self.order.to, &self.order.pace, volumes, *serve_here);
                 let migration = self.client.migrate(&volumes[0], &request).await?;
-                return self.see_through(migration).await;
+                self.see_through(migration).await
             }
-            Step::Attach(names) => {
-                for name in names {
-                    let order = AttachVolume { host: self.domain.host.clone(), read_only: false };
-                    self.attached.push(name.clone());
-                    if let Err(error) = self.client.attach_volume(name, &order).await {
-                        self.detach().await;
-                        return Err(error.into());
-                    }
+            Step::MoveDomain { is_running } => self.move_domain(*is_running).await,
+            Step::Attach(_) | Step::Release(_) | Step::Forget(_) | Step::GiveBack(_) | Step::Done => {
+                let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
+                tokio::select! {
+                    done = self.ask_daemon(step, seen) => done.map(|()| None),
+                    _ = interrupt.recv() => Ok(Some(stopped())),
                 }
             }
-            Step::MoveDomain { is_running } => return self.move_domain(*is_running).await,
+        }
+    }
+
+    /// Carries out a step that the daemon does at once.
+    async fn ask_daemon(&mut self, step: &Step, seen: &Seen) -> Result<(), CommandError> {
+        match step {
+            Step::Attach(names) => self.attach(names, seen).await?,
             Step::Release(vm) => drop(self.client.release_vm(vm).await?),
             Step::Forget(names) => {
                 for name in names {
                     self.forget(name).await?;
                 }
             }
-            Step::Done => {}
+            Step::GiveBack(names) => {
+                for name in names {
+                    self.client.detach_volume(name, &DetachVolume::default()).await?;
+                }
+            }
+            Step::Follow(_) | Step::MoveDisks { .. } | Step::MoveDomain { .. } | Step::Done => {}
         }
-        Ok(None)
+        Ok(())
+    }
+
+    /// Attaches volumes, after a look whether all disks could follow the memory.
+    async fn attach(&mut self, names: &[String], seen: &Seen) -> Result<(), CommandError> {
+        let all: Vec<String> = seen.volumes.iter().map(|(name, _)| name.clone()).collect();
+        let request = request_of(&self.order.to, &self.order.pace, &all, false);
+        let plan = self.client.plan_migration(&all[0], &request).await?;
+        if let Some(refusal) = plan.refusals.first().filter(|_| !plan.can_begin) {
+            let (domain, refusal) = (self.domain.name.clone(), refusal.message.clone());
+            return Err(LibvirtError::DisksStay { domain, refusal }.into());
+        }
+        for name in names {
+            let order = AttachVolume { host: self.domain.host.clone(), read_only: false };
+            if let Err(error) = self.client.attach_volume(name, &order).await {
+                self.detach().await;
+                return Err(error.into());
+            }
+            self.attached.push(name.clone());
+        }
+        Ok(())
     }
 
     /// Ends the forwarding of a volume. It may end by itself, and its last client may still be counted.
     async fn forget(&self, name: &str) -> Result<(), ClientError> {
         let until = Instant::now() + CLIENTS_GONE_MAX;
         loop {
-            match self.client.remove_volume(name, RemoveVolume::default()).await {
+            // **N.B.** The volume may have come back meanwhile: only the daemon can tell, at the moment at which it removes it.
+            let how = RemoveVolume { only_forwarding: true, ..RemoveVolume::default() };
+            match self.client.remove_volume(name, how).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.code() == Some(ErrorCode::VolumeNotFound) => return Ok(()),
                 Err(error) if error.code() == Some(ErrorCode::VolumeInUse) && Instant::now() < until => {}
@@ -238,9 +279,14 @@ impl Move<'_> {
     /// Waits for the end of the disks' migration.
     async fn see_through(&mut self, migration: Migration) -> Result<Option<Exit>, CommandError> {
         let mut display = Display::for_people(self.format);
-        let ended = migrate::wait(self.client, migration, &mut self.interrupt, &mut display).await;
+        let waited = migrate::wait(self.client, migration, &mut self.interrupt, &mut display).await;
         display.close();
-        let Some(ended) = ended? else { return Ok(Some(Exit::Interrupted)) };
+        let waited = waited?;
+        let Some(ended) = waited.ended else { return Ok(Some(Exit::Interrupted)) };
+        if ended.state == MigrationState::Moved && waited.was_interrupted {
+            output::say("the disks had moved already");
+            return Ok(Some(stopped()));
+        }
         if ended.state == MigrationState::Moved {
             return Ok(None);
         }
@@ -280,8 +326,12 @@ impl Move<'_> {
                         return Ok(Some(Exit::Interrupted));
                     }
                     output::say("cancelling; press Ctrl-C again to stop waiting");
-                    if let Err(error) = self.domain.here.ask(&["domjobabort", &uuid]).await {
+                    let words = ["domjobabort", uuid.as_str()];
+                    let aborted = tokio::time::timeout(ABORT_MAX, self.domain.here.ask(&words)).await;
+                    if let Ok(Err(error)) = aborted {
                         output::say(&output::with_causes(&error));
+                        // It has not begun yet: the next Ctrl-C tries again.
+                        is_aborted = false;
                     }
                 }
             }
@@ -291,22 +341,46 @@ impl Move<'_> {
             self.attached.clear();
             return Ok(None);
         }
-        let errors = virsh.errors();
-        let seen = self.domain.look(self.client).await?;
+        self.after_failure(is_running, is_aborted, virsh.errors()).await
+    }
+
+    /// Looks what became of a move of the domain that virsh has reported as failed.
+    async fn after_failure(
+        &mut self,
+        was_running: bool,
+        is_aborted: bool,
+        said: String,
+    ) -> Result<Option<Exit>, CommandError> {
+        let domain = self.domain.name.clone();
+        let seen = match self.domain.look(self.client).await {
+            Ok(seen) => seen,
+            Err(error) => {
+                let reason = output::with_causes(&error);
+                return Err(LibvirtError::Unseen { domain, reason, said }.into());
+            }
+        };
         if seen.has_left() {
-            output::say(&format!("libvirt reported: {errors}; the domain runs at {}", self.domain.host));
+            output::say(&format!(
+                "libvirt reported: {said}; the domain is at {} nevertheless",
+                self.domain.host
+            ));
             self.attached.clear();
             return Ok(None);
         }
-        if let Err(obstacle @ (Obstacle::RunsTwice | Obstacle::LeftPaused | Obstacle::PausedTwice)) =
-            steps::next(&seen, self.order.memory_first)
-        {
-            output::say(&format!("libvirt reported: {errors}"));
-            return Err(self.domain.obstacle(obstacle).into());
+        if !seen.has_stayed(was_running) {
+            output::say(&format!("libvirt reported: {said}"));
+            return match steps::next(&seen, self.order.memory_first) {
+                Err(obstacle) => Err(self.domain.obstacle(obstacle).into()),
+                Ok(_) => {
+                    let stands =
+                        "It is shut off here now: start it, or give the same order again to move it as it is"
+                            .to_owned();
+                    Err(LibvirtError::NotMoved { domain, words: said, stands }.into())
+                }
+            };
         }
         self.detach().await;
-        let stands = standing(&seen, &self.domain.host);
-        let not_moved = LibvirtError::NotMoved { domain: self.domain.name.clone(), words: errors, stands };
+        let not_moved = LibvirtError::NotMoved { domain, words: said, stands: self.standing(&seen).await };
         if is_aborted {
             output::say(&not_moved.to_string());
             return Ok(Some(Exit::Cancelled));
@@ -330,13 +404,6 @@ impl Move<'_> {
         TextFile::of(&self.domain.moved(&definition, folder)?).map_err(LibvirtError::NoVirsh)
     }
 
-    async fn stay(&mut self, obstacle: Obstacle) -> LibvirtError {
-        if obstacle == Obstacle::Paused {
-            self.detach().await;
-        }
-        self.domain.obstacle(obstacle)
-    }
-
     /// Ends what this command has attached. The domain is here.
     async fn detach(&mut self) {
         for name in std::mem::take(&mut self.attached) {
@@ -347,23 +414,29 @@ impl Move<'_> {
             }
         }
     }
+
+    /// Says where the disks of a domain are that has not moved, and what a user can do.
+    async fn standing(&self, seen: &Seen) -> String {
+        let is_gone = |place: &Place| matches!(place, Place::Forwarded | Place::Borrowed);
+        let gone: Vec<_> =
+            seen.volumes.iter().filter(|(_, place)| is_gone(place)).map(|(name, _)| name.as_str()).collect();
+        if gone.is_empty() {
+            return "It is here as before; to go on, give the same order again".to_owned();
+        }
+        let own =
+            self.client.identity().await.map_or_else(|_| "THIS-HOST".to_owned(), |identity| identity.name);
+        format!(
+            "It is here, and uses {} at {host} over the link. To go on, give the same order again; or bring the disks back, at {host}: \
+             sterna migrate volume:{} --to {own}",
+            gone.join(", "),
+            gone.join(" "),
+            host = self.domain.host,
+        )
+    }
 }
 
-/// Says where the disks of a domain are that has not moved, and what a user can do.
-fn standing(seen: &Seen, host: &str) -> String {
-    let gone: Vec<_> = seen
-        .volumes
-        .iter()
-        .filter(|(_, place)| *place == steps::Place::Forwarded)
-        .map(|(name, _)| name.as_str())
-        .collect();
-    if gone.is_empty() {
-        return "It works here as before; give the same order again once that is repaired".to_owned();
-    }
-    format!(
-        "It works here, and uses {} at {host} over the link. Give the same order again once that is repaired; or bring the disks \
-         back, at {host}: sterna migrate {}",
-        gone.join(", "),
-        gone.iter().map(|name| format!("volume:{name}")).collect::<Vec<_>>().join(" ")
-    )
+/// Says how to go on after Ctrl-C between two steps.
+fn stopped() -> Exit {
+    output::say("stopped between two steps; to go on, give the same order again");
+    Exit::Interrupted
 }

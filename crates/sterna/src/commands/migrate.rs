@@ -103,21 +103,31 @@ async fn see_through(
     let mut display = Display::for_people(format);
     let ended = wait(client, migration, &mut interrupt, &mut display).await;
     display.close();
-    let Some(ended) = ended? else { return Ok(Exit::Interrupted) };
+    let Some(ended) = ended?.ended else { return Ok(Exit::Interrupted) };
     output::print(format, &ended, output::ended)?;
     Ok(Exit::of_migration(&ended))
 }
 
-/// Waits for the end of a migration. The first Ctrl-C cancels, the second one stops waiting: `None`.
+/// The end of a wait for a migration.
+pub(super) struct Waited {
+    /// The migration, ended; `None`: a second Ctrl-C has stopped the wait.
+    pub(super) ended: Option<Migration>,
+    /// Whether the user has tried to cancel it.
+    pub(super) was_interrupted: bool,
+}
+
+/// Waits for the end of a migration. The first Ctrl-C cancels, the second one stops waiting.
 pub(super) async fn wait(
     client: &Client,
     migration: Migration,
     interrupt: &mut Signal,
     display: &mut Display,
-) -> Result<Option<Migration>, CommandError> {
+) -> Result<Waited, CommandError> {
     let id = migration.id.clone();
     tokio::select! {
-        ended = follow(client, migration, display) => return Ok(Some(ended?)),
+        ended = follow(client, migration, display) => {
+            return Ok(Waited { ended: Some(ended?), was_interrupted: false });
+        }
         _ = interrupt.recv() => {}
     }
     display.say(&format!("cancelling {id}; press Ctrl-C again to stop waiting"));
@@ -130,10 +140,12 @@ pub(super) async fn wait(
         Err(error) => return Err(error.into()),
     };
     tokio::select! {
-        ended = follow(client, migration, display) => Ok(Some(ended?)),
+        ended = follow(client, migration, display) => {
+            Ok(Waited { ended: Some(ended?), was_interrupted: true })
+        }
         _ = interrupt.recv() => {
             display.say(&unwatched(&id));
-            Ok(None)
+            Ok(Waited { ended: None, was_interrupted: true })
         }
     }
 }

@@ -126,8 +126,8 @@ pub(super) async fn run(
             output::print(format, &promoted, promoted_text)?;
         }
         VolumeCommand::Remove(order) => {
-            let RemoveArguments { name, force, keep_image, delete_image } = order;
-            let how = RemoveVolume { force, keep_image, delete_image };
+            let RemoveArguments { name, force, keep_image, delete_image, only_forwarding } = order;
+            let how = RemoveVolume { force, keep_image, delete_image, only_forwarding };
             let removed = client.remove_volume(&name, how).await?;
             output::print(format, &removed, |removed| gone(removed) + &left_behind(removed))?;
         }

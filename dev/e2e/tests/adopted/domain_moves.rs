@@ -103,7 +103,7 @@ fn what_libvirt_refuses_changes_nothing_or_is_gone_on_with() {
         let console = alpha.libvirt.domain_on_volume(alpha.host, &volume, FILL_BYTES)?;
         let refused = ["--migrateuri", "nothing://127.0.0.1"];
         let outcome = alpha.host.sterna(alpha.order(beta, &["--memory-first"], &refused)?)?;
-        ensure!(outcome.code == 5 && outcome.stderr.contains("It works here as before"), "{outcome:?}");
+        ensure!(outcome.code == 5 && outcome.stderr.contains("It is here as before"), "{outcome:?}");
         alpha.check_all_here(beta)?;
         console.work_on(REQUESTS)?;
         let outcome = alpha.host.sterna(alpha.order(beta, &[], &refused)?)?;
@@ -121,19 +121,41 @@ fn what_libvirt_refuses_changes_nothing_or_is_gone_on_with() {
         let (uri, nowhere) = (beta.libvirt.uri()?, "qemu:///system?socket=/nonexistent");
         let outcome = beta.host.sterna([&away[..], &["--connect", &uri, "--to-uri", nowhere]].concat())?;
         ensure!(outcome.code == 1 && outcome.stderr.contains(nowhere), "{outcome:?}");
-        let outcome = beta.host.sterna([
-            "libvirt",
-            "migrate",
-            "nobody",
-            "--to",
-            "alpha",
-            "--connect",
-            &uri,
-            "--to-uri",
-            &uri,
-        ])?;
-        ensure!(outcome.code == 3, "{outcome:?}");
+        let other = alpha.libvirt.uri()?;
+        for (domain, there, code, words) in
+            [("nobody", &other, 3, "virsh list"), (DOMAIN, &uri, 4, "are the same libvirt")]
+        {
+            let order = ["libvirt", "migrate", domain, "--to", "alpha", "--connect", &uri, "--to-uri", there];
+            let outcome = beta.host.sterna(order)?;
+            ensure!(outcome.code == code && outcome.stderr.contains(words), "{outcome:?}");
+        }
+        // A step that was decided before the disk came back takes nothing away.
+        let outcome = beta.host.sterna(["volume", "remove", "v", "--only-forwarding", "--force"])?;
+        ensure!(outcome.code == 2 && outcome.stderr.contains("nothing was removed"), "{outcome:?}");
         beta.check_all_here(alpha)?;
+        console.verify()?;
+        console.end();
+        Ok(())
+    });
+}
+
+#[test]
+fn a_domain_whose_disk_is_attached_goes_back_to_it_and_what_is_attached_for_others_stays() {
+    play_sites(|alpha, beta| {
+        let volume = alpha.host.create_volume(DISK_BYTES)?;
+        let console = alpha.libvirt.domain_on_volume(alpha.host, &volume, FILL_BYTES)?;
+        // A user's own attachment is not ended by an order that is refused.
+        alpha.host.ask::<Volume>(&["volume", "attach", "v", "--at", "beta", "--read-only"])?;
+        ensure!(alpha.send(beta, &["--memory-first"])?.code == 4, "it is attached already");
+        ensure!(alpha.volumes()?[0].attachments.len() == 1, "it is still attached");
+        alpha.host.sterna(["volume", "detach", "v", "--at", "beta"])?.success()?;
+        alpha.host.ask::<Volume>(&["volume", "attach", "v", "--at", "beta"])?;
+        let sockets = (volume.socket.clone(), beta.host.volume()?.socket);
+        alpha.libvirt.migrate(beta.libvirt, (&sockets.0, &sockets.1))?;
+        console.work_on(REQUESTS)?;
+        beta.send(alpha, &[])?.success()?;
+        console.work_on(REQUESTS)?;
+        alpha.check_all_here(beta)?;
         console.verify()?;
         console.end();
         Ok(())

@@ -112,7 +112,7 @@ impl Standbys {
         // Before the volumes: they are the VMs'.
         self.clear_test_vms(test).await.map_err(words)?;
         for volume in test.volumes.iter().filter(|volume| self.has_volume(&volume.volume)) {
-            let how = RemoveVolume { force: true, keep_image: false, delete_image: true };
+            let how = RemoveVolume { force: true, delete_image: true, ..RemoveVolume::default() };
             let removed = Arc::clone(&self.volume_orders).remove_volume(volume.name.clone(), how).await;
             removed.map_err(words)?;
         }

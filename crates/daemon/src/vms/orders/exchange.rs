@@ -228,7 +228,7 @@ impl VmOrders {
     /// Removes the volume of a disk and keeps its image.
     async fn remove_given_back(self: &Arc<Self>, kept: &AdoptedDisk) -> Result<(), RequestError> {
         // N.B. Without force: a connected client uses the volume, whatever its QEMU says, and also if QEMU seems to have ended.
-        let how = RemoveVolume { force: false, keep_image: true, delete_image: false };
+        let how = RemoveVolume { keep_image: true, ..RemoveVolume::default() };
         Arc::clone(&self.volume_orders).remove_unused_volume(kept.volume.clone(), how).await?;
         // A later volume of this name does not belong to that user.
         self.sockets.grants().take(&kept.volume);

@@ -77,6 +77,10 @@ impl VolumeOrders {
         if self.journal.read(|state| state.moved.contains_key(&volume)) {
             return self.remove_forwarding(claim, volume, name).await;
         }
+        // Looked at under the claim: the volume may have come back since somebody looked.
+        if how.only_forwarding {
+            return Err(RequestError::NotForwarded(name));
+        }
         let record = self.claims.record(volume, &name)?;
         let fate = ImageFate::of(
             &record.image,

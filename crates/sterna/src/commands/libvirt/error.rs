@@ -24,8 +24,13 @@ pub(crate) enum Obstacle {
          \"paused (migrating)\" (virsh domstate --reason): virsh destroy there, virsh resume here; then give this order again"
     )]
     PausedTwice,
-    #[error("it is paused: virsh resume; then give this order again")]
+    #[error("it is paused here: virsh resume; then give this order again")]
     Paused,
+    #[error(
+        "it is shut off here and paused at the other host, as after a migration that was interrupted: virsh destroy there, if nothing \
+         of it is needed; then give this order again"
+    )]
+    PausedThere,
     #[error(
         "it is defined and shut off at both hosts: virsh undefine where it is not wanted; then give this order again"
     )]
@@ -41,6 +46,27 @@ pub(crate) enum LibvirtError {
         "disk {disk} of domain {domain} is no volume of this host. Make it one, while the guest works: sterna vm adopt --libvirt {domain}"
     )]
     NoVolume { domain: String, disk: String },
+    #[error(
+        "disk {disk} of domain {domain} is volume {volume}, which is only read and does not move with it: attach it at {host} first: \
+         sterna volume attach {volume} --at {host} --read-only"
+    )]
+    ReadOnly { domain: String, disk: String, volume: String, host: String },
+    #[error(
+        "libvirt works on disk {disk} of domain {domain} (virsh blockjob {domain} {disk}): wait for that, or abort it"
+    )]
+    Job { domain: String, disk: String },
+    #[error(
+        "{here} and {there} are the same libvirt: name that of the other host, for example --to-uri qemu+ssh://ADDRESS/system"
+    )]
+    SameLibvirt { here: String, there: String },
+    #[error("{option} is decided by this command, and not an option for virsh")]
+    Option { option: String },
+    #[error("the disks of domain {domain} could not follow its memory: {refusal}. Nothing was begun")]
+    DisksStay { domain: String, refusal: String },
+    #[error(
+        "volume {volume} is between two states; look at it (sterna volume show {volume}), and give this order again"
+    )]
+    Between { volume: String },
     #[error("domain {domain} has no disk that is a volume: move it by virsh migrate alone")]
     NoVolumes { domain: String },
     #[error("volume {volume}, a disk of domain {domain}, is at {host}, and not at {to}: bring it back first")]
@@ -62,10 +88,17 @@ pub(crate) enum LibvirtError {
     /// libvirt has not moved the domain.
     #[error("domain {domain} has not moved: {words}. {stands}")]
     NotMoved { domain: String, words: String, stands: String },
+    /// libvirt has begun to move the domain, and what became of that cannot be seen.
     #[error(
-        "domain {domain} is as before after the step \"{step}\": look at both hosts (virsh list --all), and report this"
+        "it is unknown whether domain {domain} has moved: {reason}. virsh said: {said}. Once both libvirts answer, give the same order \
+         again: it looks where everything is"
     )]
-    NoProgress { domain: String, step: String },
+    Unseen { domain: String, reason: String, said: String },
+    #[error(
+        "domain {domain} is as before after the step \"{step}\", although no error was reported. {stands}; what is where: virsh list --all \
+         at both hosts, and sterna volume list"
+    )]
+    NoProgress { domain: String, step: String, stands: String },
 }
 
 /// Returns what helps if ssh was refused: virsh has no terminal to ask for a password.

@@ -36,6 +36,8 @@ pub(super) enum Place {
     },
     /// The other host has it, and this one forwards its clients.
     Forwarded,
+    /// The other host has it, and it is attached here.
+    Borrowed,
     /// The other host has it, and this one has forgotten it.
     There,
 }
@@ -72,6 +74,8 @@ pub(super) enum Step {
     Release(String),
     /// This host ends the forwarding of volumes.
     Forget(Vec<String>),
+    /// This host gives back volumes of the other one that are attached here.
+    GiveBack(Vec<String>),
     /// Everything is at the other host.
     Done,
 }
@@ -92,10 +96,11 @@ pub(super) fn next(seen: &Seen, memory_first: bool) -> Result<Step, Obstacle> {
         (Paused, Running) => Err(Obstacle::LeftPaused),
         (Paused, Paused) => Err(Obstacle::PausedTwice),
         (Paused, Absent | Off) => Err(Obstacle::Paused),
+        (Off, Paused) => Err(Obstacle::PausedThere),
         (Off, Off) => Err(Obstacle::DefinedTwice),
         (Running, Absent | Off) => Ok(to_leave(seen, memory_first, true)),
         (Off, Absent) => Ok(to_leave(seen, false, false)),
-        (Absent | Off, Running | Paused) | (Absent, Off) => Ok(to_follow(seen)),
+        (Absent | Off, Running) | (Absent, Paused | Off) => Ok(to_follow(seen)),
     }
 }
 
@@ -122,7 +127,12 @@ fn to_follow(seen: &Seen) -> Step {
         return Step::Release(vm.clone());
     }
     let forwarded = seen.names(|place| *place == Place::Forwarded);
-    if forwarded.is_empty() { Step::Done } else { Step::Forget(forwarded) }
+    let borrowed = seen.names(|place| *place == Place::Borrowed);
+    match (forwarded.is_empty(), borrowed.is_empty()) {
+        (false, _) => Step::Forget(forwarded),
+        (true, false) => Step::GiveBack(borrowed),
+        (true, true) => Step::Done,
+    }
 }
 
 impl Seen {
@@ -130,9 +140,19 @@ impl Seen {
         self.volumes.iter().filter(|(_, place)| is_wanted(place)).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Returns whether a process of the domain is at the other host.
+    /// Returns whether the domain is at the other host, and not here.
     pub(super) fn has_left(&self) -> bool {
-        self.there.has_process() && !self.here.has_process()
+        use DomainState::{Absent, Off, Running};
+        self.here == Absent && self.there != Absent || (self.here, self.there) == (Off, Running)
+    }
+
+    /// Returns whether the domain is here as it was before its move, running or shut off.
+    pub(super) fn has_stayed(&self, was_running: bool) -> bool {
+        use DomainState::{Absent, Off, Running};
+        match was_running {
+            true => self.here == Running && !self.there.has_process(),
+            false => self.here == Off && self.there == Absent,
+        }
     }
 
     /// Does a step in mind: what is seen if it succeeds.
@@ -151,7 +171,9 @@ impl Seen {
                 self.here = DomainState::Absent;
             }
             Step::Release(_) => self.adopted = None,
-            Step::Forget(names) => self.place(|name, _| of(names, name).then_some(Place::There)),
+            Step::Forget(names) | Step::GiveBack(names) => {
+                self.place(|name, _| of(names, name).then_some(Place::There));
+            }
             Step::Done => {}
         }
         self
@@ -189,9 +211,9 @@ mod tests {
     const STATES: [DomainState; 4] =
         [DomainState::Absent, DomainState::Off, DomainState::Running, DomainState::Paused];
 
-    fn places() -> [Place; 4] {
+    fn places() -> [Place; 5] {
         let here = |is_attached| Place::Here { is_attached };
-        [here(false), here(true), Place::Forwarded, Place::There]
+        [here(false), here(true), Place::Forwarded, Place::Borrowed, Place::There]
     }
 
     /// Everything that can be seen of a domain with two disks.
@@ -252,12 +274,22 @@ mod tests {
     }
 
     #[test]
+    fn whether_a_domain_has_moved_is_said_of_one_host_only() {
+        for seen in all_sights() {
+            for was_running in [true, false] {
+                assert!(!(seen.has_left() && seen.has_stayed(was_running)), "{seen:?}");
+            }
+            assert!(!(seen.has_left() && seen.here.has_process()), "{seen:?}");
+        }
+    }
+
+    #[test]
     fn disks_that_a_domain_uses_here_are_served_here_until_it_has_left() {
         for seen in all_sights() {
             if let Ok(Step::MoveDisks { serve_here, .. }) = next(&seen, false) {
                 assert_eq!(serve_here, seen.here.has_process(), "{seen:?}");
             }
-            if let Ok(Step::Forget(_) | Step::Release(_)) = next(&seen, false) {
+            if let Ok(Step::Forget(_) | Step::Release(_) | Step::GiveBack(_)) = next(&seen, false) {
                 assert!(!seen.here.has_process(), "{seen:?}");
             }
         }

@@ -5,7 +5,9 @@ use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileExt as _;
 use std::process::Stdio;
+use std::time::Duration;
 
+use hypervisor::libvirt::parse_uuid;
 use rustix::fs::{MemfdFlags, memfd_create};
 use tokio::process::{Child, Command};
 
@@ -14,6 +16,10 @@ use super::steps::DomainState;
 
 /// The most bytes of virsh's output that are read.
 const OUTPUT_MAX: usize = 16 << 20;
+/// The longest wait for an answer.
+const ANSWER_MAX: Duration = Duration::from_secs(30);
+/// The most lines of virsh's output in an error, if none is marked.
+const LINES_MAX: usize = 3;
 
 /// One libvirt, by its URI.
 #[derive(Debug)]
@@ -24,29 +30,51 @@ pub(super) struct Virsh {
 impl Virsh {
     /// Returns the output of a command.
     pub(super) async fn ask(&self, words: &[&str]) -> Result<String, LibvirtError> {
-        let output = self.command(words).output().await.map_err(LibvirtError::NoVirsh)?;
+        let mut command = self.command(words);
+        let Ok(output) = tokio::time::timeout(ANSWER_MAX, command.kill_on_drop(true).output()).await else {
+            return Err(self.failed(words, format!("no answer within {} s", ANSWER_MAX.as_secs())));
+        };
+        let output = output.map_err(LibvirtError::NoVirsh)?;
         if output.status.success() {
             let stdout = output.stdout.get(..OUTPUT_MAX.min(output.stdout.len())).unwrap_or_default();
             return Ok(String::from_utf8_lossy(stdout).into_owned());
         }
-        Err(LibvirtError::Virsh {
-            uri: self.uri.clone(),
-            command: words.first().copied().unwrap_or_default().to_owned(),
-            words: errors_of(&String::from_utf8_lossy(&output.stderr)),
-        })
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        if said.contains("failed to execute virsh") {
+            return Err(LibvirtError::NoVirsh(io::Error::from(io::ErrorKind::NotFound)));
+        }
+        Err(self.failed(words, errors_of(&said)))
+    }
+
+    fn failed(&self, words: &[&str], why: String) -> LibvirtError {
+        let command = words.first().copied().unwrap_or_default().to_owned();
+        LibvirtError::Virsh { uri: self.uri.clone(), command, words: why }
+    }
+
+    /// Returns the identity of libvirt's host.
+    pub(super) async fn host(&self) -> Result<String, LibvirtError> {
+        let capabilities = self.ask(&["capabilities"]).await?;
+        let uuid = capabilities.split_once("<uuid>").and_then(|(_, rest)| rest.split_once("</uuid>"));
+        Ok(uuid.map(|(uuid, _)| uuid.trim().to_owned()).unwrap_or_default())
+    }
+
+    /// Returns the name of a domain.
+    pub(super) async fn name(&self, uuid: &str) -> Result<String, LibvirtError> {
+        Ok(self.ask(&["domname", uuid]).await?.trim().to_owned())
     }
 
     /// Returns the UUID of a domain that is named by its name or UUID; `None`: there is none.
     pub(super) async fn uuid(&self, domain: &str) -> Result<Option<String>, LibvirtError> {
         let uuids = self.ask(&["list", "--all", "--uuid"]).await?;
-        if has_line(&uuids, domain) {
-            return Ok(Some(domain.to_owned()));
+        let wanted = parse_uuid(domain);
+        if let Some(uuid) = uuids.lines().find(|line| wanted.is_some() && parse_uuid(line.trim()) == wanted) {
+            return Ok(Some(uuid.trim().to_owned()));
         }
         if !has_line(&self.ask(&["list", "--all", "--name"]).await?, domain) {
             return Ok(None);
         }
         let uuid = self.ask(&["domuuid", "--", domain]).await?;
-        Ok(Some(uuid.trim().to_owned()).filter(|uuid| hypervisor::libvirt::parse_uuid(uuid).is_some()))
+        Ok(Some(uuid.trim().to_owned()).filter(|uuid| parse_uuid(uuid).is_some()))
     }
 
     /// Returns the state of a domain.
@@ -146,11 +174,11 @@ fn has_line(lines: &str, wanted: &str) -> bool {
     lines.lines().any(|line| line.trim() == wanted)
 }
 
-/// Returns the errors in virsh's output in one line.
+/// Returns the errors in virsh's output in one line. An error may stand behind the progress in the same line.
 fn errors_of(output: &str) -> String {
-    let lines = output.split(['\n', '\r']).map(str::trim);
-    let errors: Vec<_> = lines.filter_map(|line| line.strip_prefix("error: ")).map(words::clean).collect();
-    if errors.is_empty() { words::clean(output.trim()) } else { errors.join(": ") }
+    let marked = output.split(['\n', '\r']).filter_map(|line| Some(line.split_once("error: ")?.1.trim()));
+    let errors: Vec<_> = marked.map(words::clean).collect();
+    if errors.is_empty() { words::clean_lines(output, LINES_MAX) } else { words::clean(&errors.join(": ")) }
 }
 
 #[cfg(test)]
@@ -163,5 +191,6 @@ mod tests {
         assert!(errors_of(output).starts_with("failed to connect: end of file"));
         assert!(!errors_of(output).contains('\x1b'));
         assert_eq!(errors_of("Permission denied"), "Permission denied");
+        assert_eq!(errors_of("\rMigration: [ 30 %]error: gone\n"), "gone");
     }
 }

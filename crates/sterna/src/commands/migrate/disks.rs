@@ -103,7 +103,7 @@ async fn follow_all(
     for (number, disk) in disks.into_iter().enumerate() {
         display.say(&format!("{disk}, disk {} of {count} of {vm}", number + 1));
         let begun = client.migrate(&disk, order).await?;
-        let Some(ended) = wait(client, begun, &mut interrupt, &mut display).await? else {
+        let Some(ended) = wait(client, begun, &mut interrupt, &mut display).await?.ended else {
             return Ok(Exit::Interrupted);
         };
         exit = Exit::of_migration(&ended);

@@ -216,7 +216,7 @@ impl VmOrders {
             self.remember_image(adopted, index).await?;
         }
         // N.B. Without force: a connected client uses the volume, whatever is known of the domain.
-        let how = RemoveVolume { force: false, keep_image: image == Image::Keep, delete_image: false };
+        let how = RemoveVolume { keep_image: image == Image::Keep, ..RemoveVolume::default() };
         Arc::clone(&self.volume_orders).remove_unused_volume(kept.volume.clone(), how).await.map(drop)
     }
 
