@@ -197,8 +197,8 @@ pub struct Migration {
     /// are only in its history.
     #[serde(default)]
     pub rounds: Vec<Round>,
-    /// Whether rounds did not converge, and a mirror copied what was left. If the migration ended before the daemon's start, only its
-    /// history reports it.
+    /// Whether rounds did not converge, and a mirror copied what was left. A daemon that has started since reports it in the history
+    /// of the migration only.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub mirrored_instead: bool,
     /// Whether it is queued, running or paused, or its outcome.

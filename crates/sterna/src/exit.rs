@@ -97,7 +97,7 @@ impl Exit {
             | LibvirtError::Job { .. }
             | LibvirtError::SameLibvirt { .. }
             | LibvirtError::DisksStay { .. }
-            | LibvirtError::Between { .. }
+            | LibvirtError::NotServed { .. }
             | LibvirtError::State { .. } => Self::Refused,
             LibvirtError::NoAddress { .. } | LibvirtError::Option { .. } => Self::Usage,
             LibvirtError::NotMoved { .. } | LibvirtError::Unseen { .. } => Self::MigrationFailed,

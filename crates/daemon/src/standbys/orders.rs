@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
-use migration::journal::State;
 use standby::StandbyId;
 use standby::asking::{IfSilent, Permission};
 
@@ -47,10 +46,7 @@ impl Standbys {
             .ok_or_else(|| crate::hosts::HostsError::NotFound(order.host.clone()))?;
         let host = HostId(peer.id.0);
         let (name, volumes) = self.volumes_of(&order.volumes)?;
-        let is_snapshot = |state: &State, name: &String| {
-            state.volume_named(name).is_some_and(|(id, _)| state.snapshots.contains_key(&id))
-        };
-        if let Some(name) = self.journal.read(|state| volumes.iter().find(|name| is_snapshot(state, name))) {
+        if let Some(name) = self.journal.read(|state| state.snapshot_among(&volumes)) {
             return Err(SnapshotError::Stays(name.clone()).into());
         }
         let asked = self.asked_volumes(&volumes)?;

@@ -34,6 +34,13 @@ impl State {
         snapshots.filter(move |(id, taken)| taken.volume == volume && self.volumes.contains_key(id))
     }
 
+    /// Returns the first of these names that is a snapshot's.
+    pub fn snapshot_among<'a>(&self, names: impl IntoIterator<Item = &'a String>) -> Option<&'a String> {
+        let is_snapshot =
+            |name: &&String| self.volume_named(name).is_some_and(|(id, _)| self.snapshots.contains_key(&id));
+        names.into_iter().find(is_snapshot)
+    }
+
     /// Returns the volume that is being reverted to this snapshot.
     pub fn reverting_to(&self, snapshot: VolumeId) -> Option<VolumeId> {
         self.reverts.iter().find(|(_, to)| **to == snapshot).map(|(volume, _)| *volume)

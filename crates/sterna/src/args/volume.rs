@@ -64,7 +64,7 @@ pub(crate) struct RemoveArguments {
     /// Delete the image, even if you had it before.
     #[arg(long, conflicts_with = "keep_image")]
     pub(crate) delete_image: bool,
-    /// Only end the forwarding of a volume that another host has; refused if this host has it.
+    /// Only end the forwarding of a volume that another host has. The order is refused if this host has the volume.
     #[arg(long, conflicts_with_all = ["keep_image", "delete_image"])]
     pub(crate) only_forwarding: bool,
 }

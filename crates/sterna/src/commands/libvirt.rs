@@ -2,14 +2,16 @@
 //!
 //! ```text
 //!   look at both libvirts and the daemon (sight.rs) ─► next step (steps.rs) ─► carried out ─► look again … done
+//!                                                                                 └── the memory, by virsh (memory.rs)
 //! ```
 
 mod error;
+mod memory;
 mod sight;
 mod steps;
 mod virsh;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use api::{
@@ -22,7 +24,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 pub(crate) use self::error::{LibvirtError, Obstacle};
 use self::sight::Domain;
 use self::steps::{Place, Seen, Step};
-use self::virsh::{TextFile, Virsh};
+use self::virsh::Virsh;
 use super::migrate;
 use crate::args::{LibvirtCommand, MigrateDomainArguments, PaceArguments};
 use crate::commands::CommandError;
@@ -30,13 +32,9 @@ use crate::exit::Exit;
 use crate::output::{self, Format, domains};
 use crate::progress::Display;
 
-/// Time between two reports of the memory's progress.
-const SAID_EVERY: Duration = Duration::from_secs(1);
 /// The longest wait for clients that have left.
 const CLIENTS_GONE_MAX: Duration = Duration::from_secs(15);
 const ASKED_EVERY: Duration = Duration::from_millis(200);
-/// The longest wait for libvirt to take an order to abort.
-const ABORT_MAX: Duration = Duration::from_secs(10);
 /// Options of virsh that would contradict what this command decides.
 const DECIDED: [&str; 4] = ["--domain", "--desturi", "--xml", "--persistent-xml"];
 
@@ -212,9 +210,16 @@ impl Move<'_> {
             Step::MoveDomain { is_running } => self.move_domain(*is_running).await,
             Step::Attach(_) | Step::Release(_) | Step::Forget(_) | Step::GiveBack(_) | Step::Done => {
                 let mut interrupt = signal(SignalKind::interrupt()).map_err(CommandError::Signals)?;
-                tokio::select! {
-                    done = self.ask_daemon(step, seen) => done.map(|()| None),
-                    _ = interrupt.recv() => Ok(Some(stopped())),
+                let done = tokio::select! {
+                    done = self.ask_daemon(step, seen) => Some(done),
+                    _ = interrupt.recv() => None,
+                };
+                match done {
+                    Some(done) => done.map(|()| None),
+                    None => {
+                        self.detach().await;
+                        Ok(Some(stopped()))
+                    }
                 }
             }
         }
@@ -269,7 +274,7 @@ impl Move<'_> {
             match self.client.remove_volume(name, how).await {
                 Ok(_) => return Ok(()),
                 Err(error) if error.code() == Some(ErrorCode::VolumeNotFound) => return Ok(()),
-                Err(error) if error.code() == Some(ErrorCode::VolumeInUse) && Instant::now() < until => {}
+                Err(error) if is_still_used(&error) && Instant::now() < until => {}
                 Err(error) => return Err(error),
             }
             tokio::time::sleep(ASKED_EVERY).await;
@@ -292,116 +297,6 @@ impl Move<'_> {
         }
         output::print(self.format, &ended, output::ended)?;
         Ok(Some(Exit::of_migration(&ended)))
-    }
-
-    /// Lets libvirt move the domain. Whether it has is seen afterwards: virsh may fail in spite of it.
-    async fn move_domain(&mut self, is_running: bool) -> Result<Option<Exit>, CommandError> {
-        let uuid = self.domain.uuid.clone();
-        let is_persistent = self.domain.here.is_persistent(&uuid).await?;
-        let files = self.definitions(is_persistent).await?;
-        let mut words = vec!["migrate", if is_running { "--live" } else { "--offline" }];
-        if is_persistent {
-            words.extend(["--persistent", "--undefinesource"]);
-        }
-        if is_running {
-            words.push("--verbose");
-        }
-        let paths: Vec<_> = files.iter().map(|(option, file)| (*option, file.path())).collect();
-        words.extend(paths.iter().flat_map(|(option, path)| [*option, path.as_str()]));
-        words.extend(self.order.options.iter().map(String::as_str));
-        words.extend(["--domain", &uuid, "--desturi", &self.domain.there.uri]);
-        let mut virsh = self.domain.here.begin(&words)?;
-        let mut is_aborted = false;
-        let succeeded = loop {
-            tokio::select! {
-                ended = virsh.ended() => break ended.map_err(LibvirtError::NoVirsh)?,
-                () = tokio::time::sleep(SAID_EVERY) => {
-                    if let Some(percent) = virsh.percent().filter(|_| self.format == Format::Text) {
-                        output::say_in_place(&format!("memory: {percent} %"));
-                    }
-                }
-                _ = self.interrupt.recv() => {
-                    if std::mem::replace(&mut is_aborted, true) {
-                        output::say("libvirt goes on; see: virsh domjobinfo");
-                        return Ok(Some(Exit::Interrupted));
-                    }
-                    output::say("cancelling; press Ctrl-C again to stop waiting");
-                    let words = ["domjobabort", uuid.as_str()];
-                    let aborted = tokio::time::timeout(ABORT_MAX, self.domain.here.ask(&words)).await;
-                    if let Ok(Err(error)) = aborted {
-                        output::say(&output::with_causes(&error));
-                        // It has not begun yet: the next Ctrl-C tries again.
-                        is_aborted = false;
-                    }
-                }
-            }
-        };
-        output::say_in_place("");
-        if succeeded {
-            self.attached.clear();
-            return Ok(None);
-        }
-        self.after_failure(is_running, is_aborted, virsh.errors()).await
-    }
-
-    /// Looks what became of a move of the domain that virsh has reported as failed.
-    async fn after_failure(
-        &mut self,
-        was_running: bool,
-        is_aborted: bool,
-        said: String,
-    ) -> Result<Option<Exit>, CommandError> {
-        let domain = self.domain.name.clone();
-        let seen = match self.domain.look(self.client).await {
-            Ok(seen) => seen,
-            Err(error) => {
-                let reason = output::with_causes(&error);
-                return Err(LibvirtError::Unseen { domain, reason, said }.into());
-            }
-        };
-        if seen.has_left() {
-            output::say(&format!(
-                "libvirt reported: {said}; the domain is at {} nevertheless",
-                self.domain.host
-            ));
-            self.attached.clear();
-            return Ok(None);
-        }
-        if !seen.has_stayed(was_running) {
-            output::say(&format!("libvirt reported: {said}"));
-            return match steps::next(&seen, self.order.memory_first) {
-                Err(obstacle) => Err(self.domain.obstacle(obstacle).into()),
-                Ok(_) => {
-                    let stands =
-                        "It is shut off here now: start it, or give the same order again to move it as it is"
-                            .to_owned();
-                    Err(LibvirtError::NotMoved { domain, words: said, stands }.into())
-                }
-            };
-        }
-        self.detach().await;
-        let not_moved = LibvirtError::NotMoved { domain, words: said, stands: self.standing(&seen).await };
-        if is_aborted {
-            output::say(&not_moved.to_string());
-            return Ok(Some(Exit::Cancelled));
-        }
-        Err(not_moved.into())
-    }
-
-    /// Returns the options of virsh that change the definition, each with its file.
-    async fn definitions(&self, is_persistent: bool) -> Result<Vec<(&'static str, TextFile)>, CommandError> {
-        let Some(folder) = &self.order.sockets else { return Ok(Vec::new()) };
-        let mut files = vec![("--xml", self.definition(&["--migratable"], folder).await?)];
-        if is_persistent {
-            files.push(("--persistent-xml", self.definition(&["--migratable", "--inactive"], folder).await?));
-        }
-        Ok(files)
-    }
-
-    async fn definition(&self, options: &[&str], folder: &Path) -> Result<TextFile, LibvirtError> {
-        let words = [&["dumpxml", self.domain.uuid.as_str()], options].concat();
-        let definition = self.domain.here.ask(&words).await?;
-        TextFile::of(&self.domain.moved(&definition, folder)?).map_err(LibvirtError::NoVirsh)
     }
 
     /// Ends what this command has attached. The domain is here.
@@ -433,6 +328,11 @@ impl Move<'_> {
             host = self.domain.host,
         )
     }
+}
+
+/// Returns whether a volume has clients that are about to leave, or its migration is about to end.
+fn is_still_used(error: &ClientError) -> bool {
+    matches!(error.code(), Some(ErrorCode::VolumeInUse | ErrorCode::VolumeBusy))
 }
 
 /// Says how to go on after Ctrl-C between two steps.

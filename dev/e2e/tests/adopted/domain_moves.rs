@@ -205,17 +205,7 @@ fn a_domain_on_files_is_adopted_first_and_released_by_its_move_and_one_that_is_s
         let outcome = alpha.send(beta, &[])?;
         let adopt = format!("sterna vm adopt --libvirt {DOMAIN}");
         ensure!(outcome.code == 4 && outcome.stderr.contains(&adopt), "{outcome:?}");
-        let socket = alpha.libvirt.socket()?;
-        alpha.host.ask::<Vm>(&[
-            "vm",
-            "adopt",
-            "--libvirt",
-            DOMAIN,
-            "--store",
-            "a",
-            "--libvirt-socket",
-            &socket,
-        ])?;
+        crate::libvirt::adopt(alpha.host, alpha.libvirt)?;
         alpha.send(beta, &[])?.success()?;
         console.work_on(REQUESTS)?;
         beta.check_all_here(alpha)?;

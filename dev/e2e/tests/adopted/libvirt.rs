@@ -260,7 +260,7 @@ fn a_domain_goes_to_another_host_its_disk_first_and_its_memory_by_virsh() {
     });
 }
 
-fn adopt(host: &Host, libvirt: &Libvirtd) -> anyhow::Result<Vm> {
+pub(crate) fn adopt(host: &Host, libvirt: &Libvirtd) -> anyhow::Result<Vm> {
     let socket = libvirt.socket()?;
     host.ask(&["vm", "adopt", "--libvirt", DOMAIN, "--store", "a", "--libvirt-socket", &socket])
 }

@@ -76,8 +76,8 @@ impl MigrationOrders {
             self.claims.settled(volume).await;
         }
         check_times(&order, metadata.ordered_unix_ms)?;
-        let names: Vec<_> = std::iter::once(&name).chain(&order.together_with).cloned().collect();
-        self.check_may_leave(&names, &order)?;
+        let of_vm = self.volumes_of_vm(&name);
+        self.check_may_leave(std::iter::once(&name).chain(&order.together_with).chain(&of_vm), &order)?;
         // Beginning the migration gives the better error.
         let Ok(wish) = self.wish(&metadata, &order) else {
             return self.begin_unqueued(name, order).await;
@@ -111,20 +111,15 @@ impl MigrationOrders {
     }
 
     /// Refuses to move snapshots to another host: they are of this one.
-    pub(super) fn check_may_leave(
+    pub(super) fn check_may_leave<'a>(
         &self,
-        names: &[String],
+        names: impl IntoIterator<Item = &'a String>,
         order: &MigrateVolume,
     ) -> Result<(), RequestError> {
         if self.claims.elsewhere(&order.to)?.is_none() {
             return Ok(());
         }
-        let is_snapshot = |name: &&String| {
-            self.journal.read(|state| {
-                state.volume_named(name).is_some_and(|(id, _)| state.snapshots.contains_key(&id))
-            })
-        };
-        match names.iter().find(is_snapshot) {
+        match self.journal.read(|state| state.snapshot_among(names)) {
             Some(snapshot) => Err(SnapshotError::Stays(snapshot.clone()).into()),
             None => Ok(()),
         }

@@ -119,8 +119,7 @@ impl Folder {
         }
     }
 
-    /// Gives a file this length, and moves it into the folder, durably, in place of one that has the name. It belongs to this user alone
-    /// from then on.
+    /// Gives a file this length and this user as its owner, and moves it into the folder, durably, in place of one that has the name.
     pub(super) fn take_in(&self, foreign: &Foreign, to: &str, length: u64) -> io::Result<()> {
         let Foreign { path, file } = foreign;
         fchown(file, Some(rustix::process::geteuid()), None)?;

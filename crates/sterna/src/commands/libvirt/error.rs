@@ -64,9 +64,9 @@ pub(crate) enum LibvirtError {
     #[error("the disks of domain {domain} could not follow its memory: {refusal}. Nothing was begun")]
     DisksStay { domain: String, refusal: String },
     #[error(
-        "volume {volume} is between two states; look at it (sterna volume show {volume}), and give this order again"
+        "volume {volume} is not served here at present: sterna volume show {volume}; then give this order again"
     )]
-    Between { volume: String },
+    NotServed { volume: String },
     #[error("domain {domain} has no disk that is a volume: move it by virsh migrate alone")]
     NoVolumes { domain: String },
     #[error("volume {volume}, a disk of domain {domain}, is at {host}, and not at {to}: bring it back first")]

@@ -11,7 +11,7 @@ use super::steps::{DomainState, Place, Seen};
 use super::virsh::Virsh;
 use crate::commands::CommandError;
 
-/// The longest wait for a volume that is between two states.
+/// The longest wait for a volume that is not served yet.
 const SETTLED_MAX: Duration = Duration::from_secs(10);
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 /// How often two libvirts are asked again, while a domain seems to move between the questions.
@@ -61,10 +61,10 @@ impl Domain {
         if is_there && there == DomainState::Absent {
             return Err(self.obstacle(Obstacle::NoDomain).into());
         }
-        let definition = libvirt.ask(&["dumpxml", &self.uuid]).await?;
-        let known = self.settled(client).await?;
+        let disks = self.disks(&libvirt.ask(&["dumpxml", &self.uuid]).await?)?;
+        let known = self.settled(client, &disks).await?;
         let mut volumes = Vec::new();
-        for disk in self.disks(&definition)? {
+        for disk in disks {
             if let Some(volume) = self.volume_of(&disk, &known, is_there) {
                 if !is_there && disk.mirror.is_some() {
                     return Err(LibvirtError::Job { domain: self.name.clone(), disk: disk.target }.into());
@@ -73,7 +73,7 @@ impl Domain {
                     self.check_is_within_reach(&disk, volume, is_there)?;
                     continue;
                 }
-                volumes.push((volume.name.clone(), self.place(volume, is_there)?));
+                volumes.push((volume.name.clone(), self.place(volume)?));
             } else if !is_passed_over(&disk) {
                 let DiskSource::Nbd(source) = &disk.source else { return Err(self.no_volume(&disk).into()) };
                 if !is_there {
@@ -99,8 +99,8 @@ impl Domain {
         Ok(Seen { here, there, volumes, migration, adopted })
     }
 
-    /// Returns the states of the domain at both hosts. It may move from one to the other between two questions, so the first one is
-    /// asked once more.
+    /// Returns the states of the domain at both hosts. This host's libvirt is asked before and after the other one, because the domain
+    /// may move between two questions.
     async fn states(&self) -> Result<(DomainState, DomainState), LibvirtError> {
         let mut here = self.here.state(&self.uuid).await?;
         for _ in 0..LOOKS_MAX {
@@ -114,22 +114,23 @@ impl Domain {
         Err(self.obstacle(Obstacle::UnderWay))
     }
 
-    /// Returns the volumes once none of this host is between two states: one that has just left is not here any more.
-    async fn settled(&self, client: &Client) -> Result<Vec<Volume>, CommandError> {
+    /// Returns the volumes of this host, once each with the name of a disk is served: before that it is not known which host has it.
+    async fn settled(&self, client: &Client, disks: &[Disk]) -> Result<Vec<Volume>, CommandError> {
+        let is_disk = |volume: &Volume| {
+            disks
+                .iter()
+                .any(|disk| matches!(&disk.source, DiskSource::Nbd(source) if source.export == volume.name))
+        };
         let until = Instant::now() + SETTLED_MAX;
         loop {
             let volumes = client.volumes().await?;
-            let is_between = |volume: &&Volume| {
-                volume.host.is_none()
-                    && matches!(
-                        volume.state,
-                        VolumeState::Arriving | VolumeState::Forwarding | VolumeState::Removing
-                    )
+            let is_unserved = |volume: &&Volume| {
+                volume.host.is_none() && volume.state != VolumeState::Serving && is_disk(volume)
             };
-            let Some(between) = volumes.iter().find(is_between) else { return Ok(volumes) };
+            let Some(unserved) = volumes.iter().find(is_unserved) else { return Ok(volumes) };
             if Instant::now() > until {
-                let volume = between.name.clone();
-                return Err(LibvirtError::Between { volume }.into());
+                let volume = unserved.name.clone();
+                return Err(LibvirtError::NotServed { volume }.into());
             }
             tokio::time::sleep(LOOK_EVERY).await;
         }
@@ -202,12 +203,12 @@ impl Domain {
         LibvirtError::NoVolume { domain: self.name.clone(), disk: words::clean(&disk.target) }
     }
 
-    fn place(&self, volume: &Volume, is_there: bool) -> Result<Place, LibvirtError> {
+    fn place(&self, volume: &Volume) -> Result<Place, LibvirtError> {
         match &volume.host {
             None => {
                 let attachment = self.attachment(volume);
                 let is_attached = attachment.is_some_and(|found| found.is_confirmed && !found.read_only);
-                Ok(Place::Here { is_attached: is_attached || is_there })
+                Ok(Place::Here { is_attached })
             }
             Some(host) if *host == self.host && volume.attached_by.is_some() => Ok(Place::Borrowed),
             Some(host) if *host == self.host => Ok(Place::Forwarded),
@@ -221,7 +222,7 @@ impl Domain {
     }
 }
 
-/// Returns the UUID and the name of a domain; `None`: this libvirt does not have it, or not any more.
+/// Returns the UUID and the name of a domain; `None`: this libvirt does not have it.
 async fn named(libvirt: &Virsh, given: &str) -> Result<Option<(String, String)>, LibvirtError> {
     let Some(uuid) = libvirt.uuid(given).await? else { return Ok(None) };
     Ok(libvirt.name(&uuid).await.ok().map(|name| (uuid, words::clean(&name))))
