@@ -822,8 +822,8 @@ class Migration(TypedDict):
     machine: NotRequired[MachineMove | None]
     # The outcome with its reason, as text.
     message: NotRequired[str | None]
-    # Whether rounds did not converge, and a mirror copied what was left. If the migration ended before the daemon's
-    # start, only its history reports it.
+    # Whether rounds did not converge, and a mirror copied what was left. A daemon that has started since reports it in
+    # the history of the migration only.
     mirrored_instead: NotRequired[bool]
     # The volume or the VM that was ordered to move; empty: unknown, as for a migration that a former daemon has ended.
     name: NotRequired[str]
