@@ -46,6 +46,7 @@
 //!   POST   /v1/vms                      NewVm          -> Vm
 //!   GET    /v1/vms/{name}               Vm
 //!   PATCH  /v1/vms/{name}               SetVm          -> Vm
+//!   POST   /v1/vm-starts                               -> Vec<Vm>
 //!   DELETE /v1/vms/{name}               RemovedVm
 //!   POST   /v1/vms/{name}/start         Vm
 //!   POST   /v1/vms/{name}/stop          StopVm         -> Vm
@@ -144,7 +145,7 @@ pub use standby::{
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};
-pub use vm::{AdoptVm, NewVm, RemovedVm, SetVm, StopVm, Vm, VmState, WholeMove};
+pub use vm::{AdoptVm, AwaitedStart, NewVm, RemovedVm, SetVm, StopVm, Vm, VmStart, VmState, WholeMove};
 pub use volume::{
     AttachVolume, Attachment, ClientsElsewhere, DetachVolume, DetachedVolume, ExportSettings, ImageFate,
     ImageFormat, ImageKind, KeptBecause, MissingRange, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,

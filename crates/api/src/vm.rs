@@ -55,6 +55,37 @@ pub struct Vm {
     /// Its priority in an evacuation: a higher one leaves first.
     #[serde(default = "SetVm::priority_default")]
     pub priority: u8,
+    /// Whether and when it starts after a boot of its host; `None`: Sterna does not start it.
+    #[serde(default)]
+    pub start: Option<VmStart>,
+    /// Its start that is still to come: after a boot of the host, or as ordered; `None`: there is none.
+    #[serde(default)]
+    pub awaited_start: Option<AwaitedStart>,
+}
+
+/// Whether and when a VM starts after a boot of its host. It moves with the VM.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct VmStart {
+    /// Whether it is started when the host has booted.
+    pub at_boot: bool,
+    /// VMs with a lower order start first, and stop last.
+    pub order: u16,
+    /// What VMs of a higher order wait for: `tcp:HOST:PORT` until something accepts connections there, or `console:TEXT` until a log
+    /// in the VM's folder has this text; `None`: for its start alone.
+    #[serde(default)]
+    pub wait_for: Option<String>,
+    /// The longest that VMs of a higher order wait for this one, in seconds.
+    pub wait_max_s: u32,
+}
+
+/// A start of a VM that is still to come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AwaitedStart {
+    /// How many attempts have failed.
+    pub failed_attempts: u32,
+    /// Why the last attempt failed; `None`: none has.
+    #[serde(default)]
+    pub reason: Option<String>,
 }
 
 /// Whether an adopted VM can move to another host as a whole.
@@ -120,13 +151,27 @@ impl VmState {
     }
 }
 
-/// Changes a VM.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Changes a VM. What is `None` stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SetVm {
     /// Its priority in an evacuation: a higher one leaves first.
+    #[serde(default)]
     #[schema(minimum = 0, maximum = 100)]
-    pub priority: u8,
+    pub priority: Option<u8>,
+    /// Whether it is started when its host has booted.
+    #[serde(default)]
+    pub start_at_boot: Option<bool>,
+    /// VMs with a lower order start first, and stop last.
+    #[serde(default)]
+    pub start_order: Option<u16>,
+    /// What VMs of a higher order wait for: `tcp:HOST:PORT`, `console:TEXT`, or `nothing`.
+    #[serde(default)]
+    pub wait_for: Option<String>,
+    /// The longest that they wait for it, in seconds.
+    #[serde(default)]
+    #[schema(maximum = 3600)]
+    pub wait_max_s: Option<u32>,
 }
 
 impl SetVm {
@@ -134,6 +179,14 @@ impl SetVm {
     pub const PRIORITY_DEFAULT: u8 = 50;
     /// The highest priority.
     pub const PRIORITY_MAX: u8 = 100;
+    /// The order of VMs that were given none.
+    pub const START_ORDER_DEFAULT: u16 = 100;
+    /// Seconds that others wait for a VM that was given no limit.
+    pub const WAIT_MAX_S_DEFAULT: u32 = 120;
+    /// The most seconds that others may wait for a VM.
+    pub const WAIT_MAX_S_MAX: u32 = 3600;
+    /// The value of `wait_for` with which others wait for nothing.
+    pub const NOTHING: &'static str = "nothing";
 
     fn priority_default() -> u8 {
         Self::PRIORITY_DEFAULT

@@ -18,6 +18,7 @@
 //! journal before it is acted upon. All other state is lost at a restart, and rebuilt from the journal.
 
 mod audit;
+mod boot;
 pub mod config;
 mod config_check;
 mod custody;

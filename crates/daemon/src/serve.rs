@@ -241,6 +241,7 @@ impl Daemon {
         host.vm_orders.settle_vms().await;
         host.vm_orders.settle_holds();
         host.vm_orders.settle_domains();
+        host.vm_orders.start_at_boot();
         host.vm_orders.begin_to_see_to_stalls();
         host.resumption.close_unknown_clients();
         host.migration_orders.run_queue().await;

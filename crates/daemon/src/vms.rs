@@ -33,6 +33,7 @@ pub(crate) mod moving;
 mod needs;
 pub(crate) mod orders;
 mod own_sockets;
+mod preferences;
 mod probe;
 pub(crate) mod process;
 pub(crate) mod proof;
@@ -40,6 +41,7 @@ pub(crate) mod proved;
 pub(crate) mod qemu_sockets;
 mod same_files;
 mod second;
+pub(crate) mod starts;
 #[cfg(test)]
 mod tests;
 mod tpm;
@@ -69,6 +71,7 @@ pub(crate) use self::holds::{Holds, NotedReason, Ran, Reached};
 pub(crate) use self::manifest::MANIFEST_BYTES_MAX;
 use self::manifest::{Manifest, Reader};
 pub(crate) use self::monitors::Paths;
+pub(crate) use self::preferences::{Preferences, WaitFor};
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 pub(crate) use self::second::ConsoleSearch;
@@ -103,6 +106,8 @@ pub(crate) struct Vms {
     turns: Arc<Mutex<BTreeSet<String>>>,
     /// Notified when a VM's state has changed.
     changed: Notify,
+    /// The present start of the machine; `None`: the kernel does not say it.
+    boot: Option<String>,
 }
 
 struct Entry {
@@ -147,8 +152,11 @@ pub(crate) struct Known {
     /// QEMU's log; `None`: Sterna has not started the VM.
     pub(crate) log: Option<PathBuf>,
     pub(crate) added_unix_ms: u64,
-    /// Its priority in an evacuation.
-    pub(crate) priority: u8,
+    pub(crate) preferences: Preferences,
+    /// The names of its own paths that a console may write a log to.
+    pub(crate) logs: Vec<String>,
+    /// Whether it is to start at a boot of the host, and has not been settled since this one.
+    pub(crate) is_due_at_boot: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -212,6 +220,7 @@ impl Vms {
             entries: Mutex::new(entries),
             turns: Arc::default(),
             changed: Notify::new(),
+            boot: crate::boot::identity(),
         };
         vms.grant_all();
         Arc::new(vms)
@@ -230,7 +239,8 @@ impl Vms {
             user: None,
             stays_paused: false,
             is_cold: false,
-            priority: catalogue::usual_priority(),
+            preferences: Preferences::default(),
+            settled_boot: None,
         };
         let files = manifest::read_files(definition.files(), &Reader::Administrator)?;
         let tpm_state = definition.tpm_state().map(tpm::read_state).transpose();
@@ -242,7 +252,7 @@ impl Vms {
             files,
             needs: needs::Needs::default(),
             tpm_state: None,
-            priority: catalogue::usual_priority(),
+            preferences: Preferences::default(),
         };
         manifest.encode()?;
         self.enter(&record, definition, &manifest.files, tpm_state.as_deref())
@@ -322,7 +332,9 @@ impl Vms {
             monitor: self.monitor_of(&entry.record),
             log: entry.record.monitor.is_none().then(|| self.log(name)),
             added_unix_ms: entry.record.added_unix_ms,
-            priority: entry.record.priority,
+            preferences: entry.record.preferences.clone(),
+            logs: entry.definition.logs(),
+            is_due_at_boot: self.is_due_at_boot(&entry.record),
         }
     }
 
@@ -347,6 +359,8 @@ impl Vms {
         tpm_state: Option<&[u8]>,
     ) -> Result<(), VmError> {
         let catalogue = self.catalogue()?;
+        // It was added in this boot, so nothing is to be made good.
+        let record = &Record { settled_boot: self.boot.clone(), ..record.clone() };
         // Held throughout, so that each name is taken once.
         let mut entries = self.entries();
         // An adopted VM leaves under the name of its adoption.
@@ -398,9 +412,33 @@ impl Vms {
         Ok(())
     }
 
-    /// Changes the priority of a VM durably. May block.
-    pub(crate) fn set_priority(&self, name: &str, priority: u8) -> Result<(), VmError> {
-        self.record(name, |record| record.priority = priority)
+    /// Changes what is wanted of a VM durably; `is_settled`: whether this boot has been dealt with. May block.
+    pub(crate) fn prefer(
+        &self,
+        name: &str,
+        preferences: Preferences,
+        is_settled: bool,
+    ) -> Result<(), VmError> {
+        self.record(name, |record| {
+            record.preferences = preferences;
+            if is_settled {
+                record.settled_boot.clone_from(&self.boot);
+            }
+        })
+    }
+
+    /// Notes durably that this boot has been dealt with for a VM. May block.
+    pub(crate) fn settle_boot(&self, name: &str) -> Result<(), VmError> {
+        let is_settled = |entry: &Entry| !self.is_due_at_boot(&entry.record);
+        if self.entries().get(name).is_none_or(is_settled) {
+            return Ok(());
+        }
+        self.record(name, |record| record.settled_boot.clone_from(&self.boot))
+    }
+
+    fn is_due_at_boot(&self, record: &Record) -> bool {
+        // **N.B.** If the kernel does not say which boot this is, nothing is started: a VM may have been stopped on purpose.
+        record.preferences.start.at_boot && self.boot.is_some() && record.settled_boot != self.boot
     }
 
     /// Changes the record of a VM durably.

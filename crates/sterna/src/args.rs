@@ -39,7 +39,7 @@ pub(crate) use self::standby::{
 };
 pub(crate) use self::store::{ImportArguments, StoreCommand};
 pub(crate) use self::top::TopArguments;
-pub(crate) use self::vm::VmCommand;
+pub(crate) use self::vm::{VmCommand, YesNo};
 pub(crate) use self::volume::{
     AttachArguments, CloneArguments, DetachArguments, DivergenceCommand, PlaceArguments, RemoveArguments,
     ResizeArguments, YieldArguments,

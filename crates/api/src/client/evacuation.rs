@@ -51,7 +51,7 @@ impl Client {
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmNotFound`](crate::ErrorCode::VmNotFound).
-    pub async fn set_vm(&self, name: &str, change: SetVm) -> Result<Vm, ClientError> {
-        self.send(Method::PATCH, &format!("/v1/vms/{}", Segment(name)), Some(&change)).await
+    pub async fn set_vm(&self, name: &str, change: &SetVm) -> Result<Vm, ClientError> {
+        self.send(Method::PATCH, &format!("/v1/vms/{}", Segment(name)), Some(change)).await
     }
 }

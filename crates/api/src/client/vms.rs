@@ -39,6 +39,14 @@ impl Client {
         self.send(Method::POST, &format!("/v1/vms/{}/start", Segment(name)), None::<&()>).await
     }
 
+    /// Begins to start all VMs that start at a boot and do not run, in their order. Returns these.
+    ///
+    /// # Errors
+    /// [`ClientError`].
+    pub async fn start_all_vms(&self) -> Result<Vec<Vm>, ClientError> {
+        self.send(Method::POST, "/v1/vm-starts", None::<&()>).await
+    }
+
     /// Stops a VM, and returns it once its QEMU has ended.
     ///
     /// # Errors

@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 78] = [
+const TABLE: [(&str, &str, Takes); 79] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -91,6 +91,7 @@ const TABLE: [(&str, &str, Takes); 78] = [
     ("GET", "/v1/stores/{name}/files", READ),
     ("DELETE", "/v1/stores/{name}/files/{file}", ADMIN),
     ("POST", "/v1/stores/{name}/release", ADMIN),
+    ("POST", "/v1/vm-starts", OPERATE),
     ("GET", "/v1/vms", READ),
     ("POST", "/v1/vms", ADMIN),
     ("DELETE", "/v1/vms/{name}", ADMIN),

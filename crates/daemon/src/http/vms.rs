@@ -19,6 +19,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
     OpenApiRouter::new()
         .routes(routes!(list_vms, add_vm))
         .routes(routes!(show_vm, change_vm, remove_vm))
+        .routes(routes!(start_all_vms))
         .routes(routes!(start_vm))
         .routes(routes!(stop_vm))
         .routes(routes!(adopt_vm))
@@ -51,7 +52,7 @@ async fn show_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answe
     host.vm_orders.describe_vm(&name).await.map(Json)
 }
 
-/// Changes a VM: its priority in an evacuation.
+/// Changes a VM: its priority in an evacuation, and whether and when it starts after a boot.
 #[utoipa::path(patch, path = "/v1/vms/{name}", params(("name" = String, Path, description = "Name of the VM")),
     request_body = api::SetVm, responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn change_vm(
@@ -75,6 +76,16 @@ async fn remove_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Ans
     responses((status = 200, description = "The VM", body = api::Vm)))]
 async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
     host.operate(Arc::clone(&host.vm_orders).start_vm(name)).await.map(Json)
+}
+
+/// Begins to start all VMs that start at a boot of the host and do not run, in their order. Answers with these.
+#[utoipa::path(post, path = "/v1/vm-starts",
+    responses((status = 202, description = "The VMs that are to be started", body = [api::Vm])))]
+async fn start_all_vms(
+    State(host): State<Arc<Host>>,
+) -> Result<(StatusCode, Json<Vec<api::Vm>>), RequestError> {
+    let begun = host.operate(Arc::clone(&host.vm_orders).start_all()).await?;
+    Ok((StatusCode::ACCEPTED, Json(begun)))
 }
 
 /// Stops a VM. Answers when its QEMU has ended.

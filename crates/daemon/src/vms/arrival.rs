@@ -21,10 +21,11 @@ use hypervisor::qemu::command_line::understood::Allowed;
 use hypervisor::qemu::command_line::{files, listening};
 use migration::vm::cold::Form;
 
-use super::catalogue::{Record, Standing, usual_priority};
+use super::catalogue::{Record, Standing};
 use super::definition::Received;
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
+use super::preferences::Preferences;
 use super::{
     Alive, Definition, DefinitionError, Differences, Life, VmError, Vms, launched, probe, same_files, tpm,
     user_of,
@@ -71,8 +72,8 @@ impl Vms {
             let here =
                 definition.files().keys().map(|file| (file.clone(), manifest::file(&folder, file))).collect();
             let files = manifest::read_files(&here, &Reader::Administrator)?;
-            let (definition, priority) = (known.definition, known.priority);
-            Ok(Manifest { name, definition, files, needs, tpm_state: None, priority }.encode()?)
+            let (definition, preferences) = (known.definition, known.preferences);
+            Ok(Manifest { name, definition, files, needs, tpm_state: None, preferences }.encode()?)
         })
         .await
     }
@@ -106,8 +107,8 @@ impl Vms {
             });
             manifest::read_files(&here.collect(), &reader)?;
             let files = Vec::new();
-            let priority = usual_priority();
-            Ok(Manifest { name, definition: text, files, needs, tpm_state: None, priority }.encode()?)
+            let preferences = Preferences::default();
+            Ok(Manifest { name, definition: text, files, needs, tpm_state: None, preferences }.encode()?)
         })
         .await
     }
@@ -243,8 +244,8 @@ impl Vms {
         let manifest = Manifest::decode(bytes)?;
         // N.B. checked again: the description of the earlier check may have been another one. Only what was parsed is kept.
         let (definition, _) = self.understand(&manifest)?;
-        let Manifest { name, files, priority, .. } = manifest;
-        let record = Record::arriving(&name, definition.text(), Form::Live, priority);
+        let Manifest { name, files, preferences, .. } = manifest;
+        let record = Record::arriving(&name, definition.text(), Form::Live, preferences);
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, None)).await?;
         match self.launch_waiting(&name, terms, sockets).await {

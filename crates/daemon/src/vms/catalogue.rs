@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use api::SetVm;
 use migration::vm::cold::Form;
 use serde::{Deserialize, Serialize};
 
+use super::preferences::Preferences;
 use crate::files::listing::{Listed, Listing};
 use crate::journal::now_unix_ms;
 
@@ -30,23 +30,16 @@ pub(super) struct Record {
     /// Whether it is moving without a hypervisor.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(super) is_cold: bool,
-    /// Its priority in an evacuation.
-    #[serde(default = "usual_priority", skip_serializing_if = "is_usual")]
-    pub(super) priority: u8,
-}
-
-/// Returns the priority of a VM that was given none.
-pub(super) fn usual_priority() -> u8 {
-    SetVm::PRIORITY_DEFAULT
-}
-
-pub(super) fn is_usual(priority: &u8) -> bool {
-    *priority == usual_priority()
+    #[serde(flatten)]
+    pub(super) preferences: Preferences,
+    /// The boot of the host in which it was last started, stopped or added: that boot need not start it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) settled_boot: Option<String>,
 }
 
 impl Record {
     /// Returns the record of a VM that arrives from another host.
-    pub(super) fn arriving(name: &str, definition: &str, form: Form, priority: u8) -> Self {
+    pub(super) fn arriving(name: &str, definition: &str, form: Form, preferences: Preferences) -> Self {
         Self {
             name: name.to_owned(),
             definition: definition.to_owned(),
@@ -57,7 +50,8 @@ impl Record {
             user: None,
             stays_paused: false,
             is_cold: form == Form::Cold,
-            priority: priority.min(SetVm::PRIORITY_MAX),
+            preferences,
+            settled_boot: None,
         }
     }
 }
@@ -127,7 +121,8 @@ mod tests {
             user: None,
             stays_paused: false,
             is_cold: false,
-            priority: usual_priority(),
+            preferences: Preferences::default(),
+            settled_boot: None,
         };
         assert_eq!(Catalogue::open(folder.path()).unwrap().list(), [record]);
     }

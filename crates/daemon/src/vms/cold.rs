@@ -77,8 +77,8 @@ impl Vms {
                 Extent::AsItIs => vms.tpm_left(&name)?,
                 Extent::Needs | Extent::Everything => vms.tpm_of_stopped(&name)?,
             };
-            let priority = known.priority;
-            let whole = Manifest { name, definition: known.definition, files, needs, tpm_state, priority };
+            let preferences = known.preferences;
+            let whole = Manifest { name, definition: known.definition, files, needs, tpm_state, preferences };
             Ok(match extent {
                 Extent::Everything | Extent::AsItIs => whole.encode()?,
                 Extent::Needs => Manifest { files: Vec::new(), tpm_state: None, ..whole }.encode()?,
@@ -190,15 +190,18 @@ impl Vms {
         definition: Definition,
         standing: Standing,
     ) -> Result<(), VmError> {
-        let Manifest { name, files, tpm_state, priority, .. } = manifest;
+        let Manifest { name, files, tpm_state, preferences, .. } = manifest;
         let sent: BTreeSet<_> = files.iter().map(|(file, _)| file).collect();
         let is_complete = sent.len() == files.len() && sent.into_iter().eq(definition.files().keys());
         if !is_complete || (tpm_state.is_some() && !definition.has_tpm()) {
             return Err(VmError::Unusable("files arrived that are not the VM's".to_owned()));
         }
         let is_cold = standing == Standing::Arriving;
-        let record =
-            Record { standing, is_cold, ..Record::arriving(&name, definition.text(), Form::Cold, priority) };
+        let record = Record {
+            standing,
+            is_cold,
+            ..Record::arriving(&name, definition.text(), Form::Cold, preferences)
+        };
         let vms = Arc::clone(self);
         blocking(move || vms.enter(&record, definition, &files, tpm_state.as_deref())).await
     }

@@ -201,6 +201,17 @@ impl Definition {
         places.filter(|place| place.kind == "path").map(|place| place.name.clone()).collect()
     }
 
+    /// Returns the names of the paths at which its QEMU may write logs: those at which it does not listen.
+    pub(super) fn logs(&self) -> Vec<String> {
+        let sockets = self.own_sockets();
+        let places = self.command.iter().flat_map(Template::variables);
+        let logs = places.filter(|place| place.kind == "path" && !sockets.contains(&place.name));
+        let mut logs: Vec<String> = logs.map(|place| place.name.clone()).collect();
+        logs.sort();
+        logs.dedup();
+        logs
+    }
+
     pub(super) fn has_tpm(&self) -> bool {
         self.command.iter().flat_map(Template::variables).any(|place| place.kind == "tpm")
     }

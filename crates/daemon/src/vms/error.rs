@@ -46,6 +46,11 @@ pub(crate) enum VmError {
     /// It was stopped when its move was ordered.
     #[error("the VM \"{0}\" was started meanwhile: migrate it again, and it moves while it runs")]
     StartedMeanwhile(String),
+    #[error(
+        "the VM \"{0}\" has no log that a text could be found in: let its console write one (\"-serial\", \"file:{{path:console}}\"), or \
+         wait for tcp:HOST:PORT"
+    )]
+    NoConsole(String),
     #[error("the VM \"{0}\" is stopped, and its TPM (swtpm) still runs; try again when that has ended")]
     TpmRuns(String),
     /// It is to be changed, and is on its way between two hosts.
@@ -136,6 +141,7 @@ impl VmError {
             | Self::NotAllowed(_)
             | Self::Manifest(_)
             | Self::Disk { .. }
+            | Self::NoConsole(_)
             | Self::NoMonitor { .. }
             | Self::MonitorUnusable { .. } => ErrorCode::VmUnsuitable,
             Self::Libvirt { source, .. } => code_of_libvirt(source),

@@ -17,9 +17,10 @@ use hypervisor::qemu::command_line::sandbox;
 use hypervisor::qemu::command_line::script::{self, GivenBack, Surroundings};
 
 use super::arrival::blocking;
-use super::catalogue::{Fate, Record, Standing, usual_priority};
+use super::catalogue::{Fate, Record, Standing};
 use super::manifest::{self, Manifest, Reader};
 use super::needs::Needs;
+use super::preferences::Preferences;
 use super::{Adopted, Definition, Life, VmError, Vms, launched, remove_folder, tpm, user_of};
 use crate::journal::now_unix_ms;
 
@@ -51,7 +52,8 @@ impl Vms {
             user: None,
             stays_paused: false,
             is_cold: false,
-            priority: usual_priority(),
+            preferences: Preferences::default(),
+            settled_boot: None,
         };
         let vms = Arc::clone(self);
         blocking(move || {
@@ -63,7 +65,7 @@ impl Vms {
                 files,
                 needs: Needs::default(),
                 tpm_state: None,
-                priority: usual_priority(),
+                preferences: Preferences::default(),
             };
             manifest.encode()?;
             vms.enter(&record, definition, &manifest.files, None)

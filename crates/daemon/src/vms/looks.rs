@@ -69,8 +69,8 @@ impl Vms {
             };
             let files = manifest::read_files(&definition.files().iter().map(here).collect(), &reader)?;
             let sum = sum(&files);
-            let (definition, needs, priority) = (known.definition, Needs::default(), known.priority);
-            let bytes = Manifest { name, definition, files, needs, tpm_state: None, priority }.encode()?;
+            let (definition, needs, preferences) = (known.definition, Needs::default(), known.preferences);
+            let bytes = Manifest { name, definition, files, needs, tpm_state: None, preferences }.encode()?;
             Ok((sum, bytes))
         })
         .await

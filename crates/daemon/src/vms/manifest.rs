@@ -16,8 +16,8 @@ use block::held::{self, User};
 use rustix::fs::{FileType, OFlags};
 use serde::{Deserialize, Serialize};
 
-use super::catalogue::{is_usual, usual_priority};
 use super::needs::Needs;
+use super::preferences::Preferences;
 use super::tpm;
 use crate::files::whole_file;
 use crate::names;
@@ -49,8 +49,7 @@ pub(super) struct Manifest {
     pub(super) needs: Needs,
     /// The state of the TPM of a stopped VM; `None`: there is none, or it comes with the VM's memory.
     pub(super) tpm_state: Option<Vec<u8>>,
-    /// Its priority in an evacuation.
-    pub(super) priority: u8,
+    pub(super) preferences: Preferences,
 }
 
 /// Why a VM's small files cannot move along, or why bytes are no VM description.
@@ -76,8 +75,8 @@ struct Head {
     /// The length of the TPM's state, which follows the files.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     tpm_bytes: Option<usize>,
-    #[serde(default = "usual_priority", skip_serializing_if = "is_usual")]
-    priority: u8,
+    #[serde(flatten)]
+    preferences: Preferences,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -97,7 +96,7 @@ impl Manifest {
             files: files.collect(),
             needs: self.needs.clone(),
             tpm_bytes: self.tpm_state.as_ref().map(Vec::len),
-            priority: self.priority,
+            preferences: self.preferences.clone(),
         };
         let head = serde_json::to_vec(&head).map_err(|_| ManifestError::Malformed("it has no JSON form"))?;
         let length = u32::try_from(head.len()).ok().filter(|_| head.len() <= HEAD_BYTES_MAX);
@@ -146,8 +145,9 @@ impl Manifest {
         if !rest.is_empty() {
             return Err(ManifestError::Malformed("something follows its end"));
         }
-        let Head { name, definition, needs, priority, .. } = head;
-        Ok(Self { name, definition, files, needs, tpm_state, priority })
+        let Head { name, definition, needs, preferences, .. } = head;
+        let preferences = preferences.limited();
+        Ok(Self { name, definition, files, needs, tpm_state, preferences })
     }
 }
 
@@ -266,7 +266,7 @@ mod tests {
             files,
             needs: Needs::default(),
             tpm_state: None,
-            priority: usual_priority(),
+            preferences: Preferences::default(),
         }
     }
 

@@ -12,6 +12,7 @@ pub(crate) mod preflight;
 pub(crate) mod prove;
 pub(crate) mod stall;
 pub(crate) mod standing;
+pub(crate) mod starting;
 
 use crate::config::Config;
 use crate::custody::Custody;
@@ -25,6 +26,7 @@ use crate::stores::Stores;
 use crate::vms::Vms;
 use crate::vms::moving::VmMoves;
 use crate::vms::proved::Finders;
+use crate::vms::starts::AwaitedStarts;
 use crate::volumes::registry::Volumes;
 use std::sync::Arc;
 
@@ -42,6 +44,7 @@ pub(crate) struct VmOrders {
     moving: Arc<VmMoves>,
     vms: Arc<Vms>,
     finders: Arc<Finders>,
+    starts: Arc<AwaitedStarts>,
     stopping: Stopping,
     draining: Arc<Draining>,
     exports: Arc<Exports>,
@@ -88,6 +91,7 @@ impl VmOrders {
             moving,
             vms,
             finders,
+            starts: Arc::default(),
             stopping,
             draining,
             exports: Arc::clone(exports),

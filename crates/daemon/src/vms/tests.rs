@@ -120,7 +120,9 @@ async fn files_that_a_machine_finds_at_the_other_host_are_compared_before_all_el
     );
     let name = "web1".to_owned();
     let manifest =
-        Manifest { name, definition, files, needs, tpm_state: None, priority: 50 }.encode().unwrap();
+        Manifest { name, definition, files, needs, tpm_state: None, preferences: Preferences::default() }
+            .encode()
+            .unwrap();
     let (same, scope) = host.vms.compare_files(&manifest).await.unwrap();
     assert_eq!((same, scope), (Differences::default(), Scope::Everything));
     std::fs::write(image, "other").unwrap();

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 
 use super::snapshot::{self, RevertArguments, SnapshotVmArguments};
 
@@ -11,11 +11,11 @@ pub(crate) enum VmCommand {
     /// Add a VM by its definition. It is refused by name if it could not move to another host.
     #[command(after_help = ADD_HELP)]
     Add(AddVmArguments),
-    /// Start a VM, and return when its QEMU answers.
-    #[command(after_help = "Example:\n  sterna vm start web1")]
-    Start(VmArguments),
+    /// Start a VM, and return when its QEMU answers; or all VMs that start at a boot, in their order.
+    #[command(after_help = START_HELP)]
+    Start(StartVmArguments),
     /// Stop a VM: press its power button, and wait until its guest has shut down.
-    #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
+    #[command(after_help = STOP_HELP)]
     Stop(StopVmArguments),
     /// Adopt the disks of a running QEMU, or of a domain of libvirt, so that they can be moved.
     #[command(after_help = ADOPT_HELP)]
@@ -32,8 +32,8 @@ pub(crate) enum VmCommand {
     /// Make all volumes of a stopped VM what they were at a snapshot.
     #[command(after_help = snapshot::REVERT_VM_HELP)]
     Revert(RevertArguments),
-    /// Change a VM: its priority in an evacuation.
-    #[command(after_help = "Example:\n  sterna vm set web1 --priority 80")]
+    /// Change a VM: whether and when it starts after a boot of the host, and its priority in an evacuation.
+    #[command(after_help = SET_HELP)]
     Set(SetVmArguments),
     /// List the VMs of the host.
     #[command(visible_alias = "ls", after_help = "Example:\n  sterna vm list")]
@@ -56,9 +56,38 @@ pub(crate) struct VmArguments {
 pub(crate) struct SetVmArguments {
     /// Name of the VM.
     pub(crate) name: String,
-    /// A higher one leaves first (sterna evacuate); from 0 to 100. A VM that was given none has 50. It moves with the VM.
+    /// A higher one leaves first (sterna evacuate); from 0 to 100. A VM that was given none has 50.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u8).range(0..=i64::from(api::SetVm::PRIORITY_MAX)))]
-    pub(crate) priority: u8,
+    pub(crate) priority: Option<u8>,
+    /// Whether the VM is started when its host has booted; without a value: yes.
+    #[arg(long, value_name = "YES|NO", num_args = 0..=1, require_equals = true, default_missing_value = "yes")]
+    pub(crate) start_at_boot: Option<YesNo>,
+    /// VMs with a lower one start first, and stop last; from 0 to 65535. A VM that was given none has 100.
+    #[arg(long, value_name = "NUMBER")]
+    pub(crate) order: Option<u16>,
+    /// What VMs of a higher order wait for after this one has started: `tcp:HOST:PORT` until something accepts connections there,
+    /// `console:TEXT` until a log in the VM's own folder has this text ("-serial", "file:{path:console}"), or `nothing`.
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) wait_for: Option<String>,
+    /// The longest that they wait, in seconds; by default 120. They are started without it then.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(..=i64::from(api::SetVm::WAIT_MAX_S_MAX)))]
+    pub(crate) wait_max: Option<u32>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum YesNo {
+    Yes,
+    No,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StartVmArguments {
+    /// Name of the VM.
+    #[arg(required_unless_present = "all")]
+    pub(crate) name: Option<String>,
+    /// Start all VMs that start at a boot (vm set --start-at-boot) and do not run, in their order.
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) all: bool,
 }
 
 #[derive(Debug, Args)]
@@ -73,7 +102,11 @@ pub(crate) struct AddVmArguments {
 #[derive(Debug, Args)]
 pub(crate) struct StopVmArguments {
     /// Name of the VM.
-    pub(crate) name: String,
+    #[arg(required_unless_present = "all")]
+    pub(crate) name: Option<String>,
+    /// Stop all VMs of Sterna that run: those with the highest order first, those of one order together. Adopted VMs run on.
+    #[arg(long, conflicts_with = "name")]
+    pub(crate) all: bool,
     /// Cut its power at once.
     #[arg(long, conflicts_with = "wait")]
     pub(crate) now: bool,
@@ -116,6 +149,27 @@ connected to the monitor meanwhile. QEMU may run as any user: that user gets the
 
 libvirt itself copies the disks of its domain to new volumes; nothing is paused. A copy that takes longer than a minute
 continues in the background: sterna vm show web1. `sterna vm release` copies the disks back to files.";
+
+const START_HELP: &str = "\
+Examples:
+  sterna vm start web1
+  sterna vm start --all";
+
+const STOP_HELP: &str = "\
+Examples:
+  sterna vm stop web1
+  sterna vm stop web1 --now
+  sterna vm stop --all --wait 90";
+
+const SET_HELP: &str = "\
+Examples:
+  sterna vm set db1 --start-at-boot --order 10 --wait-for tcp:10.0.0.5:5432
+  sterna vm set web1 --start-at-boot --order 20
+  sterna vm set web1 --start-at-boot=no
+  sterna vm set web1 --priority 80
+
+All of this moves with the VM to other hosts. VMs of one order start together, and the next order follows when each of them has
+started and is ready, or its --wait-max is over. A VM that cannot be started is tried again until it starts.";
 
 const ADD_HELP: &str = "\
 Example:

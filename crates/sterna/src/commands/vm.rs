@@ -1,10 +1,12 @@
 //! `sterna vm …`
 
+mod all;
+
 use std::path::Path;
 
 use api::{AdoptVm, Client, NewSnapshot, NewVm, RevertVolumes, SetVm, StopVm};
 
-use crate::args::{RevertArguments, VmCommand};
+use crate::args::{RevertArguments, VmCommand, YesNo};
 use crate::commands::{CommandError, absolute, snapshots};
 use crate::exit::Exit;
 use crate::output::{self, Format, vms};
@@ -17,16 +19,17 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             output::print(format, &vm, vms::added)?;
         }
         VmCommand::Start(order) => {
-            output::print(format, &client.start_vm(&order.name).await?, vms::started)?;
+            let Some(name) = order.name else { return all::start(client, format).await };
+            output::print(format, &client.start_vm(&name).await?, vms::started)?;
         }
         VmCommand::Stop(order) => {
             let how = StopVm { now: order.now, wait_s: order.wait };
+            let Some(name) = order.name else { return all::stop(client, how, format).await };
             if format == Format::Text && !how.now {
                 let wait_s = how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT);
-                let name = &order.name;
                 output::say(&format!("pressing the power button of {name}; waiting {wait_s} s at most"));
             }
-            output::print(format, &client.stop_vm(&order.name, how).await?, vms::stopped)?;
+            output::print(format, &client.stop_vm(&name, how).await?, vms::stopped)?;
         }
         VmCommand::Adopt(order) => {
             let named = order.name.or_else(|| order.libvirt.clone()).unwrap_or_default();
@@ -56,9 +59,14 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             snapshots::revert(client, &order, format).await?;
         }
         VmCommand::Set(order) => {
-            let change = SetVm { priority: order.priority };
-            let changed = client.set_vm(&order.name, change).await?;
-            output::print(format, &changed, |vm| format!("{} has the priority {}\n", vm.name, vm.priority))?;
+            let change = SetVm {
+                priority: order.priority,
+                start_at_boot: order.start_at_boot.map(|wanted| wanted == YesNo::Yes),
+                start_order: order.order,
+                wait_for: order.wait_for,
+                wait_max_s: order.wait_max,
+            };
+            output::print(format, &client.set_vm(&order.name, &change).await?, vms::set)?;
         }
         VmCommand::List => output::print(format, &client.vms().await?, vms::list)?,
         VmCommand::Show(order) => output::print(format, &client.vm(&order.name).await?, vms::show)?,

@@ -1,6 +1,6 @@
 //! Text output of `sterna vm`.
 
-use api::{RemovedVm, Vm, VmState, WholeMove};
+use api::{RemovedVm, Vm, VmStart, VmState, WholeMove};
 
 use super::{dash, lines, properties, table};
 
@@ -25,6 +25,7 @@ pub(crate) fn show(vm: &Vm) -> String {
     rows.push(("volumes", volumes(&vm.volumes)));
     rows.extend(vm.images.iter().map(|image| ("image", image.clone())));
     rows.push(("priority", vm.priority.to_string()));
+    rows.extend(vm.start.as_ref().map(|start| ("at boot", at_boot(start))));
     rows.push(("process", vm.process.map_or_else(dash, |process| process.to_string())));
     rows.push(("hypervisor", vm.hypervisor.clone().unwrap_or_else(dash)));
     match &vm.libvirt_domain {
@@ -41,6 +42,23 @@ pub(crate) fn show(vm: &Vm) -> String {
         rows.extend(whole.left_behind.iter().map(|what| ("stays behind", what.clone())));
     }
     properties(&rows)
+}
+
+/// Returns whether and when a VM starts after a boot.
+fn at_boot(start: &VmStart) -> String {
+    let wait = start.wait_for.as_ref();
+    let wait = wait.map(|what| format!("; later ones wait for {what}, at most {} s", start.wait_max_s));
+    let then = wait.unwrap_or_default();
+    match start.at_boot {
+        true => format!("starts, order {}{then}", start.order),
+        false => "does not start".to_owned(),
+    }
+}
+
+/// Returns the text about what is wanted of a VM.
+pub(crate) fn set(vm: &Vm) -> String {
+    let boot = vm.start.as_ref().map(|start| format!("; at a boot of its host it {}", at_boot(start)));
+    format!("{} has the priority {}{}\n", vm.name, vm.priority, boot.unwrap_or_default())
 }
 
 /// Returns the text about an added VM, with warnings.

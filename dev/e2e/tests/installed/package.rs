@@ -117,12 +117,12 @@ fn a_package_is_installed_used_upgraded_removed_and_purged_and_every_guest_and_i
 
 /// Checks files, accounts and modes, the unit's properties, and access to the API.
 fn check_installed(root: &ThrowAwayRoot) -> anyhow::Result<()> {
-    root.succeed("systemctl is-enabled sterna.service && sterna health && sterna config check")?;
+    root.succeed("systemctl is-enabled sterna.service sterna-guests.service && systemctl is-active sterna-guests.service && sterna health && sterna config check")?;
     let modes = "stat --format '%a %U %G' /var/lib/sterna /run/sterna /run/sterna/sterna.sock /etc/sterna/sterna.toml";
     ensure!(root.succeed(modes)? == "700 root root\n755 root root\n660 root sterna\n644 root root\n");
     ensure!(root.succeed("id --groups --name sterna-qemu")? == "sterna-qemu kvm\n");
 
-    let said = root.run("systemd-analyze verify sterna.service")?;
+    let said = root.run("systemd-analyze verify sterna.service sterna-guests.service")?;
     said.expect(0)?;
     ensure!(!said.stderr.contains("sterna"), "{}", said.stderr);
     // Hardened services of systemd have a similar figure. Without hardening it is 9.6.

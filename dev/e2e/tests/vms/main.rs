@@ -3,6 +3,7 @@
 //! They are one program, because to link a program takes longer than most of them run.
 
 mod bad_luck;
+mod boot;
 mod cold;
 mod disks;
 mod faults;

@@ -16,7 +16,6 @@ use crate::files::whole_file;
 
 const NAME: &str = ".served.json";
 const BYTES_MAX: u64 = 16 << 20;
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
 /// When each volume was served last, in milliseconds since the host has booted.
 #[derive(Debug, Default)]
@@ -38,7 +37,7 @@ impl Served {
     pub(super) fn open(folder: &Path) -> Self {
         let path = folder.join(NAME);
         // Without it nothing is known to be of this boot.
-        let boot = std::fs::read_to_string(BOOT_ID).unwrap_or_default().trim().to_owned();
+        let boot = crate::boot::identity().unwrap_or_default();
         let noted = read(&path).ok().flatten().filter(|noted| !boot.is_empty() && noted.boot == boot);
         Self { path, at_ms: noted.map(|noted| noted.at_ms).unwrap_or_default(), boot }
     }

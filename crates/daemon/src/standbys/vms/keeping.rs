@@ -172,20 +172,15 @@ impl Standbys {
         Ok(())
     }
 
-    /// Starts the VMs of a promoted standby.
+    /// Starts the VMs of a promoted standby, in their order.
     pub(in crate::standbys) async fn start_vms(&self, kept: &Kept) -> Result<(), RequestError> {
-        for DescribedVm { name, .. } in self.described(kept).await? {
-            if lock(&kept.problems).contains_key(&name) {
-                continue;
-            }
-            let started = Arc::clone(&self.vm_orders).start_vm(name.clone()).await;
-            let problem = match started {
-                Ok(_) | Err(RequestError::Vm(VmError::RunsAlready(_))) => None,
-                Err(error) => {
-                    let why = error.message();
-                    Some(format!("it was not started: {why}; start it: sterna vm start {name}"))
-                }
-            };
+        let described = self.described(kept).await?.into_iter().map(|vm| vm.name);
+        let names: Vec<String> = described.filter(|name| !lock(&kept.problems).contains_key(name)).collect();
+        let mut failed = self.vm_orders.start_in_order(names.clone()).await;
+        for name in names {
+            let problem = failed
+                .remove(&name)
+                .map(|why| format!("it was not started: {why}; start it: sterna vm start {name}"));
             note_promoted(kept, name, problem);
         }
         Ok(())

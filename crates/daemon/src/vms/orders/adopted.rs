@@ -95,6 +95,8 @@ impl VmOrders {
             whole_move: None,
             added_unix_ms: adopted.added_unix_ms,
             priority: api::SetVm::PRIORITY_DEFAULT,
+            start: None,
+            awaited_start: None,
         };
         match found {
             Ok((process, version, state, (derived, obstacles))) => {

@@ -401,6 +401,8 @@ impl VmOrders {
             }),
             added_unix_ms: adopted.added_unix_ms,
             priority: api::SetVm::PRIORITY_DEFAULT,
+            start: None,
+            awaited_start: None,
         }
     }
 

@@ -53,11 +53,22 @@ impl VmOrders {
             self.volumes.lane(&volume).await?;
         }
         self.vms.start(&name, &self.sockets).await?;
+        self.starts.started(&name);
+        self.settle_boot(&name).await;
         self.describe_vm(&name).await
     }
 
     pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
+        let was_awaited = self.starts.withdraw(&name);
+        self.settle_boot(&name).await;
+        if was_awaited {
+            self.until_attempt_ends(&name).await;
+        }
+        if was_awaited && matches!(self.vms.get(&name)?.life, Life::Stopped | Life::Crashed(_)) {
+            tracing::info!(vm = %name, "the VM is not started any more");
+            return self.describe_vm(&name).await;
+        }
         let wait = Duration::from_secs(how.wait_s.unwrap_or(StopVm::WAIT_S_DEFAULT));
         if wait > SHUT_DOWN_TIMEOUT {
             return Err(RequestError::Invalid("wait_s is too long: at most an hour".to_owned()));
@@ -68,15 +79,21 @@ impl VmOrders {
         self.describe_vm(&name).await
     }
 
-    /// Changes a VM. Errors: [`VmError::NotFound`], [`VmError::Adopted`]; [`RequestError::Invalid`]: the priority is out of range.
+    /// Changes a VM. Errors: [`VmError::NotFound`], [`VmError::Adopted`]; [`RequestError::Invalid`]: a value is out of range.
     pub(crate) async fn set_vm(self: Arc<Self>, name: String, change: SetVm) -> Result<Vm, RequestError> {
-        if change.priority > SetVm::PRIORITY_MAX {
-            let text = format!("a priority is a number from 0 to {}", SetVm::PRIORITY_MAX);
-            return Err(RequestError::Invalid(text));
-        }
         self.refuse_adopted(&name)?;
+        let known = self.vms.get(&name)?;
+        let wanted = known.preferences.clone().changed(&change).map_err(RequestError::Invalid)?;
+        if change.wait_for.is_some() && !known.can_be_watched(wanted.start.wait_for.as_ref()) {
+            return Err(VmError::NoConsole(name).into());
+        }
+        // Otherwise the next daemon would start it, in the middle of a boot.
+        let is_settled = change.start_at_boot.is_some();
+        if is_settled {
+            self.starts.withdraw(&name);
+        }
         let (host, changed) = (Arc::clone(&self), name.clone());
-        blocking(move || Ok(host.vms.set_priority(&changed, change.priority)?)).await?;
+        blocking(move || Ok(host.vms.prefer(&changed, wanted, is_settled)?)).await?;
         self.describe_vm(&name).await
     }
 
@@ -87,6 +104,7 @@ impl VmOrders {
         let volumes = self.vms.get(&name)?.volumes;
         let (host, removed) = (Arc::clone(&self), name.clone());
         blocking(move || Ok(host.vms.remove(&removed)?)).await?;
+        self.starts.withdraw(&name);
         tracing::info!(vm = %name, "VM removed");
         Ok(RemovedVm { name, volumes })
     }
@@ -164,7 +182,8 @@ impl VmOrders {
     }
 
     async fn describe_known(&self, known: Known) -> Vm {
-        self.with_hold(describe(known).await)
+        let vm = self.with_hold(describe(known).await);
+        self.with_awaited_start(vm)
     }
 
     /// Adds why Sterna keeps the guest from running: it resumes the guest by itself, also after an error of a disk.
@@ -204,7 +223,9 @@ async fn describe(known: Known) -> Vm {
         definition: Some(known.definition),
         whole_move: None,
         added_unix_ms: known.added_unix_ms,
-        priority: known.priority,
+        priority: known.preferences.priority,
+        start: Some(known.preferences.start.described()),
+        awaited_start: None,
         name: known.name,
     }
 }
