@@ -3,7 +3,8 @@
 //! ```text
 //!   [ head: mark, volume, kind, first block, number of blocks, checksum of head and content ] [ content, if it is no zeroes ]
 //! ```
-//! An extent whose checksum is wrong ends the file: it was being appended when power was cut.
+//! An extent whose checksum is wrong ends the file: it was being appended when power was cut. If whole ones follow it, the file is
+//! damaged, and stays so: [`Extents::whole`] refuses it.
 
 use std::fs::File;
 use std::io;
@@ -15,6 +16,8 @@ use standby::VolumeIndex;
 
 const HEAD_BYTES: usize = 32;
 const MARK: [u8; 4] = *b"SXT1";
+/// So much of a file is searched at a time.
+const SEARCH_BYTES: usize = 1 << 20;
 /// The greatest content of one extent, in bytes. Longer runs are cut.
 pub(super) const CONTENT_BYTES_MAX: u64 = 4 << 20;
 
@@ -41,8 +44,11 @@ impl Extents {
             each(extent);
             Ok(())
         })?;
-        extents.length = length;
-        extents.file.set_len(length)?;
+        let found = extents.file.metadata()?.len();
+        // N.B. What a power cut leaves is cut off. Damage is not: without it the file would look whole, and lack what follows.
+        let is_damaged = length < found && goes_on_after(&extents.file, length, found)?;
+        extents.length = if is_damaged { found } else { length };
+        extents.file.set_len(extents.length)?;
         Ok(extents)
     }
 
@@ -53,7 +59,9 @@ impl Extents {
         if found == valid {
             return Ok(Self { length: valid, ..extents });
         }
-        let text = format!("an epoch of the standby is damaged after {valid} of {found} bytes");
+        let text = format!(
+            "a file of the standby is damaged: {valid} of its {found} bytes are as they were written"
+        );
         Err(io::Error::new(io::ErrorKind::InvalidData, text))
     }
 
@@ -69,6 +77,14 @@ impl Extents {
         self.file.write_all_at(content, self.length + HEAD_BYTES as u64)?;
         self.length += HEAD_BYTES as u64 + content.len() as u64;
         Ok(())
+    }
+
+    /// Appends what is no extent, and one that is: the file is not whole from then on.
+    pub(super) fn damage(&mut self) -> io::Result<()> {
+        self.file.write_all_at(&[0; HEAD_BYTES], self.length)?;
+        self.length += HEAD_BYTES as u64;
+        let blocks = BlockRange::new(0, 1);
+        self.append(Extent { volume: VolumeIndex(u16::MAX), blocks, is_zero: true }, &[])
     }
 
     /// Returns the extent at a position of a file, its content, and the position of the next one; `None`: the file ends there.
@@ -142,6 +158,25 @@ impl Extents {
     }
 }
 
+/// Returns whether a whole extent begins after `position`, in a file of `length` bytes.
+fn goes_on_after(file: &File, position: u64, length: u64) -> io::Result<bool> {
+    let mut piece = vec![0; SEARCH_BYTES];
+    let mut from = position + 1;
+    while from + HEAD_BYTES as u64 <= length {
+        let count = (length - from).min(SEARCH_BYTES as u64) as usize;
+        file.read_exact_at(&mut piece[..count], from)?;
+        let marks = piece[..count].windows(MARK.len()).enumerate().filter(|(_, found)| *found == MARK);
+        for (found, _) in marks {
+            if matches!(Extents::at(file, from + found as u64), Ok(Some(_))) {
+                return Ok(true);
+            }
+        }
+        // A mark may begin at the end of a piece.
+        from += (count - (MARK.len() - 1)).max(1) as u64;
+    }
+    Ok(false)
+}
+
 fn head(extent: Extent, content: &[u8]) -> [u8; HEAD_BYTES] {
     let mut head = [0; HEAD_BYTES];
     head[..4].copy_from_slice(&MARK);
@@ -171,6 +206,25 @@ fn parse(head: &[u8; HEAD_BYTES]) -> Option<(Extent, u32)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_file_that_goes_on_after_damage_is_never_whole_again() {
+        let file = tempfile::tempfile().unwrap();
+        let mut extents = Extents::new(file.try_clone().unwrap());
+        let content = vec![7; BLOCK_BYTES as usize];
+        for start in 0..3 {
+            let blocks = BlockRange::new(start, start + 1);
+            extents.append(Extent { volume: VolumeIndex(0), blocks, is_zero: false }, &content).unwrap();
+        }
+        let middle = HEAD_BYTES as u64 + BLOCK_BYTES;
+        file.write_all_at(&[8], middle + 100).unwrap();
+        let mut again = Extents::open(file.try_clone().unwrap(), |_| {}).unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 3 * middle, "nothing is cut off");
+        let blocks = BlockRange::new(9, 10);
+        again.append(Extent { volume: VolumeIndex(0), blocks, is_zero: true }, &[]).unwrap();
+        let refused = Extents::whole(file).map(drop).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
+    }
 
     #[test]
     fn what_was_appended_is_read_up_to_the_first_torn_extent() {

@@ -256,11 +256,11 @@ impl Files {
         self.folder.space()
     }
 
-    /// Gives the images these sizes if they are smaller.
+    /// Gives the images these sizes. One that is larger was made so by another program: volumes never shrink.
     pub(crate) fn grow(&mut self, sizes: &[BlockCount]) -> io::Result<Room> {
         for (image, size) in self.images.iter().zip(sizes) {
             let bytes = size.0.saturating_mul(BLOCK_BYTES);
-            if image.metadata()?.len() >= bytes {
+            if image.metadata()?.len() == bytes {
                 continue;
             }
             match image.set_len(bytes) {
@@ -321,6 +321,10 @@ impl Files {
             let mut into = Undo::open(self.folder.file(&undo_name(*older))?, &self.images)?;
             let from = Extents::open(self.folder.file(&undo_name(*at))?, |_| {})?;
             from.each(|extent, content| into.add(extent, content))?;
+            // N.B. The older point needs all of it, so it is as damaged as this one.
+            if Extents::whole(self.folder.file(&undo_name(*at))?).is_err() {
+                into.damage()?;
+            }
             into.sync()?;
             if newest == Some(*at) {
                 self.undo = Some(into);
@@ -393,7 +397,7 @@ impl Files {
             return Ok(Vec::new());
         }
         let undo = since.iter().rev().filter(|(_, kept_by)| kept_by.is_undo());
-        undo.map(|(at, _)| Extents::open(self.folder.file(&undo_name(*at))?, |_| {})).collect()
+        undo.map(|(at, _)| Extents::whole(self.folder.file(&undo_name(*at))?)).collect()
     }
 
     /// Returns which blocks of a volume from `first` on have contents with these hashes.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, mpsc};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use chronicle::BlockCount;
@@ -30,6 +30,8 @@ use crate::standbys::lock;
 const SPOOL_BLOCKS: u64 = 1 << 20;
 /// Time between two looks at a source that says nothing.
 const IDLE: Duration = Duration::from_secs(1);
+/// The time before files that could not be used are opened again.
+const AGAIN: Duration = Duration::from_secs(5);
 
 /// Returns the folder of the store, or why there is none.
 pub(crate) type Locate = Box<dyn Fn() -> Result<PathBuf, String> + Send>;
@@ -107,6 +109,8 @@ pub(super) struct Keeper {
     /// `None`: a fault.
     pub(super) open: Option<Open>,
     pub(super) fault: Option<String>,
+    /// When that was found.
+    pub(super) failed: Option<Instant>,
     pub(super) line: Option<Line>,
     /// When the source last said that the images are current.
     pub(super) current_unix_ms: Option<u64>,
@@ -156,6 +160,7 @@ impl Keeper {
             book,
             open: None,
             fault: None,
+            failed: None,
             line: None,
             current_unix_ms: None,
             promotion: None,
@@ -181,8 +186,12 @@ impl Keeper {
                     return;
                 }
                 Err(mpsc::RecvTimeoutError::Disconnected) => return,
-                Ok(input) => self.take(input),
+                Ok(input) => {
+                    self.try_again();
+                    self.take(input);
+                }
                 Err(mpsc::RecvTimeoutError::Timeout) => {
+                    self.try_again();
                     if let Some(open) = &mut self.open {
                         open.machine.handle_timeout(now());
                         self.carry_out(&Bytes::new());
@@ -210,12 +219,21 @@ impl Keeper {
         (self.store)().map_err(|reason| io::Error::new(io::ErrorKind::NotFound, reason))
     }
 
+    /// Opens files again that could not be used some time ago: a disk may be back, also while the source cannot be reached, and a
+    /// source that comes back asks.
+    fn try_again(&mut self) {
+        if self.open.is_none() && self.failed.is_some_and(|failed| failed.elapsed() >= AGAIN) {
+            self.reopen();
+        }
+    }
+
     /// Opens the files and goes on from the durable record.
     pub(super) fn reopen(&mut self) {
         match self.try_to_open() {
             Ok(open) => {
                 self.open = Some(open);
                 self.fault = None;
+                self.failed = None;
                 lock(&self.seen).fault = None;
                 self.carry_out(&Bytes::new());
                 // N.B. That an image was touched is forgotten once the record says so.
@@ -283,6 +301,15 @@ impl Keeper {
         Ok(Image::Touched)
     }
 
+    /// Returns why a recovery point cannot be restored; `None`: it can, or is unknown.
+    fn damage_of(&self, point: Watermark) -> Option<String> {
+        let error = self.open.as_ref()?.files.undo_since(point).err()?;
+        Some(format!(
+            "the recovery point {} cannot be restored: {error}; choose another one: sterna standby show",
+            super::text(point)
+        ))
+    }
+
     fn take(&mut self, input: Input) {
         match input {
             Input::End(..) => {}
@@ -315,6 +342,11 @@ impl Keeper {
                         ))),
                         _ => Ok(Promoted { at }),
                     });
+                    return;
+                }
+                // N.B. Before anything is promoted: once it is, there is no other point.
+                if let Some(damage) = order.point.and_then(|point| self.damage_of(point)) {
+                    let _ = answer.send(Err(NotPromoted::Failed(damage)));
                     return;
                 }
                 self.promotion = Some(answer);
@@ -457,7 +489,10 @@ impl Keeper {
     }
 
     pub(super) fn fail(&mut self, error: &io::Error) {
-        tracing::warn!(standby = %self.config.name, %error, "a standby cannot go on; it is tried again");
+        if self.fault.as_ref().is_none_or(|fault| *fault != error.to_string()) {
+            tracing::warn!(standby = %self.config.name, %error, "a standby cannot go on; it is tried again");
+        }
+        self.failed = Some(Instant::now());
         self.open = None;
         self.end_clone(&error.to_string());
         self.fault = Some(error.to_string());

@@ -105,6 +105,11 @@ impl Undo {
         Ok(())
     }
 
+    /// Makes the file one that is not whole, for good: its point cannot be restored.
+    pub(super) fn damage(&mut self) -> io::Result<()> {
+        self.extents.damage()
+    }
+
     pub(super) fn sync(&self) -> io::Result<()> {
         self.extents.sync()
     }
