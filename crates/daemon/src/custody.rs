@@ -27,7 +27,7 @@ mod steps;
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -59,6 +59,16 @@ struct Books {
     /// What the files of the stores say that they stand on.
     headers: Headers,
     folders: Mutex<BTreeSet<PathBuf>>,
+    /// Images of volumes that were given up here, by path.
+    given_up: Mutex<BTreeMap<PathBuf, GivenUp>>,
+}
+
+/// A volume that another host has, and that was given up here.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct GivenUp {
+    pub(crate) volume: String,
+    /// The name of the other host.
+    pub(crate) host: String,
 }
 
 /// The source of claims.
@@ -92,8 +102,8 @@ impl Custody {
     }
 
     fn of(known: Known) -> Self {
-        let (headers, folders) = (Headers::default(), Mutex::default());
-        Self { books: Arc::new(Books { known, headers, folders }) }
+        let (headers, folders, given_up) = (Headers::default(), Mutex::default(), Mutex::default());
+        Self { books: Arc::new(Books { known, headers, folders, given_up }) }
     }
 
     /// Looks in the folders of these stores as well: an image in one may stand on an image in another.
@@ -103,6 +113,16 @@ impl Custody {
             StoreKind::Single(_) => None,
         });
         self.folders().extend(folders);
+    }
+
+    /// Notes which images, by path, are those of volumes that were given up here.
+    pub(crate) fn set_given_up(&self, images: BTreeMap<PathBuf, GivenUp>) {
+        *self.books.given_up.lock().unwrap_or_else(PoisonError::into_inner) = images;
+    }
+
+    /// Returns the volume that was given up here and whose image is at this path.
+    pub(crate) fn given_up(&self, path: &Path) -> Option<GivenUp> {
+        self.books.given_up.lock().unwrap_or_else(PoisonError::into_inner).get(path).cloned()
     }
 
     #[cfg(test)]

@@ -10,11 +10,11 @@ use migration::custody::{Book, Claim, Found, Identity, Kind, Object, Owner, Step
 use migration::journal::{ImageFormat, ImageLocation, Place};
 use rustix::io::Errno;
 
-use super::Custody;
 use super::chains::{Chains, Top};
 use super::lasting::lasting_at;
 use super::opened::identity;
 use super::stacks::Stacks;
+use super::{Custody, GivenUp};
 use crate::images::{half_made, inventory};
 
 impl Custody {
@@ -29,7 +29,7 @@ impl Custody {
         let mut book = Book::of_journal(&state);
         book.identify(look);
         if let Some(path) = object.place.file().map(Path::new) {
-            add_kept(&mut book, path, object);
+            add_kept(&mut book, path, object, self.given_up(path));
             add_link(&mut book, path, object);
         }
         let mut chains = Chains::new(&mut book, self.headers(), &state, object);
@@ -247,11 +247,14 @@ pub(crate) fn is_same(one: &Place, other: &Place) -> bool {
 }
 
 /// Adds claims by the name of a file and by the mark beside it.
-fn add_kept(book: &mut Book, path: &Path, object: &Object) {
+fn add_kept(book: &mut Book, path: &Path, object: &Object, given_up: Option<GivenUp>) {
     let mut add = |kind| book.add(Claim { kind, place: object.place.clone(), found: object.found.clone() });
     let named = path.file_name().and_then(|name| name.to_str()).and_then(inventory::parse);
     if let Some((volume, _, migration)) = named {
         add(Kind::Kept { volume: volume.to_owned(), migration });
+    }
+    if let Some(GivenUp { volume, host }) = given_up {
+        add(Kind::GivenUp { volume, host });
     }
     if half_made::is_marked(path) {
         add(Kind::HalfMade);

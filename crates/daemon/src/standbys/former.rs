@@ -17,12 +17,14 @@ use migration::custody::{Owner, Word};
 use migration::journal::{ImageFormat, Place, VolumeRecord};
 use migration::stay::{Beginning, Stay};
 use standby::record::{OwnerRecord, Written};
+use standby::reprotection::Stage;
 
-use super::book::{Book, FormerGroup, FormerVolume, KeptDivergence, Side};
+use super::book::{Book, FormerGroup, FormerVolume, KeptDivergence, ReturnOrder, Side};
 use super::copy::divergence::{self, Piece, look_of};
 use super::source::run::copy_of;
 use super::source::{Source, host_of};
 use super::{Standbys, folder_in};
+use crate::custody::GivenUp;
 use crate::error::{RequestError, StandbyError};
 use crate::host::blocking;
 use crate::journal::now_unix_ms;
@@ -88,6 +90,27 @@ impl Standbys {
             Ok(former)
         })
         .await
+    }
+
+    /// Tells the custody of images which are those of volumes that were given up here, and have not become a standby since.
+    pub(super) async fn claim_given_up(&self) {
+        let formers = match self.all_formers().await {
+            Ok(formers) => formers,
+            Err(error) => {
+                tracing::warn!(error = %error.message(), "it is not known which images belong to volumes that were given up");
+                return;
+            }
+        };
+        let is_ready = |order: &ReturnOrder| order.stage == Stage::Ready;
+        let waiting = formers.iter().filter(|former| !former.order.as_ref().is_some_and(is_ready));
+        let images = waiting.flat_map(|former| {
+            let host = self.hosts.name_of(host_of(&former.host));
+            let kept = former.volumes.iter().filter(|volume| volume.kept == KeptDivergence::InImage);
+            kept.map(move |volume| {
+                (volume.image.clone().into(), GivenUp { volume: volume.name.clone(), host: host.clone() })
+            })
+        });
+        self.custody.set_given_up(images.collect());
     }
 
     fn former_volume(&self, record: &VolumeRecord) -> FormerVolume {
@@ -238,6 +261,7 @@ impl Standbys {
         })
         .await?;
         self.forget_done_formers().await;
+        self.claim_given_up().await;
         tracing::info!(divergence = %name, "what only this host had of a volume is released");
         Ok(shown)
     }

@@ -152,7 +152,10 @@ impl Standbys {
             Err(error) => tracing::error!(%error, "it is not known which volumes were given up here"),
         }
         let this = Arc::clone(self);
-        tokio::spawn(async move { this.forget_done_formers().await });
+        tokio::spawn(async move {
+            this.claim_given_up().await;
+            this.forget_done_formers().await;
+        });
     }
 
     /// Takes all steps. One that fails is tried again, and its reason is shown.

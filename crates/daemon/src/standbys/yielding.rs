@@ -44,7 +44,9 @@ impl Standbys {
                 self.ask_to_yield(&source, &name, how).await?;
                 // N.B. What only this host has is noted before anything is forgotten.
                 self.begin_former(&source).await?;
-                let removed = self.give_up(volumes, how, Some(&source)).await?;
+                let removed = self.give_up(volumes, how, Some(&source)).await;
+                self.claim_given_up().await;
+                let removed = removed?;
                 self.end_yielded(&source).await?;
                 Ok(removed)
             }

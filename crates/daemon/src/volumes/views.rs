@@ -13,6 +13,7 @@ use migration::journal::{ExportAccess, MigrationState, Place, Side, State, Volum
 use migration::{VolumeId, promotion};
 use tokio::sync::Semaphore;
 
+use crate::custody::Custody;
 use crate::error::RequestError;
 use crate::files::sockets::{SocketFolder, volume_uri};
 use crate::host::{Exports, Parts};
@@ -31,6 +32,7 @@ pub(crate) const ANSWER_MAX: Duration = Duration::from_secs(1);
 /// Describes volumes and stores.
 pub(crate) struct VolumeViews {
     pub(crate) journal: Journal,
+    pub(crate) custody: Custody,
     pub(crate) stores: Arc<Stores>,
     pub(crate) volumes: Arc<Volumes>,
     pub(crate) migrations: Arc<Migrations>,
@@ -42,9 +44,11 @@ pub(crate) struct VolumeViews {
 
 impl VolumeViews {
     pub(crate) fn new(parts: &Parts, exports: &Arc<Exports>) -> Arc<Self> {
-        let Parts { journal, stores, volumes, migrations, sockets, hosts, looks, .. } = parts.clone();
+        let Parts { journal, custody, stores, volumes, migrations, sockets, hosts, looks, .. } =
+            parts.clone();
         Arc::new(Self {
             journal,
+            custody,
             stores,
             volumes,
             migrations,
@@ -131,7 +135,12 @@ impl VolumeViews {
                 space.as_ref().is_ok_and(|space| space.is_some_and(|space| space.is_read_only));
             let read_only = is_read_only.then(|| store.read_only_problem().to_string());
             let known = host.journal.read(State::clone);
-            let unclaimed = store.unclaimed_images(&known).unwrap_or_default();
+            let mut unclaimed = store.unclaimed_images(&known).unwrap_or_default();
+            if let StoreKind::Folder { folder, .. } = store.kind() {
+                let is_given_up =
+                    |image: &String| host.custody.given_up(&folder.path().join(image)).is_some();
+                unclaimed.unused.retain(|image| !is_given_up(image));
+            }
             Ok((space, read_only, unclaimed, store.late_disk()))
         });
         let found = self.stores.get(&name).ok();

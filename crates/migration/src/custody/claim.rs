@@ -75,6 +75,13 @@ pub enum Kind {
         /// The migration that left it behind.
         migration: MigrationId,
     },
+    /// The volume was given up here, because another host has promoted its standby and has it since.
+    GivenUp {
+        /// The name that the volume had.
+        volume: String,
+        /// The name of the other host.
+        host: String,
+    },
     /// A mark, or the journal, says that the image lacks parts of the disk.
     HalfMade,
     /// A volume of a restored journal may be served from it; its owner is not decided yet.
@@ -140,6 +147,11 @@ impl fmt::Display for Kind {
             Self::Stale { volume, migration } => {
                 write!(f, "it is an old copy of volume \"{volume}\" that migration {migration} left")
             }
+            Self::GivenUp { volume, host } => write!(
+                f,
+                "volume \"{volume}\" was given up here, and host \"{host}\" has it: to make this image its standby, there: sterna standby \
+                 reprotect; to use the image for something else, release what only it has: sterna volume divergence drop {volume}"
+            ),
             Self::HalfMade => write!(f, "it is a half-made target: parts of the disk are missing"),
             Self::Restored { name, .. } => write!(
                 f,

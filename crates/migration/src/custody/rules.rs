@@ -25,6 +25,8 @@ pub(super) fn refuses(kind: &Kind, step: Step, owner: &Owner) -> bool {
         }
         Kind::Kept { .. } => against_kept(step, owner),
         Kind::Stale { .. } => is_service(step) && *owner != Owner::Administrator(Word::Insists),
+        // N.B. A volume made of it would be a second one with this content, beside that of the other host.
+        Kind::GivenUp { .. } => is_service(step) && *owner == Owner::Administrator(Word::Plain),
         Kind::HalfMade => against_half_made(step, owner),
         Kind::Exchanged | Kind::Linked { .. } => {
             against_exchanged(step, owner) && !broken(Bug::ExchangedTaken)

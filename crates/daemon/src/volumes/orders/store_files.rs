@@ -103,15 +103,29 @@ impl VolumeOrders {
         }
     }
 
+    /// Says of an image that its volume was given up here.
+    fn name_given_up(&self, folder: &Path, file: &mut StoreFile) {
+        let Some(given_up) = self.custody.given_up(&folder.join(&file.name)) else { return };
+        file.role = FileRole::Unsettled;
+        file.note = Some(format!(
+            "given up for host {}: there, sterna standby reprotect makes it a standby; here, sterna volume divergence drop {} releases it",
+            given_up.host, given_up.volume
+        ));
+        file.volume = Some(given_up.volume);
+    }
+
     fn content_of(&self, name: &str) -> Result<(Vec<StoreFile>, u64), String> {
         let store = self.stores.get(name).map_err(|error| error.message())?;
         store.check().map_err(|problem| problem.to_string())?;
         let state = self.journal.read(State::clone);
         match store.kind() {
             StoreKind::Folder { folder, .. } => {
-                content::of_folder(folder.path(), &self.config.data_dir, &state).map_err(|error| {
+                let found = content::of_folder(folder.path(), &self.config.data_dir, &state);
+                let (mut files, left_out) = found.map_err(|error| {
                     format!("the folder {} cannot be read: {error}", folder.path().display())
-                })
+                })?;
+                files.iter_mut().for_each(|file| self.name_given_up(folder.path(), file));
+                Ok((files, left_out))
             }
             StoreKind::Single(place) => Ok((single(store, place, &state).into_iter().collect(), 0)),
         }
