@@ -107,6 +107,7 @@ impl Host {
         let rooms = Rooms {
             claims: &claims,
             views: &views,
+            volume_orders: &volume_orders,
             standbys: &standbys,
             runner: &runner,
             departures: &departures,
@@ -116,7 +117,7 @@ impl Host {
         let migration_orders =
             MigrationOrders::new(parts, &claims, &serving, &views, &vm_orders, &runner, &departures);
         let ownership = Ownership::new(parts, &claims, &serving, &views, &vm_orders, &arrivals, &resumption);
-        let pairing = Pairing::new(parts, &migration_orders, &ownership);
+        let pairing = Pairing::new(parts, &standbys, &migration_orders, &ownership);
         let access = Access::new(parts);
         let description = Description::new(parts, &views, &vm_orders, &standbys);
         let notices = Notices::new(parts, &description);

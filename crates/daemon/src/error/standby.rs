@@ -17,6 +17,8 @@ pub(crate) enum StandbyError {
     NotHere(String),
     #[error("\"{name}\" is served here: give this order at host \"{host}\", which keeps the standby")]
     NotThere { name: String, host: String },
+    #[error("\"{name}\" is kept here for host \"{host}\", which has its volumes: give this order there")]
+    KeptFor { name: String, host: String },
     #[error(
         "host \"{host}\" does not answer; its part stays there; to remove only this host's: sterna standby remove {name} --force"
     )]
@@ -149,6 +151,7 @@ impl StandbyError {
             | Self::NotAsked { .. }
             | Self::ServedElsewhere { .. }
             | Self::NotThere { .. }
+            | Self::KeptFor { .. }
             | Self::TestRuns { .. }
             | Self::NotSeeded { .. }
             | Self::NotChecked { .. }

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use futures_util::future::join_all;
-use migration::journal::Side;
+use migration::journal::{Record, Side};
 use migration::session::Event;
 use migration::{HostId, MigrationId, VolumeId, orders};
 use transport::Peer;
 
 use super::blocking;
 use crate::error::RequestError;
-use crate::host::{MigrationOrders, Ownership, Parts};
+use crate::host::{MigrationOrders, Ownership, Parts, Standbys};
 use crate::hosts::{Hosts, Trust};
 use crate::journal::Journal;
 use crate::migrations::metadata::MetadataFolder;
@@ -31,6 +31,7 @@ pub(crate) struct Pairing {
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) permissions: Arc<Permissions>,
+    pub(crate) standbys: Arc<Standbys>,
     pub(crate) migration_orders: Arc<MigrationOrders>,
     pub(crate) ownership: Arc<Ownership>,
 }
@@ -38,6 +39,7 @@ pub(crate) struct Pairing {
 impl Pairing {
     pub(crate) fn new(
         parts: &Parts,
+        standbys: &Arc<Standbys>,
         migration_orders: &Arc<MigrationOrders>,
         ownership: &Arc<Ownership>,
     ) -> Arc<Self> {
@@ -51,6 +53,7 @@ impl Pairing {
             hosts,
             peers,
             permissions,
+            standbys: Arc::clone(standbys),
             migration_orders: Arc::clone(migration_orders),
             ownership: Arc::clone(ownership),
         })
@@ -131,6 +134,10 @@ impl Pairing {
             let used = self.used_from(HostId(peer.id.0)).await;
             self.refuse_needed(&peer, &used)?;
         }
+        if let Some(peer) = self.hosts.find(&name) {
+            // N.B. Otherwise a host that is paired again could write to them at once.
+            self.end_attachments_at(HostId(peer.id.0)).await?;
+        }
         let host = Arc::clone(&self);
         let removed = blocking(move || {
             let removed = host.hosts.remove(&name)?;
@@ -140,6 +147,18 @@ impl Pairing {
         let removed = removed.await?;
         self.end_migrations_with(HostId(removed.id.0), &removed.name).await;
         Ok(api::RemovedPeer { name: removed.name, id: removed.id.to_string() })
+    }
+
+    /// Ends the right of a host to use volumes that are attached there.
+    async fn end_attachments_at(&self, host: HostId) -> Result<(), RequestError> {
+        let ended: Vec<Record> = self.journal.read(|state| {
+            let given = state.given.iter().filter(|(_, hosts)| hosts.contains_key(&host));
+            given.map(|(volume, _)| Record::AttachmentEnded { volume: *volume, host }).collect()
+        });
+        match ended.is_empty() {
+            true => Ok(()),
+            false => Ok(self.journal.commit(ended).await?),
+        }
     }
 
     /// Ends migrations with a removed host where that loses nothing. The others wait for an administrator's decision.
@@ -226,6 +245,13 @@ impl Pairing {
             let all = attached.join(", ");
             needed.push(format!(
                 "{all} are attached there, or here by it (sterna volume detach {first} --at HOST ends that)"
+            ));
+        }
+        let kept_here = self.standbys.names_kept_for(id);
+        if let Some(first) = kept_here.first() {
+            let all = kept_here.join(", ");
+            needed.push(format!(
+                "its standbys {all} are kept here (sterna standby remove {first} ends that: there, or here with --force)"
             ));
         }
         let kept = self.permissions.kept_at(id);

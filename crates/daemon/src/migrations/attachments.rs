@@ -27,7 +27,7 @@ use crate::error::{AttachmentError, RequestError};
 use crate::files::sockets::SocketFolder;
 use crate::host::{
     Departures, Draining, Parts, PresentLimits, Resumption, SessionRunner, Standbys, VolumeClaims,
-    VolumeViews,
+    VolumeOrders, VolumeViews,
 };
 use crate::hosts::Hosts;
 use crate::journal::Journal;
@@ -49,6 +49,7 @@ pub(crate) struct Attachments {
     draining: Arc<Draining>,
     claims: Arc<VolumeClaims>,
     views: Arc<VolumeViews>,
+    volume_orders: Arc<VolumeOrders>,
     standbys: Arc<Standbys>,
     runner: Arc<SessionRunner>,
     vms: Arc<Vms>,
@@ -60,6 +61,7 @@ pub(crate) struct Attachments {
 pub(crate) struct Rooms<'a> {
     pub(crate) claims: &'a Arc<VolumeClaims>,
     pub(crate) views: &'a Arc<VolumeViews>,
+    pub(crate) volume_orders: &'a Arc<VolumeOrders>,
     pub(crate) standbys: &'a Arc<Standbys>,
     pub(crate) runner: &'a Arc<SessionRunner>,
     pub(crate) departures: &'a Arc<Departures>,
@@ -80,6 +82,7 @@ impl Attachments {
             vms,
             claims: Arc::clone(rooms.claims),
             views: Arc::clone(rooms.views),
+            volume_orders: Arc::clone(rooms.volume_orders),
             standbys: Arc::clone(rooms.standbys),
             runner: Arc::clone(rooms.runner),
             departures: Arc::clone(rooms.departures),

@@ -212,7 +212,7 @@ impl Standbys {
                     return Err(StandbyError::Lent { name, migration }.into());
                 }
                 if is_connected && !how.force && !is_over {
-                    return Err(StandbyError::NotThere { name, host: self.hosts.name_of(kept.host()) }.into());
+                    return Err(StandbyError::KeptFor { name, host: self.hosts.name_of(kept.host()) }.into());
                 }
                 if !how.force && !is_over {
                     return Err(StandbyError::LastCopy(name).into());

@@ -9,11 +9,11 @@ use standby::asking::{IfSilent, Permission};
 use standby::owner::{BehindBecause, State};
 use tokio::sync::oneshot;
 
-use super::book::CopiedVolume;
+use super::book::{CopiedVolume, NamedVolume};
 use super::copy::{CopyView, Input, Seen, text};
 use super::orders::Found;
 use super::source::checking::CheckTally;
-use super::source::{CheckShown, Shown};
+use super::source::{CheckShown, Shown, Source};
 use super::{Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::journal::now_unix_ms;
@@ -57,6 +57,35 @@ impl Standbys {
             .collect()
     }
 
+    /// Returns whether the volumes of a standby are here, and no migration moves one.
+    fn are_home(&self, source: &Source) -> bool {
+        let volumes = source.config().volumes;
+        self.journal.read(|state| {
+            let is_here = |known: &NamedVolume| {
+                let here = state.volumes.keys().find(|volume| volume.to_string() == known.volume);
+                here.is_some_and(|id| {
+                    !state
+                        .unfinished()
+                        .any(|(_, known)| known.volumes.iter().any(|moving| moving.volume == *id))
+                })
+            };
+            volumes.iter().all(is_here)
+        })
+    }
+
+    /// Returns the names of the standbys that are kept here for a host.
+    pub(crate) fn names_kept_for(&self, host: HostId) -> Vec<String> {
+        let kept: Vec<_> = lock(&self.copies).values().filter(|kept| kept.host() == host).cloned().collect();
+        kept.into_iter().map(|kept| self.name_of(&Found::Kept(kept))).collect()
+    }
+
+    /// Returns the names of the standbys that were promoted here, and whose volumes have no standby since.
+    pub(crate) fn promoted_here(&self) -> Vec<String> {
+        let kept: Vec<_> = lock(&self.copies).values().cloned().collect();
+        let promoted = kept.into_iter().filter(|kept| kept.noted().is_complete);
+        promoted.map(|kept| self.name_of(&Found::Kept(kept))).collect()
+    }
+
     /// Returns what is wrong with standbys for long: the name, and a sentence.
     pub(crate) fn stuck(&self) -> Vec<(String, String)> {
         let mut stuck = self.stuck_returns();
@@ -64,6 +93,13 @@ impl Standbys {
         for source in sources {
             let (shown, name) = (source.shown(), self.name_of(&Found::Source(Arc::clone(&source))));
             let view = self.view_source(name.clone(), &source);
+            if view.state == api::StandbyState::Used && self.are_home(&source) {
+                let what = format!(
+                    "its volumes were at that host, and are here again without a standby: sterna standby remove {name}, then sterna \
+                     standby add"
+                );
+                stuck.push((name.clone(), what));
+            }
             let why = view.reason.map(|why| format!(": {why}")).unwrap_or_default();
             stuck.extend(
                 too_long(view.state, &shown, Instant::now()).map(|what| (name, format!("{what}{why}"))),
@@ -177,7 +213,7 @@ impl Standbys {
         looked.ok().and_then(Result::ok).unwrap_or_else(busy)
     }
 
-    fn view_source(&self, name: String, source: &Arc<super::Source>) -> api::Standby {
+    fn view_source(&self, name: String, source: &Arc<Source>) -> api::Standby {
         let (config, shown) = (source.config(), source.shown());
         let seen = shown.group.as_ref().and_then(|group| {
             group.look(|machine, now| {

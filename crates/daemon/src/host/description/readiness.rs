@@ -59,6 +59,14 @@ impl Description {
             let see = format!("{what}; see: sterna standby show {name}");
             problem(Part::Standby, Some(&name), &see)
         }));
+        let promoted = self.standbys.promoted_here().into_iter();
+        readiness.warnings.extend(promoted.map(|name| {
+            let text = format!(
+                "it was promoted here, and its volumes have no standby at their former host since; when that host is back: sterna standby \
+                 reprotect {name}"
+            );
+            problem(Part::Standby, Some(&name), &text)
+        }));
         let unreadable = self.standbys.unreadable().into_iter();
         readiness.problems.extend(unreadable.map(|what| {
             let text = format!(
@@ -288,6 +296,10 @@ fn vm_attention(vm: &Vm) -> Attention {
         let why = vm.message.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
         problem(Part::Vm, Some(&vm.name), &format!("{}{why}", vm.state.words()))
     };
+    // It could not be started since the host has booted.
+    if vm.awaited_start.as_ref().is_some_and(|awaited| awaited.failed_attempts > 0) {
+        return Attention::Problem(told());
+    }
     match vm.state {
         VmState::Crashed | VmState::IoError => Attention::Problem(told()),
         VmState::Paused | VmState::ShutDown | VmState::Unknown => Attention::Warning(told()),

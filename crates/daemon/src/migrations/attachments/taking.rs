@@ -51,6 +51,7 @@ impl Attachments {
         if mine >= ATTACHMENTS_MAX {
             return Err(AttachmentError::TooMany(ATTACHMENTS_MAX).into());
         }
+        self.end_other_way(peer, &offered).await;
         // A volume that has left, and whose clients are still forwarded, has a lane.
         match self.volumes.service(&name) {
             None => {
@@ -65,6 +66,23 @@ impl Attachments {
                 }
                 self.record_attached(peer, &offered).await.map(drop)
             }
+        }
+    }
+
+    /// Ends the forwarding of a volume that left for a host other than `peer`: that host may be gone, and `peer` has the volume or leads
+    /// to it. Clients that are still connected stay where they are.
+    async fn end_other_way(&self, peer: HostId, offered: &OfferedAttachment) {
+        let leads_elsewhere = self.journal.read(|state| {
+            let moved = state.moved.get(&offered.volume);
+            moved.is_some_and(|moved| moved.host != peer && moved.volume.record.name == offered.name)
+        });
+        if !leads_elsewhere {
+            return;
+        }
+        let how = api::RemoveVolume { only_forwarding: true, ..api::RemoveVolume::default() };
+        let ended = Arc::clone(&self.volume_orders).remove_unused_volume(offered.name.clone(), how).await;
+        if let Err(error) = ended {
+            tracing::info!(volume = %offered.name, why = %error.message(), "clients go on being forwarded by the host that the volume left for");
         }
     }
 
