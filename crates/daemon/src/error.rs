@@ -113,8 +113,8 @@ pub(crate) enum RequestError {
     #[error("host \"{host}\" refuses the move: {}", refusal.detail)]
     HostRefused { host: String, refusal: Refusal },
     #[error(
-        "volume \"{volume}\" is at host \"{host}\" ({migration}), and clients are only forwarded from here: do it there, or end \
-         the forwarding with: sterna volume remove {volume}"
+        "volume \"{volume}\" is at host \"{host}\" ({migration}), and clients are only forwarded from here: give this order \
+         there; to bring it here, there: sterna migrate volume:{volume} --to HOST, with this host's name"
     )]
     VolumeElsewhere { volume: String, host: String, migration: MigrationId },
     /// The volume is at another host, and nothing of it is left here.

@@ -23,6 +23,7 @@ use clap::Parser as _;
 use tracing_subscriber::EnvFilter;
 
 use crate::args::Arguments;
+use crate::commands::CommandError;
 use crate::exit::Exit;
 
 fn main() -> ExitCode {
@@ -69,6 +70,8 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     let format = arguments.format();
     let exit = match runtime.block_on(commands::run(arguments)) {
         Ok(exit) => exit,
+        // A reader such as `head` may close the pipe; that is no failure.
+        Err(CommandError::Unwritten(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
         Err(error) => {
             output::report_error(&error, format).context("standard output cannot be written")?;
             Exit::of(&error)

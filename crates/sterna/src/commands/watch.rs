@@ -37,12 +37,7 @@ pub(super) async fn run(client: &Client, format: Format) -> Result<Exit, Command
         _ = interrupt.recv() => Ok(()),
         _ = terminate.recv() => Ok(()),
     };
-    match watched {
-        // A reader such as `head` may close the pipe; that is no failure.
-        Err(CommandError::Unwritten(error)) if error.kind() == io::ErrorKind::BrokenPipe => Ok(Exit::Success),
-        Err(error) => Err(error),
-        Ok(()) => Ok(Exit::Success),
-    }
+    watched.map(|()| Exit::Success)
 }
 
 async fn watch(client: &Client, format: Format) -> Result<(), CommandError> {
