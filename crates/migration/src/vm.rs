@@ -8,6 +8,7 @@
 //!   departure checked: at the order ─► before memory ─► after the stop; its run state is noted, and restored at the target
 //!   cold      a stopped VM: kept at the target, durably ─► volumes copied ─► asked again ─► volumes handed over
 //!   stall     noted ─► reads of missing blocks are refused, which stops it ─► they have arrived ─► resumed ─► note removed
+//!   suspend   memory in a file ─► recorded ─► QEMU ended ─► suspended ─► a new QEMU loads it ─► record removed ─► it runs
 //! ```
 //! None of these performs I/O: they receive the observed state of the hypervisor, and return the next step. Each continues
 //! until a guest runs, and can begin in any state that a killed daemon may leave.
@@ -19,3 +20,4 @@ pub mod exchange;
 pub mod hold;
 pub mod shape;
 pub mod stall;
+pub mod suspend;

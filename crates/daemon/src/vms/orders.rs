@@ -12,6 +12,7 @@ pub(crate) mod preflight;
 pub(crate) mod prove;
 pub(crate) mod stall;
 pub(crate) mod standing;
+pub(crate) mod suspend;
 
 use crate::config::Config;
 use crate::custody::Custody;

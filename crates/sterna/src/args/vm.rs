@@ -11,12 +11,15 @@ pub(crate) enum VmCommand {
     /// Add a VM by its definition. It is refused by name if it could not move to another host.
     #[command(after_help = ADD_HELP)]
     Add(AddVmArguments),
-    /// Start a VM, and return when its QEMU answers.
-    #[command(after_help = "Example:\n  sterna vm start web1")]
-    Start(VmArguments),
+    /// Start a VM, and return when its QEMU answers. A suspended VM goes on where it was.
+    #[command(after_help = "Examples:\n  sterna vm start web1\n  sterna vm start web1 --discard-memory")]
+    Start(StartVmArguments),
     /// Stop a VM: press its power button, and wait until its guest has shut down.
     #[command(after_help = "Examples:\n  sterna vm stop web1\n  sterna vm stop web1 --now")]
     Stop(StopVmArguments),
+    /// Suspend a VM to disk: write its memory to a file, and end its QEMU. `sterna vm start` restores it.
+    #[command(after_help = SUSPEND_HELP)]
+    Suspend(SuspendVmArguments),
     /// Adopt the disks of a running QEMU, or of a domain of libvirt, so that they can be moved.
     #[command(after_help = ADOPT_HELP)]
     Adopt(AdoptArguments),
@@ -50,6 +53,24 @@ pub(crate) enum VmCommand {
 pub(crate) struct VmArguments {
     /// Name of the VM.
     pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StartVmArguments {
+    /// Name of the VM.
+    pub(crate) name: String,
+    /// Boot a suspended VM without its memory, as after a power cut, and delete its memory's file.
+    #[arg(long)]
+    pub(crate) discard_memory: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SuspendVmArguments {
+    /// Name of the VM.
+    pub(crate) name: String,
+    /// Time for writing its memory, while it is paused; by default 600. After that the command fails, and the VM runs on.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: Option<u64>,
 }
 
 #[derive(Debug, Args)]
@@ -116,6 +137,16 @@ connected to the monitor meanwhile. QEMU may run as any user: that user gets the
 
 libvirt itself copies the disks of its domain to new volumes; nothing is paused. A copy that takes longer than a minute
 continues in the background: sterna vm show web1. `sterna vm release` copies the disks back to files.";
+
+const SUSPEND_HELP: &str = "\
+Examples:
+  sterna vm suspend web1
+  sterna vm suspend web1 --timeout 120
+
+The VM is paused while its memory is written to a file of this host, which takes as long as its disk needs for the memory that
+the guest has used. Its programs go on at the next `sterna vm start web1`, also after a restart of the host. Until then its
+disks must stay as they are: they cannot be moved, grown or reverted, and a VM whose disk was written meanwhile is not restored.
+If the command fails, the VM runs on.";
 
 const ADD_HELP: &str = "\
 Example:

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use api::{AdoptVm, Client, NewSnapshot, NewVm, RevertVolumes, SetVm, StopVm};
+use api::{AdoptVm, Client, NewSnapshot, NewVm, RevertVolumes, SetVm, StartVm, StopVm, SuspendVm};
 
 use crate::args::{RevertArguments, VmCommand};
 use crate::commands::{CommandError, absolute, snapshots};
@@ -17,7 +17,19 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
             output::print(format, &vm, vms::added)?;
         }
         VmCommand::Start(order) => {
-            output::print(format, &client.start_vm(&order.name).await?, vms::started)?;
+            let how = StartVm { discard_memory: order.discard_memory };
+            output::print(format, &client.start_vm(&order.name, how).await?, vms::started)?;
+        }
+        VmCommand::Suspend(order) => {
+            let how = SuspendVm { timeout_s: order.timeout };
+            if format == Format::Text {
+                let timeout_s = how.timeout_s.unwrap_or(SuspendVm::TIMEOUT_S_DEFAULT);
+                let name = &order.name;
+                output::say(&format!(
+                    "writing the memory of {name} to a file; it is paused for {timeout_s} s at most"
+                ));
+            }
+            output::print(format, &client.suspend_vm(&order.name, how).await?, vms::suspended)?;
         }
         VmCommand::Stop(order) => {
             let how = StopVm { now: order.now, wait_s: order.wait };

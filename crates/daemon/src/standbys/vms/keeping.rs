@@ -178,7 +178,7 @@ impl Standbys {
             if lock(&kept.problems).contains_key(&name) {
                 continue;
             }
-            let started = Arc::clone(&self.vm_orders).start_vm(name.clone()).await;
+            let started = Arc::clone(&self.vm_orders).start_vm(name.clone(), api::StartVm::default()).await;
             let problem = match started {
                 Ok(_) | Err(RequestError::Vm(VmError::RunsAlready(_))) => None,
                 Err(error) => {
