@@ -112,6 +112,9 @@ pub(crate) enum VmError {
         /// The reason, and what to do.
         why: String,
     },
+    /// It goes on as before.
+    #[error("the VM \"{vm}\" is not suspended, and goes on: {why}")]
+    GoesOn { vm: String, why: String },
     /// It is suspended as before.
     #[error(
         "the VM \"{vm}\" cannot be restored, and is suspended as before: {why}; to boot it without its memory, as after a power \
@@ -174,6 +177,7 @@ impl VmError {
             | Self::Adopted(_) => ErrorCode::VmWrongState,
             Self::Paused { .. }
             | Self::Ended { .. }
+            | Self::GoesOn { .. }
             | Self::NotRestored { .. }
             | Self::Program { .. }
             | Self::Qemu { .. }

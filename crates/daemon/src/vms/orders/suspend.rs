@@ -46,7 +46,10 @@ impl VmOrders {
             let reason = error.message();
             tracing::warn!(vm = %name, reason, "the VM is not suspended, and goes on");
             self.go_on(&name).await;
-            return Err(error);
+            return Err(match error {
+                RequestError::Vm(error @ VmError::GoesOn { .. }) => error.into(),
+                _ => VmError::GoesOn { vm: name, why: reason }.into(),
+            });
         }
         self.vms.holds.forget(&name).await;
         self.describe_vm(&name).await
@@ -161,7 +164,7 @@ impl VmOrders {
                 let why = format!(
                     "its disk {volume} cannot be made durable; the daemon's log says why (sterna volume show {volume})"
                 );
-                return Err(VmError::NotSuspended { vm: name.to_owned(), why }.into());
+                return Err(VmError::GoesOn { vm: name.to_owned(), why }.into());
             }
         }
         self.present_marks(name).await

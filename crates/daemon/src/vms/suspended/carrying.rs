@@ -77,10 +77,10 @@ impl Vms {
         let begun = Instant::now();
         let left = || limit.saturating_sub(begun.elapsed());
         let failed = |error| VmError::io("write", &self.memory_file(name), error);
-        let late = || VmError::NotSuspended {
+        let late = || VmError::GoesOn {
             vm: name.to_owned(),
             why: format!(
-                "its memory was not written within {} s, and it runs on; give it more time (--timeout SECONDS), or name a folder of a \
+                "its memory was not written within {} s; give it more time (--timeout SECONDS), or name a folder of a \
                  faster disk (machines.suspended)",
                 limit.as_secs()
             ),

@@ -295,7 +295,8 @@ async fn memory_for_a_file_needs_no_answer_and_a_vm_that_does_not_run() {
                 break;
             }
         }
-        let is_set = |wanted: &str| states.iter().any(|one| one["capability"] == wanted && one["state"] == true);
+        let is_set =
+            |wanted: &str| states.iter().any(|one| one["capability"] == wanted && one["state"] == true);
         assert!(is_set("late-block-activate") && is_set("events"), "{states:?}");
         for other in ["return-path", "pause-before-switchover", "multifd", "postcopy-ram"] {
             let is_named = states.iter().any(|one| one["capability"] == other);
@@ -303,8 +304,9 @@ async fn memory_for_a_file_needs_no_answer_and_a_vm_that_does_not_run() {
         }
     }
     let running = in_state("running");
-    let refused = connect(&running).await.save_memory(stream).await.unwrap_err();
+    let qemu = connect(&running).await;
+    let refused = qemu.save_memory(stream).await.unwrap_err();
     assert!(matches!(refused, HypervisorError::State { found: RunState::Running, .. }), "{refused:?}");
-    let refused = connect(&running).await.expect_saved_memory(stream).await.unwrap_err();
+    let refused = qemu.expect_saved_memory(stream).await.unwrap_err();
     assert!(matches!(refused, HypervisorError::State { .. }), "{refused:?}");
 }
