@@ -107,7 +107,7 @@ fn a_guest_goes_on_where_it_was_after_its_daemon_was_restarted_and_its_disks_sta
                 &["vm", "resume", vm::NAME],
                 &["vm", "stop", vm::NAME],
                 &["migrate", "root", "--to", "b"],
-                &["volume", "resize", "data", "--size", "32M"],
+                &["volume", "resize", "data", "32MiB"],
             ] {
                 let said = refusal(host, order)?;
                 ensure!(said.contains("suspended") && said.contains("vm start web1"), "{order:?}: {said}");
