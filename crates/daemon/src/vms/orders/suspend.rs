@@ -47,8 +47,12 @@ impl VmOrders {
             tracing::warn!(vm = %name, reason, "the VM is not suspended, and goes on");
             self.go_on(&name).await;
             return Err(match error {
-                RequestError::Vm(error @ VmError::GoesOn { .. }) => error.into(),
-                _ => VmError::GoesOn { vm: name, why: reason }.into(),
+                RequestError::Vm(VmError::GoesOn { .. }) => error,
+                _ if matches!(self.vms.life(&name), Ok(Life::Alive(_))) => {
+                    VmError::GoesOn { vm: name, why: reason }.into()
+                }
+                // Its QEMU has ended by itself.
+                error => error,
             });
         }
         self.vms.holds.forget(&name).await;

@@ -202,8 +202,7 @@ fn receive(mut stream: &UnixStream, mut file: &File) -> io::Result<Written> {
     let mut piece = vec![0; PIECE_BYTES];
     let mut written = Written { bytes: 0, checksum: 0 };
     let mut unsynced = 0;
-    loop {
-        let Some(piece) = next_piece(&mut stream, &mut piece)? else { break };
+    while let Some(piece) = next_piece(&mut stream, &mut piece)? {
         file.write_all(piece)?;
         written = written.and(piece);
         unsynced += piece.len() as u64;
