@@ -8,7 +8,7 @@ import * as units from "./units.js";
 // Samples of a line in a row or a tile: two minutes.
 const POINTS = 120;
 const VOLUME_TONES = { serving: "good", failed: "bad", unconfirmed: "bad", waiting: "warm", creating: "busy", arriving: "busy", forwarding: "calm", removing: "warm" };
-const VM_TONES = { running: "good", paused: "warm", io_error: "bad", shut_down: "calm", crashed: "bad", stopped: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
+const VM_TONES = { running: "good", paused: "warm", io_error: "bad", shut_down: "calm", crashed: "bad", stopped: "calm", suspended: "calm", starting: "busy", arriving: "busy", leaving: "busy", unknown: "warm" };
 
 const STANDBY_TONES = { current: "good", seeding: "busy", used: "busy", paused: "warm", waiting: "warm", promoted: "calm", behind: "bad", "no-recovery-point": "bad", diverged: "bad" };
 

@@ -50,6 +50,7 @@
 //!   DELETE /v1/vms/{name}               RemovedVm
 //!   POST   /v1/vms/{name}/start         Vm
 //!   POST   /v1/vms/{name}/stop          StopVm         -> Vm
+//!   POST   /v1/vms/{name}/suspend       SuspendVm      -> Vm
 //!   POST   /v1/vms/{name}/adopt         AdoptVm        -> Vm
 //!   POST   /v1/vms/{name}/release       Vm
 //!   POST   /v1/vms/{name}/resume        Vm
@@ -145,7 +146,10 @@ pub use standby::{
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};
-pub use vm::{AdoptVm, AwaitedStart, NewVm, RemovedVm, SetVm, StopVm, Vm, VmStart, VmState, WholeMove};
+pub use vm::{
+    AdoptVm, AwaitedStart, NewVm, RemovedVm, SetVm, StartVm, StopVm, SuspendVm, Vm, VmStart, VmState,
+    WholeMove,
+};
 pub use volume::{
     AttachVolume, Attachment, ClientsElsewhere, DetachVolume, DetachedVolume, ExportSettings, ImageFate,
     ImageFormat, ImageKind, KeptBecause, MissingRange, NewVolume, PromoteVolume, RemoveVolume, RemovedVolume,

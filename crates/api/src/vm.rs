@@ -1,7 +1,7 @@
 //! VMs: their definitions, their states, and the orders for them.
 
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::{IntoParams, ToSchema};
 
 /// Adds a VM without starting it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
@@ -115,6 +115,8 @@ pub enum VmState {
     ShutDown,
     /// QEMU has ended by itself, or its guest has; `message` has the reason.
     Crashed,
+    /// Its memory is in a file, and there is no process of QEMU; `message` says where.
+    Suspended,
     /// It is moving from another host to this one.
     Arriving,
     /// It is moving to another host.
@@ -135,6 +137,7 @@ impl VmState {
             Self::IoError => "I/O error",
             Self::ShutDown => "shut down",
             Self::Crashed => "crashed",
+            Self::Suspended => "suspended",
             Self::Arriving => "arriving",
             Self::Leaving => "leaving",
             Self::Unknown => "unknown",
@@ -209,6 +212,31 @@ pub struct StopVm {
 impl StopVm {
     /// Default of the seconds that a guest may take to shut down.
     pub const WAIT_S_DEFAULT: u64 = 60;
+}
+
+/// Starts a VM; sent as the query of a POST.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, IntoParams)]
+#[into_params(parameter_in = Query)]
+#[serde(deny_unknown_fields)]
+pub struct StartVm {
+    /// Boot a suspended VM without its memory, as after a power cut, and delete the memory's file.
+    #[serde(default)]
+    pub discard_memory: bool,
+}
+
+/// Suspends a VM to disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct SuspendVm {
+    /// Seconds that writing its memory may take, while it is paused; after that the order fails, and the VM runs on. `None`: 600.
+    #[serde(default)]
+    #[schema(minimum = 1, maximum = 3600)]
+    pub timeout_s: Option<u64>,
+}
+
+impl SuspendVm {
+    /// Default of the seconds that writing a VM's memory may take.
+    pub const TIMEOUT_S_DEFAULT: u64 = 600;
 }
 
 /// Adopts disks of a running VM that Sterna has not started.

@@ -57,6 +57,10 @@ pub enum Step {
     Launch,
     /// A stopped VM that arrives is recorded.
     Keep,
+    /// One step suspends a VM.
+    Suspend,
+    /// One step restores a suspended VM.
+    Restore,
     /// One step of an adoption or a release switches a disk of the VM.
     Exchange,
     /// An ended daemon passes its clients on.
@@ -164,7 +168,7 @@ fn parse(text: &str) -> Option<Armed> {
 
 impl Step {
     /// All steps in their order.
-    pub const ALL: [Self; 24] = [
+    pub const ALL: [Self; 26] = [
         Self::Added,
         Self::Removed,
         Self::Started,
@@ -186,6 +190,8 @@ impl Step {
         Self::Compact,
         Self::Launch,
         Self::Keep,
+        Self::Suspend,
+        Self::Restore,
         Self::Exchange,
         Self::PassOn,
         Self::TakeUp,
@@ -215,6 +221,8 @@ impl Step {
             Self::Compact => "compact",
             Self::Launch => "launch",
             Self::Keep => "keep",
+            Self::Suspend => "suspend",
+            Self::Restore => "restore",
             Self::Exchange => "exchange",
             Self::PassOn => "pass-on",
             Self::TakeUp => "take-up",

@@ -5,6 +5,7 @@
 //!   nothing ─────► Stopped ──► Starting ──► Alive ────────────────────► Stopped
 //!                                  │          │ ended in any other way
 //!                                  └──────────┴────────────────────────► Crashed (can be started again)
+//!                  Alive ── memory in a file, QEMU ended ──► Suspended ── start ──► Starting, the file is loaded ──► Alive
 //!
 //!   standing:   Home ── leaving() ──► Leaving ── left() ──► nothing      stayed(): Home
 //!               nothing ── prepare_arrival() ──► Arriving ── arrived() ──► Home     abandon_arrival(): nothing
@@ -42,6 +43,7 @@ pub(crate) mod qemu_sockets;
 mod same_files;
 mod second;
 pub(crate) mod starts;
+pub(crate) mod suspended;
 #[cfg(test)]
 mod tests;
 mod tpm;
@@ -75,6 +77,7 @@ pub(crate) use self::preferences::{Preferences, WaitFor};
 use self::process::Process;
 pub(crate) use self::same_files::Differences;
 pub(crate) use self::second::ConsoleSearch;
+pub(crate) use self::suspended::Saved;
 use crate::config::MachinesConfig;
 use crate::files::sockets::{Grants, SocketFolder};
 use crate::journal::now_unix_ms;
@@ -90,6 +93,8 @@ const END_DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) struct Vms {
     folder: PathBuf,
+    /// The folder with the memory of suspended VMs.
+    memories: PathBuf,
     monitors: PathBuf,
     volume_sockets: PathBuf,
     /// `Err` holds why the list could not be loaded.
@@ -131,6 +136,8 @@ pub(crate) enum Life {
     Alive(Alive),
     /// It has ended unexpectedly; the text is its last output.
     Crashed(String),
+    /// It has ended, and its memory is in a file.
+    Suspended(Box<Saved>),
 }
 
 #[derive(Clone)]
@@ -210,6 +217,7 @@ impl Vms {
         }
         let vms = Self {
             folder: data_dir.join(FOLDER),
+            memories: allowed.suspended.clone().unwrap_or_else(|| data_dir.join(suspended::FOLDER)),
             monitors: sockets.folder().with_file_name(MONITORS_FOLDER),
             volume_sockets: sockets.folder().to_owned(),
             grants: sockets.grants(),
@@ -261,19 +269,21 @@ impl Vms {
     /// Starts a VM and returns when its QEMU answers. After an error it does not run.
     pub(crate) async fn start(self: &Arc<Self>, name: &str, sockets: &SocketFolder) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
-        if !matches!(self.life(name)?, Life::Stopped | Life::Crashed(_)) {
-            return Err(VmError::RunsAlready(name.to_owned()));
+        match self.life(name)? {
+            Life::Stopped | Life::Crashed(_) => {}
+            Life::Suspended(_) => return Err(VmError::Suspended(name.to_owned())),
+            Life::Starting | Life::Alive(_) => return Err(VmError::RunsAlready(name.to_owned())),
         }
         self.launch(name, sockets, &[]).await.map(drop)
     }
 
     pub(crate) async fn stop(self: &Arc<Self>, name: &str, ending: Ending) -> Result<(), VmError> {
         let _operation = self.operate(name)?;
-        if let Life::Starting = self.life(name)? {
-            return match ending {
-                Ending::AtOnce => self.kill_silent(name).await,
-                Ending::PowerButton(_) => Err(VmError::Silent(name.to_owned())),
-            };
+        match (self.life(name)?, ending) {
+            (Life::Starting, Ending::AtOnce) => return self.kill_silent(name).await,
+            (Life::Starting, Ending::PowerButton(_)) => return Err(VmError::Silent(name.to_owned())),
+            (Life::Suspended(_), Ending::AtOnce) => return self.discard_memory(name).await,
+            _ => {}
         }
         let alive = self.alive(name)?;
         self.end(name, &alive, ending).await
@@ -284,6 +294,11 @@ impl Vms {
         let _operation = self.operate(name)?;
         match self.life(name)? {
             Life::Stopped | Life::Crashed(_) => self.erase(name),
+            Life::Suspended(saved) => {
+                self.erase(name)?;
+                saved.delete_with_warning(name);
+                Ok(())
+            }
             Life::Starting | Life::Alive(_) => Err(VmError::Running(name.to_owned())),
         }
     }
@@ -482,6 +497,7 @@ impl Vms {
     fn alive(&self, name: &str) -> Result<Alive, VmError> {
         match self.life(name)? {
             Life::Alive(alive) => Ok(alive),
+            Life::Suspended(_) => Err(VmError::Suspended(name.to_owned())),
             Life::Stopped | Life::Starting | Life::Crashed(_) => Err(VmError::NotRunning(name.to_owned())),
         }
     }
@@ -540,7 +556,8 @@ impl Entry {
         let life = match &record.fate {
             Fate::Stopped => Life::Stopped,
             // Until it is found, or its end is.
-            Fate::Started => Life::Starting,
+            Fate::Started | Fate::Saved { .. } | Fate::Restoring { .. } => Life::Starting,
+            Fate::Suspended { memory } => Life::Suspended(Box::new(memory.clone())),
             Fate::Crashed { message } => Life::Crashed(message.clone()),
         };
         let definition = Arc::new(definition);

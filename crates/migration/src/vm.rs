@@ -9,6 +9,7 @@
 //!   cold      a stopped VM: kept at the target, durably ─► volumes copied ─► asked again ─► volumes handed over
 //!   stall     noted ─► reads of missing blocks are refused, which stops it ─► they have arrived ─► resumed ─► note removed
 //!   start     due ─► starting ─► started, or tried again ─► ready, or its time is over ─► VMs of the next order
+//!   suspend   memory in a file ─► recorded ─► QEMU ended ─► suspended ─► a new QEMU loads it ─► record removed ─► it runs
 //! ```
 //! None of these performs I/O: they receive the observed state of the hypervisor, and return the next step. Each continues
 //! until a guest runs, and can begin in any state that a killed daemon may leave.
@@ -21,3 +22,4 @@ pub mod hold;
 pub mod shape;
 pub mod stall;
 pub mod start;
+pub mod suspend;

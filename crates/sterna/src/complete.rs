@@ -49,6 +49,7 @@ const ARGUMENTS: &[(&str, &str, Names)] = &[
     ("volume promote", "store", Names::Stores),
     ("vm start", "name", Names::Vms),
     ("vm stop", "name", Names::Vms),
+    ("vm suspend", "name", Names::Vms),
     ("vm release", "name", Names::Vms),
     ("vm resume", "name", Names::Vms),
     ("vm set", "name", Names::Vms),

@@ -71,7 +71,9 @@ fn run(arguments: Arguments) -> anyhow::Result<Exit> {
     let exit = match runtime.block_on(commands::run(arguments)) {
         Ok(exit) => exit,
         // A reader such as `head` may close the pipe; that is no failure.
-        Err(CommandError::Unwritten(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => Exit::Success,
+        Err(CommandError::Unwritten(error)) if error.kind() == std::io::ErrorKind::BrokenPipe => {
+            Exit::Success
+        }
         Err(error) => {
             output::report_error(&error, format).context("standard output cannot be written")?;
             Exit::of(&error)

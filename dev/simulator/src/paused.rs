@@ -144,7 +144,9 @@ impl Play {
         self.stage = match self.reason {
             _ if !self.is_noted => Stage::LettingRun,
             Reason::Adopt | Reason::Release => Stage::Working,
-            Reason::Move | Reason::MoveAhead | Reason::Resume | Reason::Missing => self.let_run(),
+            Reason::Move | Reason::MoveAhead | Reason::Resume | Reason::Missing | Reason::Suspend => {
+                self.let_run()
+            }
         };
     }
 
@@ -216,13 +218,14 @@ impl Play {
         }
         match self.reason {
             Reason::Adopt | Reason::Release => self.exchange(),
-            Reason::Move | Reason::MoveAhead | Reason::Resume | Reason::Missing => match self.random.below(4)
-            {
-                0 => self.hypervisor.memory = Memory::Moving,
-                1 => self.hypervisor.runs &= self.hypervisor.memory == Memory::Still,
-                2 if self.hypervisor.memory == Memory::Moving => self.hypervisor.memory = Memory::Ending,
-                _ => self.stage = self.let_run(),
-            },
+            Reason::Move | Reason::MoveAhead | Reason::Resume | Reason::Missing | Reason::Suspend => {
+                match self.random.below(4) {
+                    0 => self.hypervisor.memory = Memory::Moving,
+                    1 => self.hypervisor.runs &= self.hypervisor.memory == Memory::Still,
+                    2 if self.hypervisor.memory == Memory::Moving => self.hypervisor.memory = Memory::Ending,
+                    _ => self.stage = self.let_run(),
+                }
+            }
         }
     }
 

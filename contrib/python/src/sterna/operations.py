@@ -61,6 +61,7 @@ from .types import (
     Store,
     StoreContent,
     StoreFile,
+    SuspendVm,
     TestStandby,
     Vm,
     Volume,
@@ -352,13 +353,19 @@ class Operations(Connection):
         """Resumes a paused VM. Answers when it runs."""
         return self.ask("POST", f"/v1/vms/{segment(name)}/resume")
 
-    def start_vm(self, name: str) -> Vm:
-        """Starts a VM. Answers when its QEMU does."""
-        return self.ask("POST", f"/v1/vms/{segment(name)}/start")
+    def start_vm(self, name: str, *, discard_memory: bool | None = None) -> Vm:
+        """Starts a VM: restores it if it is suspended, or else boots it. Answers when its QEMU does. discard_memory:
+        Boot a suspended VM without its memory, as after a power cut, and delete the memory's file.
+        """
+        return self.ask("POST", f"/v1/vms/{segment(name)}/start", query={"discard_memory": discard_memory})
 
     def stop_vm(self, name: str, order: StopVm) -> Vm:
         """Stops a VM. Answers when its QEMU has ended."""
         return self.ask("POST", f"/v1/vms/{segment(name)}/stop", order=order)
+
+    def suspend_vm(self, name: str, order: SuspendVm) -> Vm:
+        """Suspends a VM to disk: its memory is written to a file, and its QEMU ends. Answers when it has ended."""
+        return self.ask("POST", f"/v1/vms/{segment(name)}/suspend", order=order)
 
     def list_volumes(self) -> list[Volume]:
         """Lists the volumes by name."""

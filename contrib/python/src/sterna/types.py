@@ -1909,6 +1909,14 @@ Strategy = Literal[
 ]
 
 
+class SuspendVm(TypedDict):
+    """Suspends a VM to disk."""
+
+    # Seconds that writing its memory may take, while it is paused; after that the order fails, and the VM runs on.
+    # null: 600.
+    timeout_s: NotRequired[int | None]
+
+
 class Suspension(TypedDict):
     """A time in which guest writes were not sent to the target, by the samples."""
 
@@ -2004,6 +2012,7 @@ VmState = Literal[
     "io_error",
     "shut_down",
     "crashed",
+    "suspended",
     "arriving",
     "leaving",
     "unknown",

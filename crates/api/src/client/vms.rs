@@ -4,7 +4,7 @@ use hyper::Method;
 
 use super::exchange::Segment;
 use super::{Client, ClientError};
-use crate::{AdoptVm, NewVm, RemovedVm, StopVm, Vm};
+use crate::{AdoptVm, NewVm, RemovedVm, StartVm, StopVm, SuspendVm, Vm};
 
 impl Client {
     /// Lists the VMs, by name.
@@ -31,12 +31,23 @@ impl Client {
         self.send(Method::POST, "/v1/vms", Some(vm)).await
     }
 
-    /// Starts a VM, and returns it once its QEMU answers.
+    /// Starts a VM, or restores it if it is suspended, and returns it once its QEMU answers.
     ///
     /// # Errors
     /// [`ClientError`]; [`ErrorCode::VmWrongState`](crate::ErrorCode::VmWrongState), [`ErrorCode::VmFailed`](crate::ErrorCode::VmFailed).
-    pub async fn start_vm(&self, name: &str) -> Result<Vm, ClientError> {
-        self.send(Method::POST, &format!("/v1/vms/{}/start", Segment(name)), None::<&()>).await
+    pub async fn start_vm(&self, name: &str, how: StartVm) -> Result<Vm, ClientError> {
+        let StartVm { discard_memory } = how;
+        let path = format!("/v1/vms/{}/start?discard_memory={discard_memory}", Segment(name));
+        self.send(Method::POST, &path, None::<&()>).await
+    }
+
+    /// Suspends a VM to disk, and returns it once its QEMU has ended.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::VmWrongState`](crate::ErrorCode::VmWrongState), [`ErrorCode::VmFailed`](crate::ErrorCode::VmFailed).
+    /// The VM then goes on.
+    pub async fn suspend_vm(&self, name: &str, how: SuspendVm) -> Result<Vm, ClientError> {
+        self.send(Method::POST, &format!("/v1/vms/{}/suspend", Segment(name)), Some(&how)).await
     }
 
     /// Begins to start all VMs that start at a boot and do not run, in their order. Returns these.

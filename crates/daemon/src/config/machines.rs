@@ -34,6 +34,8 @@ pub struct MachinesConfig {
     pub runs_as: RunsAs,
     /// The user IDs of these QEMUs, one for each VM.
     pub users: VmUsers,
+    /// The absolute path of the folder with the memory of suspended VMs; `None`: `suspended` in the data folder.
+    pub suspended: Option<PathBuf>,
 }
 
 /// The users of QEMUs that do not run as the daemon's user.
@@ -156,6 +158,7 @@ impl fmt::Display for QemuUser {
 pub(super) struct FileMachines {
     allow: Vec<String>,
     folders: Vec<PathBuf>,
+    suspended: Option<PathBuf>,
     user: Option<String>,
     users: Option<String>,
 }
@@ -172,7 +175,14 @@ impl FileMachines {
         let runs_as = runs_as(path, self.user.as_deref(), rustix::process::geteuid().as_raw())?;
         let users = users(self.users.as_deref())
             .map_err(|fault| ConfigError::QemuUser { path: path.to_owned(), fault })?;
-        Ok(MachinesConfig { allow: self.allow, folders: folders.collect::<Result<_, _>>()?, runs_as, users })
+        let suspended = self.suspended.map(|folder| require_absolute(path, "machines.suspended", folder));
+        Ok(MachinesConfig {
+            allow: self.allow,
+            folders: folders.collect::<Result<_, _>>()?,
+            runs_as,
+            users,
+            suspended: suspended.transpose()?,
+        })
     }
 }
 

@@ -225,7 +225,7 @@ fn has_ended(test: &api::StandbyTest) -> bool {
 }
 
 fn runs(vm: &Vm) -> bool {
-    !matches!(vm.state, VmState::Stopped | VmState::Crashed)
+    !matches!(vm.state, VmState::Stopped | VmState::Crashed | VmState::Suspended)
 }
 
 fn terms(order: &Order, now_unix_ms: u64) -> Terms {

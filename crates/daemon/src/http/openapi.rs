@@ -97,6 +97,7 @@ mod tests {
         };
         assert_eq!(of("NewInvitation", "lifetime_s", "maximum"), LIFETIME_S_MAX);
         assert_eq!(of("StopVm", "wait_s", "maximum"), SHUT_DOWN_TIMEOUT.as_secs());
+        assert_eq!(of("SuspendVm", "timeout_s", "maximum"), SHUT_DOWN_TIMEOUT.as_secs());
         assert_eq!(of("MigrateVolume", "memory_streams", "maximum"), api::MEMORY_STREAMS_MAX);
         let name = format!("^[A-Za-z0-9][A-Za-z0-9._-]{{0,{}}}$", NAME_BYTES_MAX - 1);
         assert_eq!(of("NewVolume", "name", "pattern"), name);

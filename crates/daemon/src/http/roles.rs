@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 79] = [
+const TABLE: [(&str, &str, Takes); 80] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -102,6 +102,7 @@ const TABLE: [(&str, &str, Takes); 79] = [
     ("POST", "/v1/vms/{name}/resume", OPERATE),
     ("POST", "/v1/vms/{name}/start", OPERATE),
     ("POST", "/v1/vms/{name}/stop", OPERATE),
+    ("POST", "/v1/vms/{name}/suspend", OPERATE),
     ("GET", "/v1/volumes", READ),
     ("POST", "/v1/volumes", ADMIN),
     ("DELETE", "/v1/volumes/{name}", ADMIN),

@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use api::Role;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
 use axum::{Extension, Json};
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use super::{Answer, Caller, Segment, body};
+use super::{Answer, Caller, Segment, body, query};
 use crate::error::RequestError;
 use crate::grants::Standing;
 use crate::host::Host;
@@ -22,6 +22,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(start_all_vms))
         .routes(routes!(start_vm))
         .routes(routes!(stop_vm))
+        .routes(routes!(suspend_vm))
         .routes(routes!(adopt_vm))
         .routes(routes!(release_vm))
         .routes(routes!(resume_vm))
@@ -71,11 +72,25 @@ async fn remove_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Ans
     host.operate(Arc::clone(&host.vm_orders).remove_vm(name)).await.map(Json)
 }
 
-/// Starts a VM. Answers when its QEMU does.
-#[utoipa::path(post, path = "/v1/vms/{name}/start", params(("name" = String, Path, description = "Name of the VM")),
+/// Starts a VM: restores it if it is suspended, or else boots it. Answers when its QEMU does.
+#[utoipa::path(post, path = "/v1/vms/{name}/start",
+    params(("name" = String, Path, description = "Name of the VM"), api::StartVm),
     responses((status = 200, description = "The VM", body = api::Vm)))]
-async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Vm> {
-    host.operate(Arc::clone(&host.vm_orders).start_vm(name)).await.map(Json)
+async fn start_vm(State(host): State<Arc<Host>>, Segment(name): Segment, uri: Uri) -> Answer<api::Vm> {
+    let how = query(&uri)?;
+    host.operate(Arc::clone(&host.vm_orders).start_vm(name, how)).await.map(Json)
+}
+
+/// Suspends a VM to disk: its memory is written to a file, and its QEMU ends. Answers when it has ended.
+#[utoipa::path(post, path = "/v1/vms/{name}/suspend", params(("name" = String, Path, description = "Name of the VM")),
+    request_body = api::SuspendVm, responses((status = 200, description = "The VM", body = api::Vm)))]
+async fn suspend_vm(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Vm> {
+    let how = body(request).await?;
+    host.operate(Arc::clone(&host.vm_orders).suspend_vm(name, how)).await.map(Json)
 }
 
 /// Begins to start all VMs that start at a boot of the host and do not run, in their order. Answers with these.

@@ -34,7 +34,7 @@ use crate::files::sockets::SocketFolder;
 use crate::vms::moving::{MoveFault, Terms};
 
 /// QEMU's options to wait for a VM's memory, and not to run the VM by itself.
-const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
+pub(super) const WAITING: [&str; 3] = ["-S", "-incoming", "defer"];
 
 /// The first bytes of a qcow2 image.
 const QCOW2_MAGIC: &[u8] = b"QFI\xfb";

@@ -3,9 +3,11 @@
 use std::path::PathBuf;
 
 use migration::vm::cold::Form;
+use migration::vm::suspend;
 use serde::{Deserialize, Serialize};
 
 use super::preferences::Preferences;
+use super::suspended::Saved;
 use crate::files::listing::{Listed, Listing};
 use crate::journal::now_unix_ms;
 
@@ -88,6 +90,32 @@ pub(super) enum Fate {
     Started,
     /// It has ended unexpectedly.
     Crashed { message: String },
+    /// It was suspended, and has to end.
+    Saved { memory: Saved },
+    /// It was suspended, and has ended.
+    Suspended { memory: Saved },
+    /// It was suspended, and a new one may be loading its memory.
+    Restoring { memory: Saved },
+}
+
+impl Fate {
+    /// Returns what this says about a file with the VM's memory.
+    pub(super) fn suspension(&self) -> suspend::Record {
+        match self {
+            Self::Stopped | Self::Started | Self::Crashed { .. } => suspend::Record::Nothing,
+            Self::Saved { .. } => suspend::Record::Saved,
+            Self::Suspended { .. } => suspend::Record::Suspended,
+            Self::Restoring { .. } => suspend::Record::Restoring,
+        }
+    }
+
+    /// Returns the memory in a file; `None`: there is none.
+    pub(super) fn saved(&self) -> Option<&Saved> {
+        match self {
+            Self::Stopped | Self::Started | Self::Crashed { .. } => None,
+            Self::Saved { memory } | Self::Suspended { memory } | Self::Restoring { memory } => Some(memory),
+        }
+    }
 }
 
 impl Listed for Record {

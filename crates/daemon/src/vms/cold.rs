@@ -32,12 +32,14 @@ pub(crate) enum Extent {
 }
 
 impl Vms {
-    /// Returns how a VM moves in its present state; fails with [`VmError::Silent`] if that is not known.
+    /// Returns how a VM moves in its present state. Errors: [`VmError::Silent`]: that is not known; [`VmError::Suspended`].
     pub(crate) fn form(&self, name: &str) -> Result<Form, VmError> {
         let hypervisor = match self.life(name)? {
             Life::Stopped | Life::Crashed(_) => Hypervisor::Ended,
             Life::Starting => Hypervisor::Unknown,
             Life::Alive(_) => Hypervisor::Exists,
+            // N.B. Its memory would stay here, and its disks would move on without it.
+            Life::Suspended(_) => return Err(VmError::Suspended(name.to_owned())),
         };
         cold::form(hypervisor).ok_or_else(|| VmError::Silent(name.to_owned()))
     }

@@ -105,6 +105,27 @@ pub(crate) enum VmError {
         /// The reason, and what to do.
         why: String,
     },
+    /// It is suspended, and the operation needs its guest to run, or its memory to be given up.
+    #[error(
+        "the VM \"{0}\" is suspended: its memory is in a file of this host, and its disks must stay as they are; start it: sterna \
+         vm start {0}; or give its memory up, as by a power cut: sterna vm stop {0} --now"
+    )]
+    Suspended(String),
+    #[error("the VM \"{vm}\" cannot be suspended: {why}")]
+    NotSuspended {
+        vm: String,
+        /// The reason, and what to do.
+        why: String,
+    },
+    /// It goes on as before.
+    #[error("the VM \"{vm}\" is not suspended, and goes on: {why}")]
+    GoesOn { vm: String, why: String },
+    /// It is suspended as before.
+    #[error(
+        "the VM \"{vm}\" cannot be restored, and is suspended as before: {why}; to boot it without its memory, as after a power \
+         cut: sterna vm start {vm} --discard-memory"
+    )]
+    NotRestored { vm: String, why: String },
     /// Sterna did not start it.
     #[error(
         "the VM \"{0}\" was started without Sterna, which serves its disks; to end that: sterna vm release {0}"
@@ -157,9 +178,13 @@ impl VmError {
             | Self::Moving { .. }
             | Self::DiskElsewhere { .. }
             | Self::CannotGoOn { .. }
+            | Self::Suspended(_)
+            | Self::NotSuspended { .. }
             | Self::Adopted(_) => ErrorCode::VmWrongState,
             Self::Paused { .. }
             | Self::Ended { .. }
+            | Self::GoesOn { .. }
+            | Self::NotRestored { .. }
             | Self::Program { .. }
             | Self::Qemu { .. }
             | Self::Hidden { .. } => ErrorCode::VmFailed,

@@ -58,6 +58,7 @@ pub(crate) enum NotedReason {
     HasEnded,
     Resume,
     Missing,
+    Suspend,
 }
 
 /// Whether a guest's hypervisor can be reached.
@@ -172,8 +173,10 @@ impl Holds {
         let began = Instant::now();
         let mut ran = Ran::Runs;
         let mut reached = None;
-        let is_move =
-            matches!(note.reason, NotedReason::Move | NotedReason::MoveAhead | NotedReason::HasEnded);
+        let is_move = matches!(
+            note.reason,
+            NotedReason::Move | NotedReason::MoveAhead | NotedReason::HasEnded | NotedReason::Suspend
+        );
         hold.handle_event(
             Duration::ZERO,
             match (note.was_running, is_move) {
@@ -323,6 +326,7 @@ impl NotedReason {
             Self::HasEnded => "since its guest shut down while it moved",
             Self::Resume => "for some time",
             Self::Missing => "while a disk waits for blocks of another host",
+            Self::Suspend => "while its memory is written to a file",
         }
     }
 }
@@ -336,6 +340,7 @@ impl From<Reason> for NotedReason {
             Reason::MoveAhead => Self::MoveAhead,
             Reason::Resume => Self::Resume,
             Reason::Missing => Self::Missing,
+            Reason::Suspend => Self::Suspend,
         }
     }
 }
@@ -349,6 +354,7 @@ impl From<NotedReason> for Reason {
             NotedReason::MoveAhead => Self::MoveAhead,
             NotedReason::Resume => Self::Resume,
             NotedReason::Missing => Self::Missing,
+            NotedReason::Suspend => Self::Suspend,
         }
     }
 }

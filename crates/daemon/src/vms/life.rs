@@ -35,7 +35,7 @@ const ORDERLY_END: &str = "SHUTDOWN";
 const BEGINS_ANEW: [&str; 2] = ["RESET", "RESUME"];
 
 impl Vms {
-    /// Begins to look for the VMs that were running when the daemon ended.
+    /// Begins to look for the VMs that were running when the daemon ended. May block.
     pub(crate) fn find_running(self: &Arc<Self>) {
         let starting = |life: &Life| matches!(life, Life::Starting);
         let names: Vec<String> = {
@@ -43,6 +43,8 @@ impl Vms {
             let lost = entries.iter().filter(|(_, entry)| starting(&entry.life));
             lost.map(|(name, _)| name.clone()).collect()
         };
+        // N.B. Before any order is carried out that makes such a file.
+        self.delete_left_memories();
         for name in names {
             let vms = Arc::clone(self);
             tokio::spawn(async move {
@@ -92,7 +94,8 @@ impl Vms {
         // Reasons of an earlier QEMU to be paused have ended.
         self.holds.forget(name).await;
         // N.B. Recorded before the process starts: if the daemon is killed in between, the next one looks for the process.
-        self.remember(name, Fate::Started).await?;
+        let (during, (life, fate)) = self.fates_of_launch(name);
+        self.remember(name, during).await?;
         self.set(name, None, Life::Starting);
         let launched = async {
             if let Some((folder, socket)) = self.tpm(name) {
@@ -146,8 +149,8 @@ impl Vms {
             }
             Err(error) => {
                 self.tpm_ended(name).await;
-                self.set(name, None, Life::Stopped);
-                self.remember(name, Fate::Stopped).await?;
+                self.set(name, None, life);
+                self.remember(name, fate).await?;
                 Err(error)
             }
         }
@@ -256,7 +259,7 @@ impl Vms {
     /// Finds a VM by its monitor; `None`: no process listens there, and the VM's process has ended. Waits for a QEMU that does
     /// not answer, because its disk may wait for the daemon, and for one that does not listen yet, because the daemon may have
     /// been killed just after it had started QEMU. **N.B.** A VM wrongly taken for ended would be started a second time.
-    async fn find(&self, name: &str) -> Option<(Alive, Events)> {
+    async fn find(self: &Arc<Self>, name: &str) -> Option<(Alive, Events)> {
         // Opened so that its output is read.
         let _ = self.lifeline(name);
         let mut is_told = false;
@@ -271,8 +274,13 @@ impl Vms {
                     let events = qemu.events();
                     // An answer after its process was opened proves that it is the right process.
                     if let Ok(alive) = self.take(name, qemu)
-                        && alive.qemu.status().await.is_ok()
+                        && let Ok(state) = alive.qemu.status().await
                     {
+                        if self.has_to_end(name, &state).await {
+                            alive.process.kill();
+                            alive.process.ended().await;
+                            return None;
+                        }
                         self.set(name, None, Life::Alive(alive.clone()));
                         return Some((alive, events));
                     }
@@ -327,7 +335,9 @@ impl Vms {
 
     async fn ended(self: &Arc<Self>, name: &str, alive: Option<&Alive>, is_orderly: bool) {
         self.tpm_ended(name).await;
-        let (life, fate) = if is_orderly {
+        let (life, fate) = if let Some(suspended) = self.suspended_after_end(name) {
+            suspended
+        } else if is_orderly {
             (Life::Stopped, Fate::Stopped)
         } else {
             let message = match alive {
@@ -391,7 +401,7 @@ impl Vms {
     }
 
     /// Resolves when the end of a QEMU has been recorded.
-    async fn until_noticed(&self, name: &str, alive: &Alive) {
+    pub(super) async fn until_noticed(&self, name: &str, alive: &Alive) {
         loop {
             let changed = self.changed.notified();
             match self.life(name) {

@@ -248,7 +248,7 @@ pub(crate) fn post_copy_request(head: &[u8]) -> Option<PostCopyRequest> {
 }
 
 /// The file of a socket, which is deleted when this is dropped.
-struct SocketFile(PathBuf);
+pub(crate) struct SocketFile(pub(crate) PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {

@@ -13,6 +13,7 @@ pub(crate) mod prove;
 pub(crate) mod stall;
 pub(crate) mod standing;
 pub(crate) mod starting;
+pub(crate) mod suspend;
 
 use crate::config::Config;
 use crate::custody::Custody;

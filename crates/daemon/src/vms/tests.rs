@@ -80,6 +80,7 @@ impl Host {
             match self.vms.life(name).unwrap() {
                 Life::Stopped => return None,
                 Life::Crashed(message) => return Some(message),
+                Life::Suspended(_) => return None,
                 Life::Starting | Life::Alive(_) => changed.await,
             }
         }

@@ -28,6 +28,7 @@ use crate::migrations::queue::Queue;
 use crate::migrations::registry::Migrations;
 use crate::peers::{Peers, host_id};
 use crate::stores::Stores;
+use crate::vms::{VmError, Vms};
 use crate::volumes::registry::{Claim, Service, Volumes};
 
 /// How long a command waits at most: two commits, and the start of a volume's VM.
@@ -51,18 +52,20 @@ pub(crate) struct VolumeClaims {
     pub(crate) hosts: Arc<Hosts>,
     pub(crate) peers: Arc<Peers>,
     pub(crate) restoring: Arc<Restoring>,
+    pub(crate) vms: Arc<Vms>,
 }
 
 impl VolumeClaims {
     pub(crate) fn new(parts: &Parts) -> Arc<Self> {
-        let Parts { journal, stores, volumes, migrations, queue, hosts, peers, restoring, .. } =
+        let Parts { journal, stores, volumes, migrations, queue, hosts, peers, restoring, vms, .. } =
             parts.clone();
-        Arc::new(Self { journal, stores, volumes, migrations, queue, hosts, peers, restoring })
+        Arc::new(Self { journal, stores, volumes, migrations, queue, hosts, peers, restoring, vms })
     }
 
     /// Claims a volume for a new migration. The volume may lack blocks only if it goes to the host that has them. Errors:
     /// [`RequestError::VolumeNotFound`], [`RequestError::VolumeArriving`], [`RequestError::VolumeBusy`],
-    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Invalid`], [`LackingError`].
+    /// [`RequestError::AlreadyMigrating`], [`RequestError::DestinationNotFound`], [`RequestError::Invalid`], [`LackingError`],
+    /// [`VmError::Suspended`].
     pub(crate) async fn claim_to_move(
         &self,
         name: &str,
@@ -70,6 +73,7 @@ impl VolumeClaims {
     ) -> Result<(Claim, VolumeId), RequestError> {
         self.settled(name).await;
         let (claim, volume) = self.volumes.claim(name)?;
+        self.refuse_suspended(name)?;
         self.check_moves_whole(volume).await?;
         if !self.goes_back(volume, order)? {
             self.check_whole(volume, name)?;
@@ -82,6 +86,11 @@ impl VolumeClaims {
     pub(crate) fn copied_to(&self, order: &MigrateVolume) -> Result<Option<HostId>, RequestError> {
         let elsewhere = self.elsewhere(&order.to)?.filter(|_| !order.strategy.leaves_blocks());
         Ok(elsewhere.map(|elsewhere| host_id(elsewhere.peer.id)))
+    }
+
+    /// Refuses to change a volume that is a disk of a suspended VM: what its guest remembers of it would be wrong.
+    pub(crate) fn refuse_suspended(&self, name: &str) -> Result<(), RequestError> {
+        self.vms.suspended_on(name).map_or(Ok(()), |vm| Err(VmError::Suspended(vm).into()))
     }
 
     /// Claims a volume to copy it. It must have all of its blocks, and stay in its store meanwhile.

@@ -3,6 +3,7 @@
 mod disks;
 mod post_copy;
 mod progress;
+mod saved;
 mod source;
 mod target;
 mod transfer;

@@ -39,6 +39,8 @@ pub enum Reason {
     Resume,
     /// Blocks of its disks at another host may be late ([`stall`](super::stall)).
     Missing,
+    /// Its memory is being written to a file ([`suspend`](super::suspend)).
+    Suspend,
 }
 
 /// An event of a paused guest.

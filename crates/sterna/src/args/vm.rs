@@ -11,12 +11,15 @@ pub(crate) enum VmCommand {
     /// Add a VM by its definition. It is refused by name if it could not move to another host.
     #[command(after_help = ADD_HELP)]
     Add(AddVmArguments),
-    /// Start a VM, and return when its QEMU answers; or all VMs that start at a boot, in their order.
+    /// Start a VM, and return when its QEMU answers; or all VMs that start at a boot, in their order. A suspended VM goes on where it was.
     #[command(after_help = START_HELP)]
     Start(StartVmArguments),
     /// Stop a VM: press its power button, and wait until its guest has shut down.
     #[command(after_help = STOP_HELP)]
     Stop(StopVmArguments),
+    /// Suspend a VM to disk: write its memory to a file, and end its QEMU. `sterna vm start` restores it.
+    #[command(after_help = SUSPEND_HELP)]
+    Suspend(SuspendVmArguments),
     /// Adopt the disks of a running QEMU, or of a domain of libvirt, so that they can be moved.
     #[command(after_help = ADOPT_HELP)]
     Adopt(AdoptArguments),
@@ -53,6 +56,15 @@ pub(crate) struct VmArguments {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct SuspendVmArguments {
+    /// Name of the VM.
+    pub(crate) name: String,
+    /// Time for writing its memory, while it is paused; by default 600. After that the command fails, and the VM runs on.
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=3600))]
+    pub(crate) timeout: Option<u64>,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct SetVmArguments {
     /// Name of the VM.
     pub(crate) name: String,
@@ -86,8 +98,11 @@ pub(crate) struct StartVmArguments {
     #[arg(required_unless_present = "all")]
     pub(crate) name: Option<String>,
     /// Start all VMs that start at a boot (vm set --start-at-boot) and do not run, in their order.
-    #[arg(long, conflicts_with = "name")]
+    #[arg(long, conflicts_with_all = ["name", "discard_memory"])]
     pub(crate) all: bool,
+    /// Boot a suspended VM without its memory, as after a power cut, and delete its memory's file.
+    #[arg(long)]
+    pub(crate) discard_memory: bool,
 }
 
 #[derive(Debug, Args)]
@@ -153,6 +168,7 @@ continues in the background: sterna vm show web1. `sterna vm release` copies the
 const START_HELP: &str = "\
 Examples:
   sterna vm start web1
+  sterna vm start web1 --discard-memory
   sterna vm start --all";
 
 const STOP_HELP: &str = "\
@@ -170,6 +186,16 @@ Examples:
 
 All of this moves with the VM to other hosts. VMs of one order start together, and the next order follows when each of them has
 started and is ready, or its --wait-max is over. A VM that cannot be started is tried again until it starts.";
+
+const SUSPEND_HELP: &str = "\
+Examples:
+  sterna vm suspend web1
+  sterna vm suspend web1 --timeout 120
+
+The VM is paused while its memory is written to a file of this host, which takes as long as its disk needs for the memory that
+the guest has used. Its programs go on at the next `sterna vm start web1`, also after a restart of the host. Until then its
+disks must stay as they are: they cannot be moved, grown or reverted, and a VM whose disk was written meanwhile is not restored.
+If the command fails, the VM runs on.";
 
 const ADD_HELP: &str = "\
 Example:

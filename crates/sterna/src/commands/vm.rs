@@ -4,7 +4,7 @@ mod all;
 
 use std::path::Path;
 
-use api::{AdoptVm, Client, NewSnapshot, NewVm, RevertVolumes, SetVm, StopVm};
+use api::{AdoptVm, Client, NewSnapshot, NewVm, RevertVolumes, SetVm, StartVm, StopVm, SuspendVm};
 
 use crate::args::{RevertArguments, VmCommand, YesNo};
 use crate::commands::{CommandError, absolute, snapshots};
@@ -20,7 +20,19 @@ pub(super) async fn run(client: &Client, command: VmCommand, format: Format) -> 
         }
         VmCommand::Start(order) => {
             let Some(name) = order.name else { return all::start(client, format).await };
-            output::print(format, &client.start_vm(&name).await?, vms::started)?;
+            let how = StartVm { discard_memory: order.discard_memory };
+            output::print(format, &client.start_vm(&name, how).await?, vms::started)?;
+        }
+        VmCommand::Suspend(order) => {
+            let how = SuspendVm { timeout_s: order.timeout };
+            if format == Format::Text {
+                let timeout_s = how.timeout_s.unwrap_or(SuspendVm::TIMEOUT_S_DEFAULT);
+                let name = &order.name;
+                output::say(&format!(
+                    "writing the memory of {name} to a file; it is paused for {timeout_s} s at most"
+                ));
+            }
+            output::print(format, &client.suspend_vm(&order.name, how).await?, vms::suspended)?;
         }
         VmCommand::Stop(order) => {
             let how = StopVm { now: order.now, wait_s: order.wait };

@@ -77,6 +77,11 @@ pub(crate) fn stopped(vm: &Vm) -> String {
     format!("{} is stopped{how}\n", vm.name)
 }
 
+pub(crate) fn suspended(vm: &Vm) -> String {
+    let how = vm.message.as_ref().map(|message| format!(": {message}")).unwrap_or_default();
+    format!("{} is {}{how}\n", vm.name, vm.state.words())
+}
+
 /// Returns the text about adopted disks.
 pub(crate) fn adopted(vm: &Vm) -> String {
     let mut text = format!("{} is adopted; its disks are served as: {}\n", vm.name, volumes(&vm.volumes));

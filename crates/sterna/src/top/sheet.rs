@@ -417,7 +417,7 @@ pub(crate) fn vm_state(state: VmState) -> (&'static str, Tone) {
         VmState::Running => Tone::Good,
         VmState::Paused | VmState::Unknown => Tone::Warm,
         VmState::Crashed | VmState::IoError => Tone::Bad,
-        VmState::Stopped | VmState::ShutDown => Tone::Quiet,
+        VmState::Stopped | VmState::Suspended | VmState::ShutDown => Tone::Quiet,
         VmState::Starting | VmState::Arriving | VmState::Leaving => Tone::Busy,
     };
     (state.words(), tone)

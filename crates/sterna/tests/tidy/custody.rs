@@ -21,7 +21,7 @@ const CALLS: [&str; 10] = [
 ];
 
 /// Files and folders that change other files than images, with the kind of these files.
-const OTHERS: [(&str, &str); 26] = [
+const OTHERS: [(&str, &str); 27] = [
     ("audit/writer.rs", "its log"),
     ("files/lock.rs", "its lock file"),
     ("files/sockets.rs", "sockets"),
@@ -45,6 +45,7 @@ const OTHERS: [(&str, &str); 26] = [
     ("vms/moving/", "sockets"),
     ("vms/probe.rs", "a socket"),
     ("vms/qemu_sockets.rs", "sockets"),
+    ("vms/suspended.rs", "the memory of VMs, in a folder of its own"),
     ("vms/tpm.rs", "sockets, and the state of TPMs in the data folder"),
     ("volumes/chronicles/files.rs", "records in the data folder"),
     ("volumes/chronicles/presence.rs", "records in the data folder"),

@@ -73,7 +73,7 @@ struct Part {
 const HERE: &str = "@HERE@";
 
 /// The pages in the order of their run.
-const PARTS: [Part; 10] = [
+const PARTS: [Part; 11] = [
     // As the comment says, some commands run on both hosts, and the invitation of one goes to the other.
     Part {
         document: "docs/hosts.md",
@@ -131,10 +131,25 @@ case $line in
 *"now"*) [[ $(state) == stopped ]]; sterna vm start web1 ;;
 *"vm stop"*) [[ $(state) == running ]]; python3 guest.py obey >obeys &
   until grep ready obeys; do sleep 0.1; done ;;
+*suspend*) sterna vm start web1 ;;
 *resume*) sterna vm start web1; python3 guest.py stop; [[ $(state) == paused ]] ;;
 *remove*) [[ $(state) == running ]]; sterna vm stop web1 --now ;;
 esac"#,
         ),
+    },
+    // Each line leaves the VM in the state that the next one needs.
+    Part {
+        document: "docs/vm.md",
+        block: ("## Suspending to disk", 0),
+        script: r#"
+define
+sterna vm add web1 --definition web1.toml
+sterna vm start web1
+@HERE@
+[[ $(state) == stopped ]]
+sterna vm remove web1
+"#,
+        each: None,
     },
     // There are several moves, and the VM returns after each.
     Part {

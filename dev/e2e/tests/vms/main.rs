@@ -11,6 +11,7 @@ mod in_place;
 mod memory;
 mod snapshots;
 mod standby;
+mod suspend;
 mod tpm;
 mod unprivileged;
 mod whole;

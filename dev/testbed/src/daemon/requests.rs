@@ -82,7 +82,10 @@ impl Daemon {
     pub async fn start_vm(&self, name: &str, definition: String) -> anyhow::Result<()> {
         let vm = NewVm { name: name.to_owned(), definition };
         self.client.add_vm(&vm).await.with_context(|| format!("add VM {name}"))?;
-        self.client.start_vm(name).await.with_context(|| format!("start VM {name}"))?;
+        self.client
+            .start_vm(name, api::StartVm::default())
+            .await
+            .with_context(|| format!("start VM {name}"))?;
         Ok(())
     }
 

@@ -303,9 +303,12 @@ fn vm_attention(vm: &Vm) -> Attention {
     match vm.state {
         VmState::Crashed | VmState::IoError => Attention::Problem(told()),
         VmState::Paused | VmState::ShutDown | VmState::Unknown => Attention::Warning(told()),
-        VmState::Running | VmState::Stopped | VmState::Starting | VmState::Arriving | VmState::Leaving => {
-            Attention::None
-        }
+        VmState::Running
+        | VmState::Stopped
+        | VmState::Suspended
+        | VmState::Starting
+        | VmState::Arriving
+        | VmState::Leaving => Attention::None,
     }
 }
 

@@ -154,6 +154,7 @@ impl MigrationOrders {
                 }
             };
             at_hand.unwrap_or_else(|error| plan.refuse(&error));
+            self.claims.refuse_suspended(name).unwrap_or_else(|error| plan.refuse(&error));
             check_moves_whole(record.clone()).await.unwrap_or_else(|error| plan.refuse(&error));
         }
         self.plan_read_only(records, plan).await;

@@ -81,7 +81,7 @@ impl Standbys {
             return Err("its VM has no serial console: add -serial null to its definition".to_owned());
         }
         for TestVm { name, .. } in &vms {
-            let started = Arc::clone(&self.vm_orders).start_vm(name.clone()).await;
+            let started = Arc::clone(&self.vm_orders).start_vm(name.clone(), api::StartVm::default()).await;
             started.map_err(|error| format!("the VM {name} was not started: {}", error.message()))?;
         }
         Ok(TestRecord { vms, ..test })

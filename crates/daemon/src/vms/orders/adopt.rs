@@ -193,6 +193,7 @@ impl VmOrders {
                 self.vms.holds.check_can_go_on(&name, &state)?;
             }
             Reached::Silent(reason) => return Err(VmError::Paused { vm: name, why: reason }.into()),
+            Reached::Ended if self.vms.is_suspended(&name) => return Err(VmError::Suspended(name).into()),
             Reached::Ended if adopted.is_some() || self.vms.get(&name).is_ok() => {
                 return Err(VmError::NotRunning(name).into());
             }
@@ -238,6 +239,13 @@ impl VmOrders {
                 Ok(known) if known.standing != crate::vms::Standing::Home => Ok(()),
                 _ => self.let_it_run(name).await,
             };
+        }
+        if reason == NotedReason::Suspend {
+            self.vms.until_found(name).await;
+            if self.vms.is_suspended(name) {
+                self.vms.holds.forget(name).await;
+                return Ok(());
+            }
         }
         let turn = self.vms.turn(name)?;
         let adopted = self.vms.adoptions()?.get(name);
@@ -378,7 +386,7 @@ impl VmOrders {
                     (Ok(known), _) => match known.life {
                         Life::Alive(alive) => Reached::There(alive.qemu),
                         Life::Starting => Reached::Silent("its QEMU does not answer".to_owned()),
-                        Life::Stopped | Life::Crashed(_) => Reached::Ended,
+                        Life::Stopped | Life::Crashed(_) | Life::Suspended(_) => Reached::Ended,
                     },
                     (Err(_), Some(adopted)) => match monitors::connect_to(&adopted).await {
                         Ok(qemu) => Reached::There(Arc::new(qemu)),

@@ -13,7 +13,7 @@ use crate::error::RequestError;
 use crate::host::VmOrders;
 use crate::host::blocking;
 use crate::names;
-use crate::vms::{Definition, Ending, Known, Life, Standing, VmError};
+use crate::vms::{Definition, Ending, Known, Life, Saved, Standing, VmError};
 
 /// The longest shutdown timeout of a request: its client waits meanwhile.
 pub(crate) const SHUT_DOWN_TIMEOUT: Duration = Duration::from_secs(3600);
@@ -44,20 +44,6 @@ impl VmOrders {
         Ok(vm)
     }
 
-    /// Starts a VM whose volumes are served.
-    pub(crate) async fn start_vm(self: Arc<Self>, name: String) -> Result<Vm, RequestError> {
-        self.refuse_adopted(&name)?;
-        self.refuse_moving(&name)?;
-        for volume in self.vms.get(&name)?.volumes {
-            self.refuse_disk_elsewhere(&name, &volume)?;
-            self.volumes.lane(&volume).await?;
-        }
-        self.vms.start(&name, &self.sockets).await?;
-        self.starts.started(&name);
-        self.settle_boot(&name).await;
-        self.describe_vm(&name).await
-    }
-
     pub(crate) async fn stop_vm(self: Arc<Self>, name: String, how: StopVm) -> Result<Vm, RequestError> {
         self.refuse_adopted(&name)?;
         let was_awaited = self.starts.withdraw(&name);
@@ -65,7 +51,9 @@ impl VmOrders {
         if was_awaited {
             self.until_attempt_ends(&name).await;
         }
-        if was_awaited && matches!(self.vms.get(&name)?.life, Life::Stopped | Life::Crashed(_)) {
+        if was_awaited
+            && matches!(self.vms.get(&name)?.life, Life::Stopped | Life::Crashed(_) | Life::Suspended(_))
+        {
             tracing::info!(vm = %name, "the VM is not started any more");
             return self.describe_vm(&name).await;
         }
@@ -74,9 +62,16 @@ impl VmOrders {
             return Err(RequestError::Invalid("wait_s is too long: at most an hour".to_owned()));
         }
         let ending = if how.now { Ending::AtOnce } else { Ending::PowerButton(wait) };
+        let was_suspended = self.vms.is_suspended(&name);
         self.vms.stop(&name, ending).await?;
         tracing::info!(vm = %name, "VM stopped");
-        self.describe_vm(&name).await
+        let mut vm = self.describe_vm(&name).await?;
+        if was_suspended {
+            vm.message = Some(
+                "it was suspended, and its memory is deleted: its disks are as after a power cut".to_owned(),
+            );
+        }
+        Ok(vm)
     }
 
     /// Changes a VM. Errors: [`VmError::NotFound`], [`VmError::Adopted`]; [`RequestError::Invalid`]: a value is out of range.
@@ -126,7 +121,7 @@ impl VmOrders {
         vm
     }
 
-    fn refuse_adopted(&self, name: &str) -> Result<(), RequestError> {
+    pub(crate) fn refuse_adopted(&self, name: &str) -> Result<(), RequestError> {
         match self.vms.adoptions()?.get(name) {
             Some(_) => Err(VmError::Adopted(name.to_owned()).into()),
             None => Ok(()),
@@ -134,7 +129,7 @@ impl VmOrders {
     }
 
     /// Refuses a VM that is on its way, with the migration by which it moves.
-    fn refuse_moving(&self, name: &str) -> Result<(), RequestError> {
+    pub(crate) fn refuse_moving(&self, name: &str) -> Result<(), RequestError> {
         let known = self.vms.get(name)?;
         let moves_by = self.journal.read(|state| {
             let has_it =
@@ -152,7 +147,7 @@ impl VmOrders {
     }
 
     /// Refuses to start a VM with a disk that is at another host, unless it was ordered that it is served here from there.
-    fn refuse_disk_elsewhere(&self, vm: &str, volume: &str) -> Result<(), RequestError> {
+    pub(crate) fn refuse_disk_elsewhere(&self, vm: &str, volume: &str) -> Result<(), RequestError> {
         let (disk, moved) = self.journal.read(|state| {
             let moved = state.moved.values().find(|moved| moved.volume.record.name == volume);
             match (state.volume_named(volume), moved) {
@@ -208,7 +203,7 @@ async fn describe(known: Known) -> Vm {
     let (state, message) = state(&known).await;
     let alive = match &known.life {
         Life::Alive(alive) => Some(alive),
-        Life::Stopped | Life::Starting | Life::Crashed(_) => None,
+        Life::Stopped | Life::Starting | Life::Crashed(_) | Life::Suspended(_) => None,
     };
     Vm {
         state,
@@ -257,9 +252,25 @@ pub(crate) fn shown(state: &RunState, name: &str) -> (VmState, Option<String>) {
                 format!("QEMU says: {other}; it can only be reset, or ended: sterna vm stop {name} --now");
             return (VmState::Crashed, Some(why));
         }
+        // QEMU's word is Sterna's for a VM whose memory is in a file.
+        RunState::Other(other) if other == "suspended" => {
+            let why = "its guest sleeps (ACPI S3); to wake it: its keyboard, its network card, or QMP: system_wakeup";
+            return (VmState::Paused, Some(why.to_owned()));
+        }
         other => return (VmState::Paused, Some(format!("QEMU says: {other}"))),
     };
     (state, Some(format!("{why}; to continue: sterna vm resume {name}")))
+}
+
+/// Returns where the memory of a suspended VM is, and how it goes on.
+fn where_memory_is(saved: &Saved, name: &str) -> String {
+    let paused = if saved.was_running { "" } else { ", and it stays paused then" };
+    format!(
+        "its memory is in {} ({} MiB, written by {}); to continue: sterna vm start {name}{paused}",
+        saved.file.display(),
+        saved.bytes.div_ceil(1 << 20),
+        saved.hypervisor
+    )
 }
 
 async fn state(known: &Known) -> (VmState, Option<String>) {
@@ -267,6 +278,7 @@ async fn state(known: &Known) -> (VmState, Option<String>) {
         Life::Stopped => (VmState::Stopped, None),
         Life::Starting => (VmState::Starting, Some("its QEMU does not answer yet".to_owned())),
         Life::Crashed(message) => (VmState::Crashed, Some(message.clone())),
+        Life::Suspended(saved) => (VmState::Suspended, Some(where_memory_is(saved, &known.name))),
         Life::Alive(alive) => match tokio::time::timeout(ANSWER_TIMEOUT, alive.qemu.status()).await {
             Ok(Ok(RunState::Running)) => (VmState::Running, lacks_memory(&alive.qemu, &known.name).await),
             Ok(Ok(halted)) => shown(&halted, &known.name),

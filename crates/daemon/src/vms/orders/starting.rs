@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use api::{Vm, VmState};
+use api::{StartVm, Vm, VmState};
 use migration::vm::start::{Candidate, Retry};
 use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
@@ -38,7 +38,8 @@ impl VmOrders {
     /// Begins to start all VMs that start at a boot and do not run. Returns these.
     pub(crate) async fn start_all(self: Arc<Self>) -> Result<Vec<Vm>, RequestError> {
         let is_meant = |known: &Known| {
-            known.preferences.start.at_boot && matches!(known.life, Life::Stopped | Life::Crashed(_))
+            known.preferences.start.at_boot
+                && matches!(known.life, Life::Stopped | Life::Crashed(_) | Life::Suspended(_))
         };
         let meant: Vec<Known> = self.vms.list().into_iter().filter(is_meant).collect();
         self.begin_starts(meant.iter().map(candidate).collect());
@@ -85,6 +86,13 @@ impl VmOrders {
             }
             _ => None,
         }
+    }
+
+    /// Notes that a VM has started, in its turn or by an order, and describes it.
+    pub(super) async fn has_started(self: &Arc<Self>, name: &str) -> Result<Vm, RequestError> {
+        self.starts.started(name);
+        self.settle_boot(name).await;
+        self.describe_vm(name).await
     }
 
     /// Waits until no attempt to start a VM is under way. QEMU has a time limit to answer, and so has this.
@@ -158,7 +166,7 @@ impl VmOrders {
         if self.stopping.has_begun() || !starts.is_to_start(name) {
             return;
         }
-        match Arc::clone(self).start_vm(name.to_owned()).await {
+        match Arc::clone(self).start_vm(name.to_owned(), StartVm::default()).await {
             Ok(_) => tracing::info!(vm = %name, "VM started in its turn"),
             Err(RequestError::Vm(VmError::RunsAlready(_))) => self.settle_boot(name).await,
             Err(RequestError::Vm(VmError::NotFound(_))) => {
@@ -219,5 +227,5 @@ fn candidate(known: &Known) -> Candidate {
 }
 
 fn is_down(state: VmState) -> bool {
-    matches!(state, VmState::Stopped | VmState::Crashed | VmState::Starting)
+    matches!(state, VmState::Stopped | VmState::Suspended | VmState::Crashed | VmState::Starting)
 }

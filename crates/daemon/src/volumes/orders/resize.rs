@@ -25,6 +25,7 @@ impl VolumeOrders {
         let size = order.size_bytes;
         self.claims.settled(&name).await;
         let (_claim, volume) = self.volumes.claim(&name)?;
+        self.claims.refuse_suspended(&name)?;
         self.claims.check_whole(volume, &name)?;
         let record = self.claims.record(volume, &name)?;
         if self.journal.read(|state| state.snapshots.contains_key(&volume)) {

@@ -152,6 +152,7 @@ impl VolumeOrders {
     }
 
     async fn refuse_revert_in_use(&self, name: &str) -> Result<(), RequestError> {
+        self.claims.refuse_suspended(name)?;
         if self.vms.runs_on(name) {
             let vm = self.vms.user_of(name).unwrap_or_default();
             return Err(SnapshotError::VmRuns(vm).into());

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::*;
 use crate::qemu::fake_monitor::{FakeMonitor, Reply};
-use crate::{MemoryMode, MigrationStatus, PostCopyStart};
+use crate::{MemoryMode, MigrationStatus, PostCopyStart, RunState};
 
 const LONG: Duration = Duration::from_secs(60);
 const SHORT: Duration = Duration::from_millis(50);
@@ -268,4 +268,45 @@ async fn a_vm_that_is_about_to_switch_over_with_all_of_its_memory_is_let() {
         assert_eq!(names[1..3], ["stop", "query-status"]);
         assert_eq!(names.get(3).is_some_and(|name| name == "migrate-start-postcopy"), status == "paused");
     }
+}
+
+#[tokio::test]
+async fn memory_for_a_file_needs_no_answer_and_a_vm_that_does_not_run() {
+    let in_state = |state: &'static str| {
+        FakeMonitor::start(move |command, _| match command {
+            "query-status" => returned(json!({ "status": state })),
+            _ => returned(json!({})),
+        })
+    };
+    let stream = Path::new("/run/memory");
+    let mut paused = in_state("paused");
+    connect(&paused).await.save_memory(stream).await.unwrap();
+    let mut waiting = in_state("inmigrate");
+    connect(&waiting).await.expect_saved_memory(stream).await.unwrap();
+    for (monitor, order) in [(&mut paused, "migrate"), (&mut waiting, "migrate-incoming")] {
+        let mut states = Vec::new();
+        loop {
+            let (name, arguments) = monitor.heard().await;
+            if name == "migrate-set-capabilities" {
+                states = arguments["capabilities"].as_array().unwrap().clone();
+            }
+            if name == order {
+                assert_eq!(arguments, json!({ "uri": "unix:/run/memory" }));
+                break;
+            }
+        }
+        let is_set =
+            |wanted: &str| states.iter().any(|one| one["capability"] == wanted && one["state"] == true);
+        assert!(is_set("late-block-activate") && is_set("events"), "{states:?}");
+        for other in ["return-path", "pause-before-switchover", "multifd", "postcopy-ram"] {
+            let is_named = states.iter().any(|one| one["capability"] == other);
+            assert!(is_named && !is_set(other), "{other}");
+        }
+    }
+    let running = in_state("running");
+    let qemu = connect(&running).await;
+    let refused = qemu.save_memory(stream).await.unwrap_err();
+    assert!(matches!(refused, HypervisorError::State { found: RunState::Running, .. }), "{refused:?}");
+    let refused = qemu.expect_saved_memory(stream).await.unwrap_err();
+    assert!(matches!(refused, HypervisorError::State { .. }), "{refused:?}");
 }

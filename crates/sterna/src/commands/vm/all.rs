@@ -93,7 +93,8 @@ fn end(format: Format, outcome: &Outcome) -> Result<Exit, CommandError> {
 fn groups(vms: Vec<Vm>) -> Vec<Vec<Vm>> {
     let mut groups: BTreeMap<u16, Vec<Vm>> = BTreeMap::new();
     for vm in vms {
-        let is_up = !matches!(vm.state, VmState::Stopped | VmState::Crashed) || vm.awaited_start.is_some();
+        let is_up = !matches!(vm.state, VmState::Stopped | VmState::Suspended | VmState::Crashed)
+            || vm.awaited_start.is_some();
         // A VM without these settings is adopted: Sterna does not start it.
         if let Some(start) = vm.start.as_ref().filter(|_| is_up) {
             groups.entry(start.order).or_default().push(vm);
@@ -120,6 +121,8 @@ mod tests {
             vm("web", "running", order(20)),
             vm("cache", "paused", order(20)),
             vm("off", "stopped", order(30)),
+            // N.B. Its memory would be deleted.
+            vm("asleep", "suspended", order(30)),
             vm("adopted", "running", serde_json::Value::Null),
         ]);
         let names: Vec<Vec<&str>> =
