@@ -138,9 +138,9 @@ pub use replica::{DropReplica, Replica};
 pub use snapshot::{NewSnapshot, RevertVolumes, SnapshotOf};
 pub use standby::{
     BootCheck, BootCheckState, IfSilent, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint,
-    RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyCheck, StandbyRole,
-    StandbyState, StandbyTest, StandbyTestState, StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks,
-    TestStandby, YieldVolume,
+    RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyCheck,
+    StandbyCompared, StandbyRole, StandbyState, StandbyTest, StandbyTestState, StandbyTestVm,
+    StandbyTestVolume, StandbyVm, TestNetworks, TestStandby, YieldVolume,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

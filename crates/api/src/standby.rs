@@ -286,9 +286,15 @@ pub struct Standby {
     /// Bytes that the other host had already, and that were only compared, since the daemon began. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_found: Option<u64>,
-    /// The last comparison of everything, since the daemon began. At the source only.
+    /// The last comparison of everything, which may be under way. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<StandbyCheck>,
+    /// The last comparison that has reached its end; `None`: there was none, or it is not known. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compared: Option<StandbyCompared>,
+    /// How often everything is compared by itself, in seconds; `None`: only if it is ordered. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify_seconds: Option<f64>,
     /// The VMs whose volumes are all in it: a promotion starts them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<StandbyVm>,
@@ -311,6 +317,12 @@ pub struct StandbyCheck {
     /// Why it has ended before everything was compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<String>,
+    /// Whether it was interrupted because blocks cannot be read.
+    #[serde(default)]
+    pub failed: bool,
+    /// Whether an administrator has ordered it; else the configuration has.
+    #[serde(default)]
+    pub ordered: bool,
     /// Bytes of the volumes.
     pub bytes_total: u64,
     /// Bytes that were compared.
@@ -318,6 +330,15 @@ pub struct StandbyCheck {
     /// Bytes of these that the standby lacked just then, or that guests wrote meanwhile: they are sent anyway.
     pub bytes_left_out: u64,
     /// Bytes that differ without such a reason. They are sent again.
+    pub bytes_differing: u64,
+}
+
+/// A comparison of everything that has reached its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyCompared {
+    /// When it ended, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Bytes that differed. They were sent again.
     pub bytes_differing: u64,
 }
 

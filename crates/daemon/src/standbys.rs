@@ -25,6 +25,7 @@ pub(crate) mod source;
 mod testing;
 mod turns;
 mod use_by_migration;
+mod verifying;
 mod views;
 mod vms;
 mod yielding;
@@ -84,6 +85,8 @@ pub(crate) struct Standbys {
     vms: Arc<Vms>,
     volume_orders: Arc<VolumeOrders>,
     vm_orders: Arc<VmOrders>,
+    /// How often everything is compared with each standby; `None`: only if it is ordered.
+    verify: Option<Duration>,
     stopping: Stopping,
     draining: Arc<Draining>,
     serving: Arc<Serving>,
@@ -184,6 +187,7 @@ impl Standbys {
             vms,
             volume_orders: Arc::clone(volume_orders),
             vm_orders: Arc::clone(vm_orders),
+            verify: config.standby.verify.0,
             stopping,
             draining,
             serving: Arc::clone(serving),
@@ -203,6 +207,9 @@ impl Standbys {
     pub(crate) fn begin(self: &Arc<Self>) {
         if let Err(error) = self.try_to_begin() {
             tracing::error!(%error, "standbys are not kept");
+        }
+        if let Some(every) = self.verify {
+            tokio::spawn(Arc::clone(self).verify(every));
         }
     }
 

@@ -1675,6 +1675,7 @@ class Standby(TypedDict):
     # Bytes that the standby lacks. At the source only.
     bytes_waiting: NotRequired[int | None]
     check: NotRequired[StandbyCheck | None]
+    compared: NotRequired[StandbyCompared | None]
     # Seconds between two cuts. At the source only.
     every_seconds: NotRequired[float | None]
     # The other host.
@@ -1697,6 +1698,8 @@ class Standby(TypedDict):
     # The store at the standby's host.
     store: str
     test: NotRequired[StandbyTest | None]
+    # How often everything is compared by itself, in seconds; null: only if it is ordered. At the source only.
+    verify_seconds: NotRequired[float | None]
     # The VMs whose volumes are all in it: a promotion starts them.
     vms: NotRequired[list[StandbyVm]]
     # Its volumes, by name.
@@ -1718,8 +1721,21 @@ class StandbyCheck(TypedDict):
     bytes_total: int
     # When it has ended, in milliseconds since 1970; null: it is under way.
     ended_unix_ms: NotRequired[int | None]
+    # Whether it was interrupted because blocks cannot be read.
+    failed: NotRequired[bool]
     # Why it has ended before everything was compared.
     interrupted: NotRequired[str | None]
+    # Whether an administrator has ordered it; else the configuration has.
+    ordered: NotRequired[bool]
+
+
+class StandbyCompared(TypedDict):
+    """A comparison of everything that has reached its end."""
+
+    # Bytes that differed. They were sent again.
+    bytes_differing: int
+    # When it ended, in milliseconds since 1970.
+    unix_ms: int
 
 
 # The part of this host in a standby.

@@ -169,15 +169,12 @@ impl Standbys {
             let reason = shown.reason.unwrap_or_else(|| "its volumes are not served".to_owned());
             return Err(StandbyError::NotChecked { name, reason }.into());
         }
-        let before = shown.check.map(|check| check.begun);
-        source.check();
+        let last = |source: &Source| source.shown().compared.and_then(|compared| compared.last);
+        let before = last(source).map(|last| last.begun_ms);
+        source.check(true);
         // The task begins it, or has ended meanwhile.
         let begun = async {
-            while source
-                .shown()
-                .check
-                .is_none_or(|check| Some(check.begun) == before && check.ended.is_some())
-            {
+            while last(source).is_none_or(|last| Some(last.begun_ms) == before && last.ended_ms.is_some()) {
                 tokio::time::sleep(CHECK_LOOK).await;
             }
         };

@@ -7,22 +7,23 @@
 //! ```
 
 mod beginning;
-pub(super) mod checking;
+mod checking;
 mod lacking;
 mod naming;
+mod noting;
 mod reading;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use lane::capture::Group;
 use migration::HostId;
 use standby::StandbyId;
 use standby::owner::State;
+use standby::verification::Compared;
 use tokio::sync::mpsc;
 
-use self::checking::CheckTally;
 use super::asking::Asker;
 use super::book::{Book, SourceConfig, parse};
 use super::permissions::Permissions;
@@ -51,7 +52,10 @@ pub(super) enum Order {
     /// The configuration was changed.
     Changed,
     /// Compare everything with the standby.
-    Check,
+    Check {
+        /// Whether an administrator has ordered it.
+        is_ordered: bool,
+    },
     /// End: the standby is being removed.
     End,
 }
@@ -81,38 +85,11 @@ pub(super) struct Shown {
     pub(super) bytes_sent: u64,
     /// Bytes that the standby's host had already.
     pub(super) bytes_found: u64,
-    /// The last comparison of everything.
-    pub(super) check: Option<CheckShown>,
+    /// What is known of comparisons of everything; `None`: that has not been read yet.
+    pub(super) compared: Option<Compared>,
     pub(super) epochs: u64,
     /// The VMs that are described to the standby's host.
     pub(super) vms: Vec<api::StandbyVm>,
-}
-
-/// A comparison of everything with the standby.
-#[derive(Clone, Debug)]
-pub(super) struct CheckShown {
-    pub(super) tally: CheckTally,
-    pub(super) begun: SystemTime,
-    pub(super) ended: Option<SystemTime>,
-    /// Why it has ended early.
-    pub(super) interrupted: Option<String>,
-}
-
-impl CheckShown {
-    fn begun(tally: CheckTally) -> Self {
-        Self { tally, begun: SystemTime::now(), ended: None, interrupted: None }
-    }
-
-    fn end(&mut self) {
-        self.ended = Some(SystemTime::now());
-    }
-
-    fn interrupt(&mut self, reason: &str) {
-        if self.ended.is_none() {
-            self.interrupted = Some(reason.to_owned());
-            self.end();
-        }
-    }
 }
 
 impl Shown {
@@ -156,8 +133,8 @@ impl Source {
     }
 
     /// Has everything compared with the standby.
-    pub(super) fn check(&self) {
-        self.order(Order::Check);
+    pub(super) fn check(&self, is_ordered: bool) {
+        self.order(Order::Check { is_ordered });
     }
 
     pub(super) fn shown(&self) -> Shown {

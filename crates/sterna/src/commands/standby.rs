@@ -262,9 +262,11 @@ async fn check(client: &Client, name: Option<String>, format: Format) -> Result<
             .collect(),
     };
     let is_late = |standby: &Standby| {
-        standby.state != StandbyState::Current || standby.vms.iter().any(|vm| vm.problem.is_some())
+        standby.state != StandbyState::Current
+            || standby.vms.iter().any(|vm| vm.problem.is_some())
+            || standbys::doubt(standby).is_some()
     };
     let late: Vec<Standby> = checked.iter().filter(|standby| is_late(standby)).cloned().collect();
-    output::print(format, &late, |late| standbys::checked(late, checked.len()))?;
+    output::print(format, &late, |late| standbys::checked(late, &checked))?;
     Ok(if late.is_empty() { Exit::Success } else { Exit::NotReady })
 }

@@ -16,6 +16,7 @@ mod queue;
 mod resume;
 mod reverts;
 mod standby_asks;
+mod standby_compared;
 mod standby_ends;
 mod standby_follows;
 mod standby_reprotect;

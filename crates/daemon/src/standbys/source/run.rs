@@ -68,10 +68,12 @@ enum End {
 }
 
 pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mpsc::UnboundedReceiver<Order>) {
+    source.recall_comparisons(&with).await;
     loop {
         match serve(&source, &with, &mut orders).await {
             End::ForGood => return,
             End::Again(reason) => {
+                source.note_interruption(&with, &reason).await;
                 source.show(|shown| {
                     let group = shown.group.take();
                     let age = group.and_then(|group| {
@@ -82,7 +84,6 @@ pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mps
                     shown.waiting_since.get_or_insert_with(Instant::now);
                     // Its volumes have left, or begin again to be served, which asks again.
                     shown.state = shown.state.filter(|state| *state == State::Used);
-                    shown.check.iter_mut().for_each(|check| check.interrupt(&reason));
                     shown.reason = Some(reason);
                 });
             }
@@ -171,11 +172,11 @@ struct Running<'a> {
     given_at: Instant,
     new_stream_at: Option<TokioInstant>,
     naming: Naming,
-    /// The comparison of everything that was ordered.
+    /// The comparison of everything that is under way.
     check: Option<Check>,
     /// The number of its question that has no answer.
     check_asked: Option<u64>,
-    /// Whether blocks are being read for its next question.
+    /// Whether blocks are being read for its next question, or its beginning is being noted.
     is_hashing: bool,
     /// The newest record that is not durable, and whether one is being written.
     to_record: Option<(u64, OwnerRecord)>,
@@ -202,6 +203,8 @@ enum Done {
     },
     /// Blocks that are compared: their hashes.
     Hashed(StreamId, Portion, Result<Bytes, String>),
+    /// A comparison was noted.
+    Noted,
     Flushed(bool),
     Forgotten(bool),
     Recorded(u64, Result<(), String>),
@@ -289,7 +292,7 @@ impl<'a> Running<'a> {
                 order = orders.recv() => match order {
                     None | Some(Order::End) => return End::ForGood,
                     Some(Order::Changed) => if let Some(end) = self.change() { return end },
-                    Some(Order::Check) => done.extend(self.begin_check()),
+                    Some(Order::Check { is_ordered }) => done.extend(self.begin_check(is_ordered)),
                 },
                 task = tasks.next() => {
                     let Some(task) = task else { return End::Again("its group has ended".to_owned()) };
@@ -451,6 +454,7 @@ impl<'a> Running<'a> {
         match done {
             Done::Recorded(number, result) => return self.recorded(number, result),
             Done::Hashed(stream, portion, hashes) => return self.compare(line, stream, portion, hashes),
+            Done::Noted => return self.noted(),
             Done::Read { stream, read, volume, blocks, result } => {
                 if stream == self.stream {
                     self.under_way = self.under_way.saturating_sub(blocks.len());
