@@ -146,7 +146,19 @@ pub struct ReprotectStandby {
 #[serde(deny_unknown_fields)]
 pub struct SeedStandby {
     /// The images. A volume without one is sent as a whole.
+    #[serde(default)]
     pub images: Vec<SeedImage>,
+    /// Instead of images: the name of an exported folder in the folder of the standby's store. Only what was written since is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exported: Option<String>,
+}
+
+/// An order to export a standby that has nothing yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExportStandby {
+    /// The absolute path of a folder of the daemon's host that is not there yet. Its parent is.
+    pub folder: String,
 }
 
 /// An image for a volume of a standby.
@@ -292,6 +304,9 @@ pub struct Standby {
     /// The last comparison that has reached its end; `None`: there was none, or it is not known. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compared: Option<StandbyCompared>,
+    /// Its last export since the daemon began. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<StandbyExport>,
     /// How often everything is compared by itself, in seconds; `None`: only if it is ordered. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verify_seconds: Option<f64>,
@@ -331,6 +346,25 @@ pub struct StandbyCheck {
     pub bytes_left_out: u64,
     /// Bytes that differ without such a reason. They are sent again.
     pub bytes_differing: u64,
+}
+
+/// An export of a standby into a folder, which somebody carries to the standby's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyExport {
+    /// The folder.
+    pub folder: String,
+    /// When it was begun, in milliseconds since 1970.
+    pub begun_unix_ms: u64,
+    /// When it has ended, in milliseconds since 1970; `None`: it is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_ms: Option<u64>,
+    /// Why there is no folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+    /// Bytes that were written.
+    pub bytes_written: u64,
+    /// How far the last image is hashed, in bytes.
+    pub bytes_hashed: u64,
 }
 
 /// A comparison of everything that has reached its end.

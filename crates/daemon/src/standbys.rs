@@ -11,6 +11,7 @@
 mod asking;
 pub(crate) mod book;
 pub(crate) mod copy;
+mod exporting;
 pub(crate) mod following;
 mod former;
 pub(crate) mod frames;
@@ -47,6 +48,7 @@ use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 use self::asking::Asker;
 use self::book::{Book, CopyConfig, Noted, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input, Named};
+use self::exporting::Exporting;
 use self::frames::{ANSWER_MAX, Frame, Line, is_about};
 use self::permissions::Permissions;
 use self::source::{Source, Surroundings, host_of};
@@ -91,6 +93,8 @@ pub(crate) struct Standbys {
     draining: Arc<Draining>,
     serving: Arc<Serving>,
     sources: Mutex<BTreeMap<StandbyId, Arc<Source>>>,
+    /// The last export of each standby since the daemon began.
+    exports: Mutex<BTreeMap<StandbyId, Arc<Exporting>>>,
     copies: Mutex<BTreeMap<StandbyId, Arc<Kept>>>,
     /// Standbys that were promoted and removed here. Their sources still hear that they were promoted.
     departed: Mutex<BTreeMap<StandbyId, CopyConfig>>,
@@ -192,6 +196,7 @@ impl Standbys {
             draining,
             serving: Arc::clone(serving),
             sources: Mutex::default(),
+            exports: Mutex::default(),
             copies: Mutex::default(),
             departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),

@@ -9,6 +9,7 @@
 mod beginning;
 mod checking;
 mod lacking;
+mod leading;
 mod naming;
 mod noting;
 mod reading;
@@ -26,6 +27,7 @@ use tokio::sync::mpsc;
 
 use super::asking::Asker;
 use super::book::{Book, SourceConfig, parse};
+use super::exporting::Detour;
 use super::permissions::Permissions;
 use crate::host::Stopping;
 use crate::hosts::Hosts;
@@ -56,6 +58,8 @@ pub(super) enum Order {
         /// Whether an administrator has ordered it.
         is_ordered: bool,
     },
+    /// Its streams lead elsewhere.
+    Led,
     /// End: the standby is being removed.
     End,
 }
@@ -66,6 +70,8 @@ pub(crate) struct Source {
     shown: Mutex<Shown>,
     /// Held while a migration of its volumes to another host is begun, and while it is decided where they are.
     pub(super) leaving: Arc<tokio::sync::Mutex<()>>,
+    /// Where its streams lead while it is exported; `None`: to its host.
+    detour: Mutex<Option<Arc<Detour>>>,
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -112,6 +118,7 @@ impl Source {
             config: Mutex::new(config),
             shown: Mutex::default(),
             leaving: Arc::default(),
+            detour: Mutex::default(),
             orders,
         });
         tokio::spawn(run::run(Arc::clone(&source), surroundings, received));
@@ -130,6 +137,19 @@ impl Source {
 
     pub(super) fn end(&self) {
         self.order(Order::End);
+    }
+
+    /// Lets its streams lead to a folder, or to its host again.
+    pub(super) fn lead(&self, detour: Option<Arc<Detour>>) {
+        let has_changed = detour.is_some() || lock(&self.detour).is_some();
+        *lock(&self.detour) = detour;
+        if has_changed {
+            self.order(Order::Led);
+        }
+    }
+
+    fn detour(&self) -> Option<Arc<Detour>> {
+        lock(&self.detour).clone()
     }
 
     /// Has everything compared with the standby.

@@ -40,7 +40,10 @@ impl Standbys {
         let shown = source.shown();
         let state = shown.group.as_ref().and_then(|group| group.look(standby::Replication::state));
         let is_connected = self.hosts.silence_of(source.host()).is_none();
-        let is_ready = shown.compared.is_some() && state == Some(State::Current) && is_connected;
+        let is_ready = shown.compared.is_some()
+            && state == Some(State::Current)
+            && is_connected
+            && !self.is_exporting(source);
         Candidate { compared: shown.compared.unwrap_or_default(), is_ready }
     }
 

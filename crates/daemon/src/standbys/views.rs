@@ -239,6 +239,7 @@ impl Standbys {
                 unix_ms: whole.ended_ms,
                 bytes_differing: whole.differing.saturating_mul(BLOCK_BYTES),
             }),
+            export: self.view_export(source),
             verify_seconds: self.verify.map(|every| every.as_secs_f64()),
             vms: shown.vms,
             points: Vec::new(),
@@ -299,6 +300,7 @@ impl Standbys {
             bytes_found: None,
             check: None,
             compared: None,
+            export: None,
             verify_seconds: None,
             vms: Vec::new(),
             points: look

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use api::{
-    BootCheck, BootCheckState, Standby, StandbyCheck, StandbyRole, StandbyState, StandbyTest,
+    BootCheck, BootCheckState, Standby, StandbyCheck, StandbyExport, StandbyRole, StandbyState, StandbyTest,
     StandbyTestState, StandbyTestVolume, StandbyVm,
 };
 
@@ -59,6 +59,7 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
     add("found there", standby.bytes_found.map(bytes));
+    add("export", standby.export.as_ref().map(export_of));
     add("compared", is_source.then(|| compared_when(standby)));
     add("compared every", standby.verify_seconds.map(duration));
     add("last comparison", standby.check.as_ref().map(check_of));
@@ -228,6 +229,45 @@ pub(crate) fn checked(late: &[Standby], looked_at: &[Standby]) -> String {
             + &vms.collect::<String>()
     };
     late.iter().map(line).collect()
+}
+
+/// Returns how far an export is.
+pub(crate) fn exporting(export: &StandbyExport) -> String {
+    match export.bytes_hashed {
+        0 => format!("{} written", bytes(export.bytes_written)),
+        hashed => format!("{} written, {} hashed", bytes(export.bytes_written), bytes(hashed)),
+    }
+}
+
+/// Returns the result of an order to export.
+pub(crate) fn exported(standby: &Standby) -> String {
+    let Some(export) = &standby.export else {
+        return format!(
+            "the daemon was restarted: there is no whole folder; again: sterna standby export {} FOLDER\n",
+            standby.name
+        );
+    };
+    if let Some(reason) = &export.failed {
+        return format!("{} is not exported: {reason}\n", standby.name);
+    }
+    let (folder, host, volume) =
+        (&export.folder, &standby.host, standby.volumes.first().map_or("", String::as_str));
+    format!(
+        "{folder} has the images of one moment. Carry it into the folder of the store {} at host {host}; there: sterna standby seed {volume} \
+         --exported {}; then here: sterna standby resume {}\n",
+        standby.store,
+        std::path::Path::new(folder).file_name().unwrap_or_default().to_string_lossy(),
+        standby.name
+    )
+}
+
+/// Returns the export of a standby in words.
+fn export_of(export: &StandbyExport) -> String {
+    match (&export.failed, export.ended_unix_ms) {
+        (Some(reason), _) => format!("failed: {reason}"),
+        (None, None) => format!("to {}: {}", export.folder, exporting(export)),
+        (None, Some(ended)) => format!("to {}, {} ago", export.folder, age(ended)),
+    }
 }
 
 /// Returns how far a comparison is.

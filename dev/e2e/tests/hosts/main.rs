@@ -18,6 +18,7 @@ mod reverts;
 mod standby_asks;
 mod standby_compared;
 mod standby_ends;
+mod standby_exported;
 mod standby_follows;
 mod standby_reprotect;
 mod standby_seeded;
