@@ -168,6 +168,11 @@ function showVms(vms) {
 
 let standbyTable = null;
 
+const comparedWhen = ({ role, compared }) => {
+  if (!compared) return role === "source" ? "never" : "–";
+  const age = units.duration(Math.max(0, (Date.now() - compared.unix_ms) / 1000)) + " ago";
+  return compared.bytes_differing ? age + ", " + units.bytes(compared.bytes_differing) + " differed" : age;
+};
 // Only the source of a standby knows some of its figures.
 const lasting = (seconds) => seconds === undefined ? "–" : units.duration(seconds);
 
@@ -185,6 +190,7 @@ function showStandbys(standbys) {
     { name: "Allowed", falling: true, title: "The age beyond which it is behind", class: "number wide", value: (standby) => standby.rpo_seconds, cell: (cell, standby) => text(cell, lasting(standby.rpo_seconds)) },
     { name: "Waiting", falling: true, title: "What it lacks", class: "number wide", value: (standby) => standby.bytes_waiting, cell: (cell, standby) => text(cell, units.bytes(standby.bytes_waiting)) },
     { name: "Sent", falling: true, class: "number wide", value: (standby) => standby.bytes_sent, cell: (cell, standby) => text(cell, units.bytes(standby.bytes_sent)) },
+    { name: "Compared", title: "When every block was last compared with it", class: "number wide", value: (standby) => standby.compared?.unix_ms, cell: (cell, standby) => text(cell, comparedWhen(standby)) },
   ], (standby) => standby.id, { column: "Standby" }), "No volume has a standby: sterna standby add VOLUME --to HOST");
   text(byId("count-standbys"), standbys.length);
   standbyTable.update(standbys);

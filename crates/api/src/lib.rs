@@ -139,10 +139,10 @@ pub use plan::{MigrationPlan, PlannedLink, PlannedMachine, PlannedVolume, RateOr
 pub use replica::{DropReplica, Replica};
 pub use snapshot::{NewSnapshot, RevertVolumes, SnapshotOf};
 pub use standby::{
-    BootCheck, BootCheckState, IfSilent, KeepPoints, NewStandby, PromoteStandby, RecoveryPoint,
-    RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyCheck, StandbyRole,
-    StandbyState, StandbyTest, StandbyTestState, StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks,
-    TestStandby, YieldVolume,
+    BootCheck, BootCheckState, ExportStandby, IfSilent, KeepPoints, NewStandby, PromoteStandby,
+    RecoveryPoint, RemoveStandby, ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby,
+    StandbyCheck, StandbyCompared, StandbyExport, StandbyRole, StandbyState, StandbyTest, StandbyTestState,
+    StandbyTestVm, StandbyTestVolume, StandbyVm, TestNetworks, TestStandby, YieldVolume,
 };
 pub use store_content::{FileRole, StoreContent, StoreFile};
 pub use strategy::{Round, Strategy};

@@ -146,7 +146,19 @@ pub struct ReprotectStandby {
 #[serde(deny_unknown_fields)]
 pub struct SeedStandby {
     /// The images. A volume without one is sent as a whole.
+    #[serde(default)]
     pub images: Vec<SeedImage>,
+    /// Instead of images: the name of an exported folder in the folder of the standby's store. Only what was written since is sent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exported: Option<String>,
+}
+
+/// An order to export a standby that has nothing yet.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct ExportStandby {
+    /// The absolute path of a folder of the daemon's host that is not there yet. Its parent is.
+    pub folder: String,
 }
 
 /// An image for a volume of a standby.
@@ -286,9 +298,18 @@ pub struct Standby {
     /// Bytes that the other host had already, and that were only compared, since the daemon began. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_found: Option<u64>,
-    /// The last comparison of everything, since the daemon began. At the source only.
+    /// The last comparison of everything, which may be under way. At the source only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub check: Option<StandbyCheck>,
+    /// The last comparison that has reached its end; `None`: there was none, or it is not known. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub compared: Option<StandbyCompared>,
+    /// Its last export since the daemon began. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<StandbyExport>,
+    /// How often everything is compared by itself, in seconds; `None`: only if it is ordered. At the source only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verify_seconds: Option<f64>,
     /// The VMs whose volumes are all in it: a promotion starts them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub vms: Vec<StandbyVm>,
@@ -311,6 +332,12 @@ pub struct StandbyCheck {
     /// Why it has ended before everything was compared.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub interrupted: Option<String>,
+    /// Whether it was interrupted because blocks cannot be read.
+    #[serde(default)]
+    pub failed: bool,
+    /// Whether an administrator has ordered it; else the configuration has.
+    #[serde(default)]
+    pub ordered: bool,
     /// Bytes of the volumes.
     pub bytes_total: u64,
     /// Bytes that were compared.
@@ -318,6 +345,34 @@ pub struct StandbyCheck {
     /// Bytes of these that the standby lacked just then, or that guests wrote meanwhile: they are sent anyway.
     pub bytes_left_out: u64,
     /// Bytes that differ without such a reason. They are sent again.
+    pub bytes_differing: u64,
+}
+
+/// An export of a standby into a folder, which somebody carries to the standby's host.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyExport {
+    /// The folder.
+    pub folder: String,
+    /// When it was begun, in milliseconds since 1970.
+    pub begun_unix_ms: u64,
+    /// When it has ended, in milliseconds since 1970; `None`: it is under way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended_unix_ms: Option<u64>,
+    /// Why there is no folder.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failed: Option<String>,
+    /// Bytes that were written.
+    pub bytes_written: u64,
+    /// How far the last image is hashed, in bytes.
+    pub bytes_hashed: u64,
+}
+
+/// A comparison of everything that has reached its end.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct StandbyCompared {
+    /// When it ended, in milliseconds since 1970.
+    pub unix_ms: u64,
+    /// Bytes that differed. They were sent again.
     pub bytes_differing: u64,
 }
 

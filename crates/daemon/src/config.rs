@@ -36,6 +36,7 @@
 //!
 //! [standby]                                 # standbys of this host's volumes at other hosts
 //! if_silent = "wait"                        # or "serve": without their word, after 15 s
+//! verify = "off"                            # or "weekly": how often everything is compared with them
 //!
 //! [notify]                                  # problems, and migrations that failed, are told by themselves
 //! program = "/etc/sterna/tell"              # runs for each notice
@@ -118,7 +119,7 @@ pub use nbd::{NbdConfig, TlsConfig, TlsPolicy};
 pub use notify::{NotifyConfig, NotifyFault, SecretProblem};
 pub(crate) use notify::{program_problem, read_secret};
 pub use sockets::{SocketAccess, SocketFault, SocketMode, SocketOwner};
-pub use standby::StandbyConfig;
+pub use standby::{StandbyConfig, Verify};
 pub use stores::{StoreConfig, StoreFault};
 pub use web::{WebConfig, WebFault};
 

@@ -42,7 +42,7 @@ use self::routes::{Former, Routes, SessionChannel, SessionStreams};
 use self::surveys::Questions;
 use self::turns::Turns;
 use crate::host::Host;
-use crate::standbys::frames::Line;
+use crate::standbys::frames::{Line, Way};
 use crate::vms::moving;
 
 type Answer = oneshot::Sender<Result<Acceptance, Refusal>>;
@@ -268,7 +268,7 @@ impl Peers {
             let Some(host) = self.host() else { return };
             host.standbys.received(
                 peer,
-                Line { session: session.clone(), channel },
+                Line { channel, way: Way::Peer(session.clone()) },
                 &head,
                 payload,
                 Box::new(credit),

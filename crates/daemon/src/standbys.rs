@@ -11,6 +11,7 @@
 mod asking;
 pub(crate) mod book;
 pub(crate) mod copy;
+mod exporting;
 pub(crate) mod following;
 mod former;
 pub(crate) mod frames;
@@ -25,6 +26,7 @@ pub(crate) mod source;
 mod testing;
 mod turns;
 mod use_by_migration;
+mod verifying;
 mod views;
 mod vms;
 mod yielding;
@@ -46,6 +48,7 @@ use standby::wire::{Answer, StreamId, ToOwner, ToStandby};
 use self::asking::Asker;
 use self::book::{Book, CopyConfig, Noted, Side, SourceConfig, Unreadable, parse};
 use self::copy::{Copy, Ending, Input, Named};
+use self::exporting::Exporting;
 use self::frames::{ANSWER_MAX, Frame, Line, is_about};
 use self::permissions::Permissions;
 use self::source::{Source, Surroundings, host_of};
@@ -84,10 +87,14 @@ pub(crate) struct Standbys {
     vms: Arc<Vms>,
     volume_orders: Arc<VolumeOrders>,
     vm_orders: Arc<VmOrders>,
+    /// How often everything is compared with each standby; `None`: only if it is ordered.
+    verify: Option<Duration>,
     stopping: Stopping,
     draining: Arc<Draining>,
     serving: Arc<Serving>,
     sources: Mutex<BTreeMap<StandbyId, Arc<Source>>>,
+    /// The last export of each standby since the daemon began.
+    exports: Mutex<BTreeMap<StandbyId, Arc<Exporting>>>,
     copies: Mutex<BTreeMap<StandbyId, Arc<Kept>>>,
     /// Standbys that were promoted and removed here. Their sources still hear that they were promoted.
     departed: Mutex<BTreeMap<StandbyId, CopyConfig>>,
@@ -184,10 +191,12 @@ impl Standbys {
             vms,
             volume_orders: Arc::clone(volume_orders),
             vm_orders: Arc::clone(vm_orders),
+            verify: config.standby.verify.0,
             stopping,
             draining,
             serving: Arc::clone(serving),
             sources: Mutex::default(),
+            exports: Mutex::default(),
             copies: Mutex::default(),
             departed: Mutex::default(),
             changing: tokio::sync::Mutex::default(),
@@ -203,6 +212,9 @@ impl Standbys {
     pub(crate) fn begin(self: &Arc<Self>) {
         if let Err(error) = self.try_to_begin() {
             tracing::error!(%error, "standbys are not kept");
+        }
+        if let Some(every) = self.verify {
+            tokio::spawn(Arc::clone(self).verify(every));
         }
     }
 

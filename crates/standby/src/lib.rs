@@ -22,6 +22,7 @@ pub mod record;
 pub mod reprotection;
 pub mod retention;
 pub mod spread;
+pub mod verification;
 pub mod whereabouts;
 pub mod wire;
 

@@ -75,6 +75,7 @@ const ARGUMENTS: &[(&str, &str, Names)] = &[
     ("standby resume", "name", Names::Standbys),
     ("standby set", "name", Names::Standbys),
     ("standby check", "name", Names::Standbys),
+    ("standby export", "name", Names::Standbys),
     ("standby promote", "name", Names::Standbys),
     ("standby test", "name", Names::Standbys),
     ("standby remove", "name", Names::Standbys),

@@ -15,6 +15,7 @@ from .types import (
     Divergence,
     DivergencePiece,
     Evacuation,
+    ExportStandby,
     Grant,
     Health,
     Host,
@@ -274,6 +275,17 @@ class Operations(Connection):
         begun; the standby shows how far it is. What differs is sent again.
         """
         return self.ask("POST", f"/v1/standbys/{segment(name)}/check")
+
+    def cancel_export(self, name: str) -> Standby:
+        """Cancels the export of a standby: the folder that is being made is deleted."""
+        return self.ask("DELETE", f"/v1/standbys/{segment(name)}/export")
+
+    def export_standby(self, name: str, order: ExportStandby) -> Standby:
+        """Begins to export a standby that has nothing yet: its first copy goes into a new folder of this host, for
+        somebody to carry. Answers once that has begun; the standby shows how far it is. The standby is paused
+        from then on.
+        """
+        return self.ask("POST", f"/v1/standbys/{segment(name)}/export", order=order)
 
     def promote_standby(self, name: str, order: PromoteStandby) -> Standby:
         """Makes the images of a standby volumes of this host, and serves them. The host that had the volumes must be

@@ -417,6 +417,13 @@ class ExportSettings(TypedDict):
     socket_owner: NotRequired[str | None]
 
 
+class ExportStandby(TypedDict):
+    """An order to export a standby that has nothing yet."""
+
+    # The absolute path of a folder of the daemon's host that is not there yet. Its parent is.
+    folder: str
+
+
 # The role of a file in a store.
 FileRole = Literal[
     "volume",
@@ -1581,8 +1588,11 @@ class SeedImage(TypedDict):
 class SeedStandby(TypedDict):
     """An order to begin a standby that is kept here with images, so that only the difference is sent."""
 
+    # Instead of images: the name of an exported folder in the folder of the standby's store. Only what was written
+    # since is sent.
+    exported: NotRequired[str | None]
     # The images. A volume without one is sent as a whole.
-    images: list[SeedImage]
+    images: NotRequired[list[SeedImage]]
 
 
 class SetGrant(TypedDict):
@@ -1675,8 +1685,10 @@ class Standby(TypedDict):
     # Bytes that the standby lacks. At the source only.
     bytes_waiting: NotRequired[int | None]
     check: NotRequired[StandbyCheck | None]
+    compared: NotRequired[StandbyCompared | None]
     # Seconds between two cuts. At the source only.
     every_seconds: NotRequired[float | None]
+    export: NotRequired[StandbyExport | None]
     # The other host.
     host: str
     # Its identity, the same at both hosts: 32 hexadecimal digits.
@@ -1697,6 +1709,8 @@ class Standby(TypedDict):
     # The store at the standby's host.
     store: str
     test: NotRequired[StandbyTest | None]
+    # How often everything is compared by itself, in seconds; null: only if it is ordered. At the source only.
+    verify_seconds: NotRequired[float | None]
     # The VMs whose volumes are all in it: a promotion starts them.
     vms: NotRequired[list[StandbyVm]]
     # Its volumes, by name.
@@ -1718,8 +1732,38 @@ class StandbyCheck(TypedDict):
     bytes_total: int
     # When it has ended, in milliseconds since 1970; null: it is under way.
     ended_unix_ms: NotRequired[int | None]
+    # Whether it was interrupted because blocks cannot be read.
+    failed: NotRequired[bool]
     # Why it has ended before everything was compared.
     interrupted: NotRequired[str | None]
+    # Whether an administrator has ordered it; else the configuration has.
+    ordered: NotRequired[bool]
+
+
+class StandbyCompared(TypedDict):
+    """A comparison of everything that has reached its end."""
+
+    # Bytes that differed. They were sent again.
+    bytes_differing: int
+    # When it ended, in milliseconds since 1970.
+    unix_ms: int
+
+
+class StandbyExport(TypedDict):
+    """An export of a standby into a folder, which somebody carries to the standby's host."""
+
+    # When it was begun, in milliseconds since 1970.
+    begun_unix_ms: int
+    # How far the last image is hashed, in bytes.
+    bytes_hashed: int
+    # Bytes that were written.
+    bytes_written: int
+    # When it has ended, in milliseconds since 1970; null: it is under way.
+    ended_unix_ms: NotRequired[int | None]
+    # Why there is no folder.
+    failed: NotRequired[str | None]
+    # The folder.
+    folder: str
 
 
 # The part of this host in a standby.

@@ -5,8 +5,8 @@ use hyper::Method;
 use super::exchange::Segment;
 use super::{Client, ClientError};
 use crate::{
-    Divergence, DivergencePiece, NewStandby, PromoteStandby, RemoveStandby, ReprotectStandby, SeedStandby,
-    SetStandby, Standby, TestStandby,
+    Divergence, DivergencePiece, ExportStandby, NewStandby, PromoteStandby, RemoveStandby, ReprotectStandby,
+    SeedStandby, SetStandby, Standby, TestStandby,
 };
 
 impl Client {
@@ -109,6 +109,22 @@ impl Client {
     /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
     pub async fn seed_standby(&self, name: &str, order: &SeedStandby) -> Result<Standby, ClientError> {
         self.send(Method::POST, &format!("/v1/standbys/{}/seed", Segment(name)), Some(order)).await
+    }
+
+    /// Begins to export a standby whose volumes are at the daemon's host. The standby shows how far it is.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
+    pub async fn export_standby(&self, name: &str, order: &ExportStandby) -> Result<Standby, ClientError> {
+        self.send(Method::POST, &format!("/v1/standbys/{}/export", Segment(name)), Some(order)).await
+    }
+
+    /// Cancels the export of a standby.
+    ///
+    /// # Errors
+    /// [`ClientError`]; [`ErrorCode::StandbyNotFound`](crate::ErrorCode::StandbyNotFound), [`ErrorCode::StandbyRefused`](crate::ErrorCode::StandbyRefused).
+    pub async fn cancel_export(&self, name: &str) -> Result<Standby, ClientError> {
+        self.send(Method::DELETE, &format!("/v1/standbys/{}/export", Segment(name)), None::<&()>).await
     }
 
     /// Begins a test of a standby that the daemon's host keeps.

@@ -87,7 +87,7 @@ const ROOT: Table = Table::Keys(
         ("machines", Table::Keys(&["allow", "folders", "suspended", "user", "users"], &[])),
         ("nbd", Table::Keys(&["connections_max", "tls"], &[("tls", TLS)])),
         ("notify", Table::Keys(&["program", "secret_file", "warnings", "webhook"], &[])),
-        ("standby", Table::Keys(&["if_silent"], &[])),
+        ("standby", Table::Keys(&["if_silent", "verify"], &[])),
         (
             "stores",
             Table::Named(&Table::Keys(

@@ -108,6 +108,7 @@ fn values_that_cannot_be_meant_are_refused_by_key() {
             "[hooks]\nbefore = '/etc/passwd'",
             "hooks.before = \"/etc/passwd\": it is not executable; chmod +x it",
         ),
+        ("[standby]\nverify = 'yearly'", "write off, daily, weekly, monthly, or a time"),
         ("[stores.'../a']\npath = '/a'", "\"../a\" cannot be the name of a store: only letters"),
         (
             "[stores.a]\npath = '/a'\n[stores.b]\npath = '/a'",

@@ -99,6 +99,10 @@ pub(crate) enum StandbyError {
     NotChecked { name: String, reason: String },
     #[error("standby \"{name}\" is not begun with an image: {reason}")]
     NotSeeded { name: String, reason: String },
+    #[error("standby \"{0}\" is being exported: wait for that, or cancel it (sterna standby show)")]
+    Exporting(String),
+    #[error("standby \"{name}\" is not exported: {reason}")]
+    NotCarried { name: String, reason: String },
     #[error("standby \"{0}\" has no test")]
     NoTest(String),
     #[error("the test of standby \"{name}\" is not deleted yet: {reason}; it is tried again")]
@@ -154,6 +158,8 @@ impl StandbyError {
             | Self::KeptFor { .. }
             | Self::TestRuns { .. }
             | Self::NotSeeded { .. }
+            | Self::NotCarried { .. }
+            | Self::Exporting(_)
             | Self::NotChecked { .. }
             | Self::NotTested { .. }
             | Self::TestNotEnded { .. }

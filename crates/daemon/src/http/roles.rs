@@ -33,7 +33,7 @@ const OPERATE: Takes = Takes::Role(Role::Operate);
 /// Includes all operations that name files, devices and commands of the host: reading any file is as much as being root.
 const ADMIN: Takes = Takes::Role(Role::Admin);
 
-const TABLE: [(&str, &str, Takes); 80] = [
+const TABLE: [(&str, &str, Takes); 82] = [
     ("GET", "/health", READ),
     ("GET", "/metrics", READ),
     ("GET", "/ready", READ),
@@ -82,6 +82,8 @@ const TABLE: [(&str, &str, Takes); 80] = [
     ("GET", "/v1/standbys/{name}", READ),
     ("PATCH", "/v1/standbys/{name}", OPERATE),
     ("POST", "/v1/standbys/{name}/check", OPERATE),
+    ("DELETE", "/v1/standbys/{name}/export", ADMIN),
+    ("POST", "/v1/standbys/{name}/export", ADMIN),
     ("POST", "/v1/standbys/{name}/promote", ADMIN),
     ("POST", "/v1/standbys/{name}/reprotect", ADMIN),
     ("POST", "/v1/standbys/{name}/seed", ADMIN),

@@ -19,6 +19,7 @@ pub(super) fn routes() -> OpenApiRouter<Arc<Host>> {
         .routes(routes!(show_standby, change_standby, remove_standby))
         .routes(routes!(promote_standby))
         .routes(routes!(seed_standby))
+        .routes(routes!(export_standby, cancel_export))
         .routes(routes!(check_standby))
         .routes(routes!(reprotect_standby))
         .routes(routes!(list_divergences))
@@ -151,6 +152,27 @@ async fn seed_standby(
 ) -> Answer<api::Standby> {
     let order = body(request).await?;
     host.operate(Arc::clone(&host.standbys).seed(name, order)).await.map(Json)
+}
+
+/// Begins to export a standby that has nothing yet: its first copy goes into a new folder of this host, for somebody to carry. Answers once
+/// that has begun; the standby shows how far it is. The standby is paused from then on.
+#[utoipa::path(post, path = "/v1/standbys/{name}/export", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    request_body = api::ExportStandby,
+    responses((status = 200, description = "The standby", body = api::Standby)))]
+async fn export_standby(
+    State(host): State<Arc<Host>>,
+    Segment(name): Segment,
+    request: Request,
+) -> Answer<api::Standby> {
+    let order = body(request).await?;
+    host.operate(Arc::clone(&host.standbys).export(name, order)).await.map(Json)
+}
+
+/// Cancels the export of a standby: the folder that is being made is deleted.
+#[utoipa::path(delete, path = "/v1/standbys/{name}/export", params(("name" = String, Path, description = "Name of the standby, or of its volume")),
+    responses((status = 200, description = "The standby", body = api::Standby)))]
+async fn cancel_export(State(host): State<Arc<Host>>, Segment(name): Segment) -> Answer<api::Standby> {
+    host.operate(Arc::clone(&host.standbys).cancel_export(name)).await.map(Json)
 }
 
 /// Begins a test of a standby: a clone of a recovery point becomes volumes of this host under other names, for a time. Answers once

@@ -3,6 +3,7 @@
 //! ```text
 //!   standbys/ID.source.json   what was ordered, at the source        standbys/ID.source   the record of its machine
 //!   standbys/ID.replaced              at the source: the standby was promoted
+//!   standbys/ID.compared              at the source: the last comparisons of everything
 //!   standbys/ID.copy.json     what was asked for, at the other host  standbys/ID.copy     the record of its machine
 //!   standbys/ID.NAME.vm       what starting a VM takes, at the other host
 //!   standbys/ID.lent.json     which migration the images are lent to
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use standby::StandbyId;
 use standby::asking::IfSilent;
 use standby::record::Record;
+use standby::verification::Compared;
 
 use crate::files::folder_entries::sync_folder_of;
 use crate::files::whole_file;
@@ -297,6 +299,7 @@ impl Book {
         remove(&self.record_path(side, id))?;
         if side == Side::Source {
             remove(&self.replaced_path(id))?;
+            remove(&self.compared_path(id))?;
         }
         if side == Side::Copy {
             self.end_lending(id)?;
@@ -315,6 +318,31 @@ impl Book {
     pub(crate) fn write_replaced(&self, standby: StandbyId, is_replaced: bool) -> io::Result<()> {
         let path = self.replaced_path(&hex(standby));
         if is_replaced { whole_file::replace(&path, &[]) } else { remove(&path) }
+    }
+
+    /// Returns what was noted of the comparisons of a standby. One that cannot be read says as little as none.
+    pub(crate) fn compared(&self, id: &str) -> Compared {
+        let read = whole_file::read(&self.compared_path(id), BYTES_MAX);
+        let decoded = read.map(|bytes| bytes.map(|bytes| Compared::decode(&bytes).ok_or("it is damaged")));
+        match decoded {
+            Ok(Some(Ok(compared))) => return compared,
+            Ok(None) => {}
+            Ok(Some(Err(error))) => {
+                tracing::warn!(standby = id, error, "the note of its last comparison is lost");
+            }
+            Err(error) => {
+                tracing::warn!(standby = id, %error, "the note of its last comparison is lost");
+            }
+        }
+        Compared::default()
+    }
+
+    pub(crate) fn write_compared(&self, id: &str, compared: &Compared) -> io::Result<()> {
+        whole_file::replace(&self.compared_path(id), &compared.encode())
+    }
+
+    fn compared_path(&self, id: &str) -> PathBuf {
+        self.folder.join(format!("{id}.compared"))
     }
 
     fn replaced_path(&self, id: &str) -> PathBuf {

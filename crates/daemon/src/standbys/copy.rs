@@ -9,6 +9,7 @@
 
 mod cloning;
 pub(crate) mod divergence;
+pub(crate) mod exported;
 mod extents;
 mod files;
 mod folder;
@@ -25,7 +26,8 @@ mod view;
 
 pub(crate) use cloning::{Progress, delete_clone, has_room_in, name_clone};
 pub(crate) use files::text;
-pub(crate) use input::{Ending, Input, LendingEnd, Named, NotPromoted};
+pub(super) use folder::folder_of;
+pub(crate) use input::{Carried, Ending, Input, LendingEnd, Named, NotPromoted};
 pub(crate) use keeper::{Copy, Seen, delete_files};
 pub(super) use messages::words_of;
 pub(crate) use view::CopyView;

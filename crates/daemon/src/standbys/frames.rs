@@ -13,6 +13,8 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use chronicle::BlockRange;
+use futures_channel::mpsc as lanes;
+use lane::peer::ChannelEvent;
 use migration::{HostId, MigrationId, VolumeIndex};
 use serde::{Deserialize, Serialize};
 use standby::asking::{IfSilent, Question, Word};
@@ -284,14 +286,32 @@ pub(crate) fn is_about(channel: ChannelId, standby: StandbyId, source: HostId, t
 /// Sends messages to another host in order.
 #[derive(Clone)]
 pub(crate) struct Line {
-    pub(crate) session: Session,
     pub(crate) channel: ChannelId,
+    pub(crate) way: Way,
+}
+
+/// Where a line leads.
+#[derive(Clone)]
+pub(crate) enum Way {
+    /// To another host.
+    Peer(Session),
+    /// To the source in this process: the standby is exported.
+    Here(lanes::UnboundedSender<ChannelEvent>),
 }
 
 impl Line {
     pub(crate) fn send(&self, frame: &Frame, payload: Bytes) {
+        let session = match &self.way {
+            Way::Peer(session) => session,
+            Way::Here(source) => {
+                let message = ChannelEvent::Message { head: frame.encode(), payload, credit: Box::new(()) };
+                // A group that has ended asks again.
+                let _ = source.unbounded_send(message);
+                return;
+            }
+        };
         match transport::Message::new(self.channel, Priority::Bulk, frame.encode(), payload) {
-            Ok(message) => self.session.send(message.ordered()),
+            Ok(message) => session.send(message.ordered()),
             // Extents are cut to a part of the limit.
             Err(error) => tracing::error!(%error, "dropped a message about a standby"),
         }

@@ -150,6 +150,9 @@ impl Standbys {
     ) -> Result<api::Standby, RequestError> {
         let _changing = self.changing.lock().await;
         let Found::Source(source) = self.find(&name)? else { return Err(StandbyError::NotHere(name).into()) };
+        if self.is_exporting(&source) {
+            return Err(StandbyError::Exporting(name).into());
+        }
         let config = changed(source.config(), &change)?;
         self.write_source(config.clone()).await?;
         self.permissions.know(config.clone());
@@ -165,19 +168,19 @@ impl Standbys {
             Found::Kept(_) => return Err(StandbyError::NotHere(name).into()),
         };
         let shown = source.shown();
+        if self.is_exporting(source) {
+            return Err(StandbyError::Exporting(name).into());
+        }
         if shown.group.is_none() {
             let reason = shown.reason.unwrap_or_else(|| "its volumes are not served".to_owned());
             return Err(StandbyError::NotChecked { name, reason }.into());
         }
-        let before = shown.check.map(|check| check.begun);
-        source.check();
+        let last = |source: &Source| source.shown().compared.and_then(|compared| compared.last);
+        let before = last(source).map(|last| last.begun_ms);
+        source.check(true);
         // The task begins it, or has ended meanwhile.
         let begun = async {
-            while source
-                .shown()
-                .check
-                .is_none_or(|check| Some(check.begun) == before && check.ended.is_some())
-            {
+            while last(source).is_none_or(|last| Some(last.begun_ms) == before && last.ended_ms.is_some()) {
                 tokio::time::sleep(CHECK_LOOK).await;
             }
         };
@@ -257,6 +260,7 @@ impl Standbys {
                     }
                     Err(error) => return Err(error),
                 }
+                self.end_export(&source);
                 source.end();
                 lock(&self.sources).remove(&standby);
                 self.permissions.forget(standby);
@@ -274,7 +278,7 @@ impl Standbys {
         Ok(was)
     }
 
-    async fn write_source(&self, config: SourceConfig) -> Result<(), RequestError> {
+    pub(super) async fn write_source(&self, config: SourceConfig) -> Result<(), RequestError> {
         self.on_book(move |book| book.write_config(Side::Source, &config.id, &config)).await
     }
 

@@ -3,14 +3,17 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use standby::VolumeIndex;
+use chronicle::Epoch;
+use standby::{LifeId, VolumeIndex, Watermark};
 use tokio::sync::oneshot;
 
-use super::copy::Input;
+use super::book::{CopyConfig, parse};
+use super::copy::exported::Export;
+use super::copy::{Carried, Input};
 use super::orders::Found;
 use super::{Kept, Standbys};
 use crate::error::{RequestError, StandbyError};
-use crate::host::blocking;
+use crate::host::{VolumeOrders, blocking};
 
 impl Standbys {
     /// Puts images in the places of those of a standby that is kept here and has no recovery point. Its source sends the difference.
@@ -28,23 +31,81 @@ impl Standbys {
             }
         };
         let refused = |reason: String| StandbyError::NotSeeded { name: name.clone(), reason };
-        let named = volumes_of(&kept, &order).map_err(refused)?;
         let (orders, store) = (Arc::clone(&self.volume_orders), kept.config.store.clone());
-        let files = blocking(move || {
-            let paths = named
-                .into_iter()
-                .map(|(volume, file)| Ok((volume, orders.image_for_standby(&store, &file)?)));
-            paths.collect::<Result<Vec<(VolumeIndex, PathBuf)>, RequestError>>()
-        })
-        .await?;
+        let (files, exported) = match &order.exported {
+            Some(folder) => {
+                if !order.images.is_empty() {
+                    return Err(refused("name images, or an exported folder".to_owned()).into());
+                }
+                let (config, folder) = (kept.config.clone(), folder.clone());
+                let found = blocking(move || carried(&orders, &config, &folder)).await?;
+                let (files, carried) = found.map_err(refused)?;
+                (files, Some(carried))
+            }
+            None => {
+                let named = volumes_of(&kept, &order).map_err(refused)?;
+                let files = blocking(move || {
+                    let paths = named
+                        .into_iter()
+                        .map(|(volume, file)| Ok((volume, orders.image_for_standby(&store, &file)?)));
+                    paths.collect::<Result<Vec<(VolumeIndex, PathBuf)>, RequestError>>()
+                });
+                (files.await?, None)
+            }
+        };
         let (answer, answered) = oneshot::channel();
-        kept.copy.give(Input::Seed { files, answer });
+        kept.copy.give(Input::Seed { files, exported, answer });
         match answered.await {
             Ok(Ok(())) => Ok(self.view(&found).await),
             Ok(Err(reason)) => Err(refused(reason).into()),
             Err(_) => Err(refused("the daemon ends, or the standby is removed".to_owned()).into()),
         }
     }
+}
+
+/// Opens an exported folder in the folder of a standby's store. Returns its images by the volumes of the standby. Blocks.
+fn carried(
+    orders: &VolumeOrders,
+    config: &CopyConfig,
+    folder: &str,
+) -> Result<Result<(Vec<(VolumeIndex, PathBuf)>, Carried), String>, RequestError> {
+    let path = orders.path_in_store(&config.store, folder)?;
+    let export = match Export::open(&path) {
+        Ok(export) => export,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let mut files = Vec::new();
+    let mut is_same =
+        export.manifest.standby == config.id && export.manifest.volumes.len() == config.volumes.len();
+    for exported in &export.manifest.volumes {
+        let position = config.volumes.iter().position(|volume| volume.name == exported.name);
+        let file = export.path(exported);
+        let (Some(position), Some(file)) = (position, file) else {
+            return Ok(Err(format!(
+                "{folder} has a volume that it does not have: \"{}\"",
+                words::clean(&exported.name)
+            )));
+        };
+        let volume = VolumeIndex(position as u16);
+        if files.iter().any(|(other, _)| *other == volume) {
+            return Ok(Err(format!("{folder} has the volume \"{}\" twice", words::clean(&exported.name))));
+        }
+        is_same &= config.volumes[position].volume == exported.volume;
+        orders.may_become_a_standbys(
+            &config.store,
+            &format!("{folder}/{}", exported.file),
+            &path.join(&exported.file),
+        )?;
+        files.push((volume, file));
+    }
+    if files.is_empty() {
+        return Ok(Err(format!("{folder} has no volumes")));
+    }
+    let life = u128::from_str_radix(&export.manifest.life, 16).ok().map(LifeId);
+    let standby = parse(&config.id);
+    let at = life.zip(standby).filter(|_| is_same);
+    let at = at.map(|(life, standby)| Watermark { standby, life, epoch: Epoch(export.manifest.epoch) });
+    Ok(Ok((files, Carried { export, at })))
 }
 
 /// Returns the files of an order, each with the position of its volume in the group.

@@ -7,24 +7,27 @@
 //! ```
 
 mod beginning;
-pub(super) mod checking;
+mod checking;
 mod lacking;
+mod leading;
 mod naming;
+mod noting;
 mod reading;
 pub(crate) mod run;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use lane::capture::Group;
 use migration::HostId;
 use standby::StandbyId;
 use standby::owner::State;
+use standby::verification::Compared;
 use tokio::sync::mpsc;
 
-use self::checking::CheckTally;
 use super::asking::Asker;
 use super::book::{Book, SourceConfig, parse};
+use super::exporting::Detour;
 use super::permissions::Permissions;
 use crate::host::Stopping;
 use crate::hosts::Hosts;
@@ -51,7 +54,12 @@ pub(super) enum Order {
     /// The configuration was changed.
     Changed,
     /// Compare everything with the standby.
-    Check,
+    Check {
+        /// Whether an administrator has ordered it.
+        is_ordered: bool,
+    },
+    /// Its streams lead elsewhere.
+    Led,
     /// End: the standby is being removed.
     End,
 }
@@ -62,6 +70,8 @@ pub(crate) struct Source {
     shown: Mutex<Shown>,
     /// Held while a migration of its volumes to another host is begun, and while it is decided where they are.
     pub(super) leaving: Arc<tokio::sync::Mutex<()>>,
+    /// Where its streams lead while it is exported; `None`: to its host.
+    detour: Mutex<Option<Arc<Detour>>>,
     orders: mpsc::UnboundedSender<Order>,
 }
 
@@ -81,38 +91,11 @@ pub(super) struct Shown {
     pub(super) bytes_sent: u64,
     /// Bytes that the standby's host had already.
     pub(super) bytes_found: u64,
-    /// The last comparison of everything.
-    pub(super) check: Option<CheckShown>,
+    /// What is known of comparisons of everything; `None`: that has not been read yet.
+    pub(super) compared: Option<Compared>,
     pub(super) epochs: u64,
     /// The VMs that are described to the standby's host.
     pub(super) vms: Vec<api::StandbyVm>,
-}
-
-/// A comparison of everything with the standby.
-#[derive(Clone, Debug)]
-pub(super) struct CheckShown {
-    pub(super) tally: CheckTally,
-    pub(super) begun: SystemTime,
-    pub(super) ended: Option<SystemTime>,
-    /// Why it has ended early.
-    pub(super) interrupted: Option<String>,
-}
-
-impl CheckShown {
-    fn begun(tally: CheckTally) -> Self {
-        Self { tally, begun: SystemTime::now(), ended: None, interrupted: None }
-    }
-
-    fn end(&mut self) {
-        self.ended = Some(SystemTime::now());
-    }
-
-    fn interrupt(&mut self, reason: &str) {
-        if self.ended.is_none() {
-            self.interrupted = Some(reason.to_owned());
-            self.end();
-        }
-    }
 }
 
 impl Shown {
@@ -135,6 +118,7 @@ impl Source {
             config: Mutex::new(config),
             shown: Mutex::default(),
             leaving: Arc::default(),
+            detour: Mutex::default(),
             orders,
         });
         tokio::spawn(run::run(Arc::clone(&source), surroundings, received));
@@ -155,9 +139,22 @@ impl Source {
         self.order(Order::End);
     }
 
+    /// Lets its streams lead to a folder, or to its host again.
+    pub(super) fn lead(&self, detour: Option<Arc<Detour>>) {
+        let has_changed = detour.is_some() || lock(&self.detour).is_some();
+        *lock(&self.detour) = detour;
+        if has_changed {
+            self.order(Order::Led);
+        }
+    }
+
+    fn detour(&self) -> Option<Arc<Detour>> {
+        lock(&self.detour).clone()
+    }
+
     /// Has everything compared with the standby.
-    pub(super) fn check(&self) {
-        self.order(Order::Check);
+    pub(super) fn check(&self, is_ordered: bool) {
+        self.order(Order::Check { is_ordered });
     }
 
     pub(super) fn shown(&self) -> Shown {

@@ -1,7 +1,7 @@
 //! Standbys as administrators see them.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant};
 
 use lane::capture::BLOCK_BYTES;
 use migration::HostId;
@@ -12,8 +12,8 @@ use tokio::sync::oneshot;
 use super::book::{CopiedVolume, NamedVolume};
 use super::copy::{CopyView, Input, Seen, text};
 use super::orders::Found;
-use super::source::checking::CheckTally;
-use super::source::{CheckShown, Shown, Source};
+use super::source::{Shown, Source};
+use super::verifying::check_of;
 use super::{Standbys, lock};
 use crate::error::{RequestError, StandbyError};
 use crate::journal::now_unix_ms;
@@ -101,6 +101,7 @@ impl Standbys {
                 stuck.push((name.clone(), what));
             }
             let why = view.reason.map(|why| format!(": {why}")).unwrap_or_default();
+            stuck.extend(self.doubts(&source).into_iter().map(|doubt| (name.clone(), doubt)));
             stuck.extend(
                 too_long(view.state, &shown, Instant::now()).map(|what| (name, format!("{what}{why}"))),
             );
@@ -269,7 +270,13 @@ impl Standbys {
             bytes_waiting: seen.map(|(.., waiting)| waiting),
             bytes_sent: Some(shown.bytes_sent),
             bytes_found: Some(shown.bytes_found).filter(|bytes| *bytes > 0),
-            check: shown.check.map(check_of),
+            check: shown.compared.as_ref().and_then(|compared| compared.last.clone()).map(check_of),
+            compared: shown.compared.and_then(|compared| compared.whole).map(|whole| api::StandbyCompared {
+                unix_ms: whole.ended_ms,
+                bytes_differing: whole.differing.saturating_mul(BLOCK_BYTES),
+            }),
+            export: self.view_export(source),
+            verify_seconds: self.verify.map(|every| every.as_secs_f64()),
             vms: shown.vms,
             points: Vec::new(),
             test: None,
@@ -328,6 +335,9 @@ impl Standbys {
             bytes_sent: None,
             bytes_found: None,
             check: None,
+            compared: None,
+            export: None,
+            verify_seconds: None,
             vms: Vec::new(),
             points: look
                 .points
@@ -387,20 +397,6 @@ fn state_of(state: State) -> (api::StandbyState, Option<String>) {
             api::StandbyState::Diverged,
             Some("it was promoted at the other host while its volumes are served here: stop the guests of one of both, and give the volumes up there: sterna volume yield".to_owned()),
         ),
-    }
-}
-
-fn check_of(shown: CheckShown) -> api::StandbyCheck {
-    let unix_ms = |time: SystemTime| time.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis() as u64;
-    let CheckTally { total, done, left_out, differing } = shown.tally;
-    api::StandbyCheck {
-        begun_unix_ms: unix_ms(shown.begun),
-        ended_unix_ms: shown.ended.map(unix_ms),
-        interrupted: shown.interrupted,
-        bytes_total: total * BLOCK_BYTES,
-        bytes_done: done * BLOCK_BYTES,
-        bytes_left_out: left_out * BLOCK_BYTES,
-        bytes_differing: differing * BLOCK_BYTES,
     }
 }
 

@@ -43,8 +43,19 @@ pub(crate) enum StandbyCommand {
         /// Name of the standby, its volume or its VM.
         name: String,
         /// Raw images in the folder of the standby's store, by their file names; with several volumes, which is whose.
-        #[arg(required = true, value_name = "[VOLUME=]FILE")]
+        #[arg(required_unless_present = "exported", value_name = "[VOLUME=]FILE")]
         images: Vec<String>,
+        /// A folder of `standby export`, which lies in the folder of the standby's store, by its name.
+        #[arg(long, value_name = "FOLDER", conflicts_with = "images")]
+        exported: Option<String>,
+    },
+    /// Write the first copy into a folder that somebody carries to the other host, instead of sending it.
+    #[command(after_help = EXPORT_HELP)]
+    Export {
+        /// Name of the standby, its volume or its VM.
+        name: String,
+        /// A folder of this host that is not there yet: on a disk that is carried over, for example.
+        folder: PathBuf,
     },
     /// Try a standby without disturbing it: a clone of it becomes volumes and a VM of this host, for a time.
     #[command(after_help = TEST_HELP)]
@@ -281,11 +292,22 @@ Give this order at the host that has promoted the standby. The images that the o
 was written here since the promotion, and what only that host had written. That host keeps its own writes: sterna volume
 divergence list, there. If it is not certain what its images lack, everything is sent.";
 
+const EXPORT_HELP: &str = "\
+Example:
+  sterna standby add web1 --to rack9
+  sterna standby export web1 /mnt/disk/web1             # pauses the standby
+  sterna standby seed web1 --exported web1              # at rack9, when the folder lies in the folder of the store
+  sterna standby resume web1                            # here: what was written since is sent
+
+Give this order at the host that has the volumes, as long as the standby has nothing. Guests go on. The folder has the images of one moment,
+and a manifest with their hashes; until all is written and durable it is called .NAME.partial. Ctrl-C cancels.";
+
 const SEED_HELP: &str = "\
 Examples:
   sterna standby add web1 --to rack9                  # at the host that has the volume
   sterna standby seed web1 web1-backup.img            # at rack9, as long as there is no recovery point
   sterna standby seed db db-data=data.img db-log=log.img
+  sterna standby seed web1 --exported web1            # a folder of `standby export`
 
 The images may be old copies, of any origin: a disk that was carried over, the restored backup of last night. They lie in the folder of the
 store in which the standby is kept (`sterna standby show` names it), and become the standby's. Each block is compared by its SHA-256

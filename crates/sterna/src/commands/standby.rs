@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use api::{
-    BootCheckState, Client, ClientError, ErrorCode, NewStandby, PromoteStandby, RemoveStandby,
+    BootCheckState, Client, ClientError, ErrorCode, ExportStandby, NewStandby, PromoteStandby, RemoveStandby,
     ReprotectStandby, SeedImage, SeedStandby, SetStandby, Standby, StandbyRole, StandbyState, StandbyTest,
     StandbyTestState, TestStandby,
 };
@@ -50,9 +50,10 @@ pub(super) async fn run(
             return check_deep(client, &name, format).await;
         }
         StandbyCommand::Check { name, .. } => return check(client, name, format).await,
-        StandbyCommand::Seed { name, images } => {
+        StandbyCommand::Export { name, folder } => return export(client, &name, &folder, format).await,
+        StandbyCommand::Seed { name, images, exported } => {
             let images = images.iter().map(|image| seed_image(image)).collect();
-            let seeded = client.seed_standby(&name, &SeedStandby { images }).await?;
+            let seeded = client.seed_standby(&name, &SeedStandby { images, exported }).await?;
             output::print(format, &seeded, standbys::show)?;
         }
         StandbyCommand::Test(arguments) => return test(client, arguments, format).await,
@@ -250,6 +251,35 @@ async fn check_deep(client: &Client, name: &str, format: Format) -> Result<Exit,
     })
 }
 
+/// Exports a standby. Ctrl-C cancels that.
+async fn export(client: &Client, name: &str, folder: &Path, format: Format) -> Result<Exit, CommandError> {
+    let absolute = std::path::absolute(folder).unwrap_or_else(|_| folder.to_owned());
+    let order = ExportStandby { folder: absolute.to_string_lossy().into_owned() };
+    let mut standby = client.export_standby(name, &order).await?;
+    let begun = standby.export.as_ref().map(|export| export.begun_unix_ms);
+    let is_under_way = |standby: &Standby| {
+        let export = standby.export.as_ref();
+        export.is_some_and(|export| export.ended_unix_ms.is_none() && Some(export.begun_unix_ms) == begun)
+    };
+    while is_under_way(&standby) {
+        if format == Format::Text {
+            standby.export.iter().for_each(|export| output::say_in_place(&standbys::exporting(export)));
+        }
+        tokio::select! {
+            () = tokio::time::sleep(LOOK_EVERY) => {}
+            _ = tokio::signal::ctrl_c() => {
+                output::say("cancelling it");
+                // It may have ended.
+                let _ = client.cancel_export(name).await;
+            }
+        }
+        standby = client.standby(name).await?;
+    }
+    output::print(format, &standby, standbys::exported)?;
+    let has_failed = standby.export.as_ref().is_none_or(|export| export.failed.is_some());
+    Ok(if has_failed { Exit::Refused } else { Exit::Success })
+}
+
 /// Prints the standbys that are not as young as they have to be, or whose VMs would not start.
 async fn check(client: &Client, name: Option<String>, format: Format) -> Result<Exit, CommandError> {
     let checked = match name {
@@ -262,9 +292,11 @@ async fn check(client: &Client, name: Option<String>, format: Format) -> Result<
             .collect(),
     };
     let is_late = |standby: &Standby| {
-        standby.state != StandbyState::Current || standby.vms.iter().any(|vm| vm.problem.is_some())
+        standby.state != StandbyState::Current
+            || standby.vms.iter().any(|vm| vm.problem.is_some())
+            || standbys::doubt(standby).is_some()
     };
     let late: Vec<Standby> = checked.iter().filter(|standby| is_late(standby)).cloned().collect();
-    output::print(format, &late, |late| standbys::checked(late, checked.len()))?;
+    output::print(format, &late, |late| standbys::checked(late, &checked))?;
     Ok(if late.is_empty() { Exit::Success } else { Exit::NotReady })
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, SystemTime};
 
 use api::{
-    BootCheck, BootCheckState, Standby, StandbyCheck, StandbyRole, StandbyState, StandbyTest,
+    BootCheck, BootCheckState, Standby, StandbyCheck, StandbyExport, StandbyRole, StandbyState, StandbyTest,
     StandbyTestState, StandbyTestVolume, StandbyVm,
 };
 
@@ -16,7 +16,7 @@ pub(crate) fn list(standbys: &Vec<Standby>) -> String {
     if standbys.is_empty() {
         return "there are no standbys; to keep one: sterna standby add VOLUME --to HOST\n".to_owned();
     }
-    let header = ["STANDBY", "HERE", "STATE", "AGE", "WAITING", "EVERY", "STORE"];
+    let header = ["STANDBY", "HERE", "STATE", "AGE", "WAITING", "EVERY", "COMPARED", "STORE"];
     let mut table = table(&header, &[3, 4, 5]);
     for standby in standbys {
         table.add_row([
@@ -30,6 +30,7 @@ pub(crate) fn list(standbys: &Vec<Standby>) -> String {
             standby.age_seconds.map_or_else(dash, duration),
             standby.bytes_waiting.map_or_else(dash, bytes),
             standby.every_seconds.map_or_else(dash, duration),
+            compared_when(standby),
             standby.store.clone(),
         ]);
     }
@@ -58,7 +59,10 @@ pub(crate) fn show(standby: &Standby) -> String {
     add("waiting", standby.bytes_waiting.map(bytes));
     add("sent", standby.bytes_sent.map(bytes));
     add("found there", standby.bytes_found.map(bytes));
-    add("compared", standby.check.as_ref().map(check_of));
+    add("export", standby.export.as_ref().map(export_of));
+    add("compared", is_source.then(|| compared_when(standby)));
+    add("compared every", standby.verify_seconds.map(duration));
+    add("last comparison", standby.check.as_ref().map(check_of));
     standby.vms.iter().for_each(|of| add("vm", Some(vm(of))));
     if let Some(test) = &standby.test {
         add("test", Some(format!("{}: {}", test.name, test_state(test))));
@@ -163,13 +167,48 @@ fn vm(vm: &StandbyVm) -> String {
     }
 }
 
-/// Returns the text about standbys that are late, of so many that were looked at.
-pub(crate) fn checked(late: &[Standby], count: usize) -> String {
-    if count == 0 {
+/// Returns when everything was last compared with a standby; only the source of it knows that.
+pub(crate) fn compared_when(standby: &Standby) -> String {
+    match &standby.compared {
+        _ if standby.role == StandbyRole::Standby => dash(),
+        None => "never".to_owned(),
+        Some(compared) if compared.bytes_differing == 0 => format!("{} ago", age(compared.unix_ms)),
+        Some(compared) => {
+            format!("{} ago, {} differed", age(compared.unix_ms), bytes(compared.bytes_differing))
+        }
+    }
+}
+
+/// Returns what the last comparisons say against a standby.
+pub(crate) fn doubt(standby: &Standby) -> Option<String> {
+    let again = format!("sterna standby check {} --deep", standby.name);
+    let failed = standby.check.as_ref().filter(|check| check.failed);
+    let differed = standby.compared.as_ref().filter(|compared| compared.bytes_differing > 0);
+    if let Some(compared) = differed {
+        let (age, differing) = (age(compared.unix_ms), bytes(compared.bytes_differing));
+        return Some(format!(
+            "{differing} differed {age} ago, and were sent again; is it the same now? {again}"
+        ));
+    }
+    let reason = failed?.interrupted.as_ref()?;
+    Some(format!("it could not be compared: {reason}; again: {again}"))
+}
+
+/// Returns the text about standbys that are late, of those that were looked at.
+pub(crate) fn checked(late: &[Standby], looked_at: &[Standby]) -> String {
+    if looked_at.is_empty() {
         return "there are no standbys\n".to_owned();
     }
     if late.is_empty() {
-        return format!("all is well: {count} current\n");
+        let oldest =
+            looked_at.iter().map(|standby| standby.compared.as_ref().map(|compared| compared.unix_ms)).min();
+        let compared = match oldest.flatten() {
+            Some(unix_ms) if looked_at.len() == 1 => format!("compared {} ago", age(unix_ms)),
+            Some(unix_ms) => format!("each was compared {} ago or later", age(unix_ms)),
+            None if looked_at.len() == 1 => "never compared: standby check --deep".to_owned(),
+            None => "some were never compared: standby check NAME --deep".to_owned(),
+        };
+        return format!("all is well: {} current; {compared}\n", looked_at.len());
     }
     let line = |standby: &Standby| {
         let age = standby
@@ -184,9 +223,51 @@ pub(crate) fn checked(late: &[Standby], count: usize) -> String {
                 vm.problem.as_ref()?
             ))
         });
-        format!("{} is {}, {age}{because}\n", standby.name, state(standby.state)) + &vms.collect::<String>()
+        let doubt = doubt(standby).map(|doubt| format!("{}: {doubt}\n", standby.name)).unwrap_or_default();
+        format!("{} is {}, {age}{because}\n", standby.name, state(standby.state))
+            + &doubt
+            + &vms.collect::<String>()
     };
     late.iter().map(line).collect()
+}
+
+/// Returns how far an export is.
+pub(crate) fn exporting(export: &StandbyExport) -> String {
+    match export.bytes_hashed {
+        0 => format!("{} written", bytes(export.bytes_written)),
+        hashed => format!("{} written, {} hashed", bytes(export.bytes_written), bytes(hashed)),
+    }
+}
+
+/// Returns the result of an order to export.
+pub(crate) fn exported(standby: &Standby) -> String {
+    let Some(export) = &standby.export else {
+        return format!(
+            "the daemon was restarted: there is no whole folder; again: sterna standby export {} FOLDER\n",
+            standby.name
+        );
+    };
+    if let Some(reason) = &export.failed {
+        return format!("{} is not exported: {reason}\n", standby.name);
+    }
+    let (folder, host, volume) =
+        (&export.folder, &standby.host, standby.volumes.first().map_or("", String::as_str));
+    format!(
+        "{folder} has the images of one moment. Carry it into the folder of the store {} at host {host}; there: sterna standby seed {volume} \
+         --exported {}; then here: sterna standby resume {}\n",
+        standby.store,
+        std::path::Path::new(folder).file_name().unwrap_or_default().to_string_lossy(),
+        standby.name
+    )
+}
+
+/// Returns the export of a standby in words.
+fn export_of(export: &StandbyExport) -> String {
+    match (&export.failed, export.ended_unix_ms) {
+        (Some(reason), _) => format!("failed: {reason}"),
+        (None, None) => format!("to {}: {}", export.folder, exporting(export)),
+        (None, Some(ended)) => format!("to {}, {} ago", export.folder, age(ended)),
+    }
 }
 
 /// Returns how far a comparison is.
@@ -198,7 +279,7 @@ pub(crate) fn comparing(check: &StandbyCheck) -> String {
 pub(crate) fn compared(standby: &Standby) -> String {
     let Some(check) = &standby.check else {
         return format!(
-            "the daemon was restarted: nothing is known of the comparison; again: sterna standby check {} --deep\n",
+            "nothing is known of the comparison; again: sterna standby check {} --deep\n",
             standby.name
         );
     };

@@ -179,6 +179,7 @@ pub(crate) fn standbys(standbys: &[Standby]) -> Sheet {
             plain(standby.every_seconds.map_or_else(dash, duration)),
             plain(standby.bytes_waiting.map_or_else(dash, bytes)),
             plain(standby.bytes_sent.map_or_else(dash, bytes)),
+            compared(standby),
             plain(standby.volumes.join(", ")),
             quiet(standby.reason.clone().or(problem).unwrap_or_default()),
         ]
@@ -192,12 +193,20 @@ pub(crate) fn standbys(standbys: &[Standby]) -> Sheet {
             ("EVERY", Side::Right, 2),
             ("WAITING", Side::Right, 1),
             ("SENT", Side::Right, 3),
+            ("COMPARED", Side::Left, 3),
             ("VOLUMES", Side::Left, 4),
             ("", Side::Left, 5),
         ]),
         rows: rows.collect(),
         when_empty: "no standbys; keep one with: sterna standby add VOLUME --to HOST",
     }
+}
+
+/// Returns when everything was last compared with a standby.
+fn compared(standby: &Standby) -> Cell {
+    let differed = standby.compared.as_ref().is_some_and(|compared| compared.bytes_differing > 0);
+    let tone = if differed { Tone::Bad } else { Tone::Plain };
+    Cell { text: output::standbys::compared_when(standby), tone }
 }
 
 /// Returns the state of a standby in words.

@@ -15,6 +15,7 @@ use migration::filling::{FillingProgress, UNIT_BYTES};
 
 use crate::error::RequestError;
 use crate::host::Description;
+use crate::journal::now_unix_ms;
 use crate::log;
 use crate::metrics::Exposition;
 use crate::stores::{Space, space_at};
@@ -223,6 +224,26 @@ impl Description {
             .counter("sterna_standby_sent_bytes_total", "What was sent to a standby since the daemon began.");
         for standby in &standbys {
             standby.bytes_sent.iter().for_each(|bytes| family.count(&[("standby", &standby.name)], *bytes));
+        }
+        Self::add_comparisons(told, &standbys);
+    }
+
+    fn add_comparisons(told: &mut Exposition, standbys: &[api::Standby]) {
+        let compared = || standbys.iter().filter_map(|standby| Some((standby, standby.compared.as_ref()?)));
+        let mut family = told.gauge(
+            "sterna_standby_compared_age_seconds",
+            "The time since everything was last compared with a standby.",
+        );
+        for (standby, compared) in compared() {
+            let age_ms = now_unix_ms().saturating_sub(compared.unix_ms);
+            family.add(&[("standby", &standby.name)], age_ms as f64 / 1000.0);
+        }
+        let mut family = told.gauge(
+            "sterna_standby_differing_bytes",
+            "What differed when everything was last compared with a standby, and was sent again.",
+        );
+        for (standby, compared) in compared() {
+            family.count(&[("standby", &standby.name)], compared.bytes_differing);
         }
     }
 

@@ -52,6 +52,7 @@ impl Description {
         readiness.problems.extend(self.idle_arrivals());
         for standby in self.standbys.sources() {
             readiness.problems.extend(late_standby(&standby));
+            readiness.warnings.extend(uncompared(&standby));
             readiness.warnings.extend(standby.vms.iter().filter_map(|vm| unstartable_vm(&standby, vm)));
         }
         let stuck = self.standbys.stuck().into_iter();
@@ -234,6 +235,17 @@ fn absent_host(host: &api::Peer, up: Duration) -> Option<Problem> {
 fn unstartable_vm(standby: &api::Standby, vm: &api::StandbyVm) -> Option<Problem> {
     let why = vm.problem.as_ref()?;
     let message = format!("VM {} would not start at host {}: {why}", vm.name, standby.host);
+    Some(problem(Part::Standby, Some(&standby.name), &message))
+}
+
+/// Describes a standby whose last comparison was interrupted, and is tried again by itself.
+fn uncompared(standby: &api::Standby) -> Option<Problem> {
+    standby.verify_seconds?;
+    let check = standby.check.as_ref().filter(|check| !check.failed)?;
+    let message = format!(
+        "the comparison of everything was interrupted: {}; it is tried again within an hour",
+        check.interrupted.as_ref()?
+    );
     Some(problem(Part::Standby, Some(&standby.name), &message))
 }
 

@@ -21,6 +21,14 @@ pub(super) struct Foreign {
     file: File,
 }
 
+impl Foreign {
+    /// Returns its length in bytes, and the hash of an exported image.
+    pub(super) fn hash(&self) -> io::Result<(u64, String)> {
+        let length = self.file.metadata()?.len();
+        Ok((length, super::exported::hash(&self.file, length, &|_| true)?))
+    }
+}
+
 /// An open folder. Names are those of its files.
 pub(super) struct Folder(OwnedFd);
 
@@ -195,6 +203,11 @@ impl Folder {
         rustix::fs::fsync(&parent)?;
         Ok(())
     }
+}
+
+/// Returns the path of the folder of a standby in the store at `store`.
+pub(in crate::standbys) fn folder_of(store: &Path, standby: &str) -> PathBuf {
+    store.join(PARENT).join(standby)
 }
 
 /// Takes the lock of an image, so that other programs that ask see it in use.

@@ -11,11 +11,14 @@ use lane::capture::BLOCK_BYTES;
 use ring::digest::{SHA256, SHA256_OUTPUT_LEN, digest};
 use standby::VolumeIndex;
 use standby::receiver::Event;
-use standby::record::{ImageState, Standing};
+use standby::record::{ImageState, StandbyRecord, Standing};
 use standby::wire::{Content, StreamId, ToStandby};
 
-use super::input::Named;
+use super::exported::Export;
+use super::folder::Foreign;
+use super::input::{Carried, Named};
 use super::keeper::Keeper;
+use crate::standbys::book::Side;
 use crate::standbys::frames::Frame;
 
 /// The most blocks of one question: 1 MiB of content.
@@ -69,7 +72,11 @@ impl Keeper {
     }
 
     /// Puts files in the places of the images of a standby that has never had anything.
-    pub(super) fn seed(&mut self, files: &[(VolumeIndex, PathBuf)]) -> Result<(), String> {
+    pub(super) fn seed(
+        &mut self,
+        files: &[(VolumeIndex, PathBuf)],
+        exported: Option<Carried>,
+    ) -> Result<(), String> {
         if self.open.is_none() {
             self.reopen();
         }
@@ -83,10 +90,18 @@ impl Keeper {
             let reason = "it has a recovery point already, or soon: what its images have is compared anyway";
             return Err(reason.to_owned());
         }
+        let generation = record.generation;
         // A file that is refused changes nothing.
         let opened = files.iter().map(|(volume, path)| Ok((*volume, open.files.foreign(path)?)));
         let opened = opened.collect::<io::Result<Vec<_>>>().map_err(|error| error.to_string())?;
-        let sizes = self.sizes();
+        let mut sizes = self.sizes();
+        if let Some(Carried { export, .. }) = &exported {
+            for (volume, file) in &opened {
+                let size = self.check_exported(export, *volume, file)?;
+                // A volume may have grown before it was exported.
+                sizes.iter_mut().skip(volume.index()).take(1).for_each(|known| known.0 = known.0.max(size));
+            }
+        }
         let seeded = opened.iter().try_for_each(|(volume, file)| {
             let size = sizes.get(volume.index()).ok_or(io::ErrorKind::NotFound)?;
             self.open.as_ref().map_or(Ok(()), |open| open.files.replace_image(volume.index(), file, *size))
@@ -95,12 +110,49 @@ impl Keeper {
         drop(opened);
         // The machine begins anew, and so does the stream: what was sent is compared again.
         self.open = None;
+        let seeded = seeded.and_then(|()| match exported {
+            Some(Carried { at: Some(at), export }) => {
+                // N.B. Not before the images are in their places: a record alone is no copy.
+                let record = StandbyRecord {
+                    standby: at.standby,
+                    generation,
+                    standing: Standing::Receiving,
+                    watermark: Some(at),
+                    as_of_ms: export.manifest.as_of_unix_ms,
+                    image: ImageState::AsOfWatermark,
+                    sealed: Vec::new(),
+                    points: Vec::new(),
+                };
+                self.book.write_record(Side::Copy, &self.config.id, &record)
+            }
+            _ => Ok(()),
+        });
         self.reopen();
         if let Some(line) = &self.line {
             let text = "an image was put in its place there: what it has is not sent";
             line.send(&Frame::Fault(text.to_owned()), Bytes::new());
         }
         seeded.map_err(|error: io::Error| error.to_string())
+    }
+}
+
+impl Keeper {
+    /// Checks that a file is what was exported; returns its size in blocks.
+    fn check_exported(&self, export: &Export, volume: VolumeIndex, file: &Foreign) -> Result<u64, String> {
+        let named = self.config.volumes.get(volume.index()).map(|volume| &volume.name);
+        let exported = export.manifest.volumes.iter().find(|exported| Some(&exported.name) == named);
+        let exported = exported.ok_or("the export has no such volume")?;
+        let hash = file.hash().map_err(|error| format!("{} cannot be read: {error}", exported.file))?;
+        if hash != (exported.size_bytes, exported.hash.clone())
+            || !exported.size_bytes.is_multiple_of(BLOCK_BYTES)
+        {
+            return Err(format!(
+                "{} is not as it was exported: carry it here again, or put it into the store and name it without --exported: then every block \
+                 is compared",
+                exported.file
+            ));
+        }
+        Ok(exported.size_bytes / BLOCK_BYTES)
     }
 }
 

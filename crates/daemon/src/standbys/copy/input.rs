@@ -14,6 +14,7 @@ use standby::{VolumeIndex, Watermark};
 use tokio::sync::oneshot;
 
 use super::cloning::CloneOrder;
+use super::exported::Export;
 use super::extents::Extents;
 use super::view::CopyView;
 use crate::standbys::frames::Line;
@@ -25,7 +26,12 @@ pub(crate) enum Input {
     /// The source asks whether the image has contents with these hashes.
     Named(Box<Named>),
     /// Puts files of the store in the places of the images, which are empty.
-    Seed { files: Vec<(VolumeIndex, PathBuf)>, answer: oneshot::Sender<Result<(), String>> },
+    Seed {
+        files: Vec<(VolumeIndex, PathBuf)>,
+        /// What is known of the files; `None`: nothing.
+        exported: Option<Carried>,
+        answer: oneshot::Sender<Result<(), String>>,
+    },
     /// The host that has the volumes asks whether they were promoted here.
     Question { question: Question, answer: oneshot::Sender<Word> },
     /// The source's host is not connected.
@@ -57,6 +63,13 @@ pub(crate) enum Input {
     Look { answer: oneshot::Sender<CopyView> },
     /// Ends the keeper, and closes its files first.
     End(Ending, oneshot::Sender<()>),
+}
+
+/// Files that are those of an exported folder, if their hashes say so.
+pub(crate) struct Carried {
+    pub(crate) export: Export,
+    /// The state of all images; `None`: it is of another standby, or not of all volumes.
+    pub(crate) at: Option<Watermark>,
 }
 
 /// Contents that the source names.

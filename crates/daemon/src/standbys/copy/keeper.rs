@@ -318,9 +318,9 @@ impl Keeper {
                 drop(credit);
             }
             Input::Named(named) => self.take_named(*named),
-            Input::Seed { files, answer } => {
+            Input::Seed { files, exported, answer } => {
                 // The asker may have gone.
-                let _ = answer.send(self.seed(&files));
+                let _ = answer.send(self.seed(&files, exported));
             }
             Input::Question { question, answer } => {
                 // It offers what it serves, and may say so again.

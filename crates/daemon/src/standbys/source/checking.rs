@@ -7,6 +7,7 @@
 
 use chronicle::{BlockCount, BlockRange, LayeredBitmap};
 use standby::VolumeIndex;
+use standby::verification::Comparison;
 
 /// The number of blocks that are compared at once: 1 MiB.
 const PORTION_BLOCKS: u64 = 256;
@@ -19,7 +20,7 @@ pub(super) struct Check {
     next: u64,
     /// The portion that is compared, and what the standby lacked of it when that began.
     portion: Option<(Portion, LayeredBitmap)>,
-    pub(in crate::standbys) tally: CheckTally,
+    pub(super) tally: CheckTally,
 }
 
 /// Blocks that are compared at once.
@@ -31,12 +32,20 @@ pub(super) struct Portion {
 
 /// Numbers of compared blocks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(in crate::standbys) struct CheckTally {
-    pub(in crate::standbys) total: u64,
-    pub(in crate::standbys) done: u64,
+pub(super) struct CheckTally {
+    pub(super) total: u64,
+    pub(super) done: u64,
     /// The standby lacked these just then, or guests wrote them: they are sent anyway.
-    pub(in crate::standbys) left_out: u64,
-    pub(in crate::standbys) differing: u64,
+    pub(super) left_out: u64,
+    pub(super) differing: u64,
+}
+
+impl CheckTally {
+    /// Shows the numbers in what is told of the comparison.
+    pub(super) fn show_in(self, comparison: &mut Comparison) {
+        let Self { total, done, left_out, differing } = self;
+        *comparison = Comparison { total, done, left_out, differing, ..comparison.clone() };
+    }
 }
 
 impl Check {

@@ -22,6 +22,8 @@ pub(super) struct Naming {
     has_content: bool,
     /// Whether the standby lacks everything, as far as is known here; `None`: its host has not agreed to receive.
     lacks_everything: Option<bool>,
+    /// Whether it did on any stream of the group.
+    has_had_nothing: bool,
     last: u64,
     asked: BTreeMap<u64, Asked>,
 }
@@ -47,9 +49,9 @@ pub(super) struct Wanted {
 impl Naming {
     /// Forgets everything, for a new stream. Returns the reads that have not ended.
     pub(super) fn begin(&mut self) -> Vec<ReadId> {
-        let Self { last, asked, .. } = std::mem::take(self);
+        let Self { last, asked, has_had_nothing, .. } = std::mem::take(self);
         // An answer that comes late must find nothing.
-        self.last = last;
+        (self.last, self.has_had_nothing) = (last, has_had_nothing);
         let mut reads: Vec<ReadId> = asked.into_values().map(|asked| asked.read).collect();
         reads.dedup();
         reads
@@ -61,6 +63,12 @@ impl Naming {
 
     pub(super) fn agreed(&mut self, lacks_everything: bool) {
         self.lacks_everything = Some(lacks_everything);
+        self.has_had_nothing |= lacks_everything;
+    }
+
+    /// Returns whether the standby's host had nothing that is known here, on any stream of the group.
+    pub(super) fn has_had_nothing(&self) -> bool {
+        self.has_had_nothing
     }
 
     pub(super) fn is_wanted(&self) -> bool {

@@ -33,7 +33,7 @@ use super::{Order, Source, Surroundings};
 use crate::error::RequestError;
 use crate::host::blocking;
 use crate::standbys::book::{Side, SourceConfig};
-use crate::standbys::frames::{Frame, Purpose, Terms, cleaned, subject};
+use crate::standbys::frames::{Frame, Terms, cleaned};
 use crate::vms::moving;
 use crate::volumes::orders::create::random_number;
 
@@ -54,7 +54,7 @@ const RATE_STEP: Duration = Duration::from_millis(50);
 const GIVEN_UP: &str = "that host has given up what it had promoted: remove the standby, and add it again";
 
 /// Sends messages to the standby's host in order, whatever its session is.
-type SourceLine = Arc<dyn moving::channel::Send>;
+pub(in crate::standbys) type SourceLine = Arc<dyn moving::channel::Send>;
 
 /// Work beside the task, with its result.
 type Pending<'a> = std::pin::Pin<Box<dyn Future<Output = Done> + Send + 'a>>;
@@ -68,10 +68,12 @@ enum End {
 }
 
 pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mpsc::UnboundedReceiver<Order>) {
+    source.recall_comparisons(&with).await;
     loop {
         match serve(&source, &with, &mut orders).await {
             End::ForGood => return,
             End::Again(reason) => {
+                source.note_interruption(&with, &reason).await;
                 source.show(|shown| {
                     let group = shown.group.take();
                     let age = group.and_then(|group| {
@@ -82,7 +84,6 @@ pub(super) async fn run(source: Arc<Source>, with: Surroundings, mut orders: mps
                     shown.waiting_since.get_or_insert_with(Instant::now);
                     // Its volumes have left, or begin again to be served, which asks again.
                     shown.state = shown.state.filter(|state| *state == State::Used);
-                    shown.check.iter_mut().for_each(|check| check.interrupt(&reason));
                     shown.reason = Some(reason);
                 });
             }
@@ -116,7 +117,7 @@ async fn serve(
     with: &Surroundings,
     orders: &mut mpsc::UnboundedReceiver<Order>,
 ) -> End {
-    let config = source.config();
+    let config = source.streamed();
     let (lanes, sizes) = match lanes_of(&config, with) {
         Ok(found) => found,
         Err(reason) => return End::Again(reason),
@@ -155,11 +156,11 @@ async fn serve(
 }
 
 /// A group that runs.
-struct Running<'a> {
+pub(super) struct Running<'a> {
     source: &'a Arc<Source>,
     with: &'a Surroundings,
     config: SourceConfig,
-    group: &'a Arc<Group>,
+    pub(super) group: &'a Arc<Group>,
     lanes: &'a [LaneHandle],
     of: ReplicaOf,
     origin: Instant,
@@ -170,12 +171,12 @@ struct Running<'a> {
     share: f64,
     given_at: Instant,
     new_stream_at: Option<TokioInstant>,
-    naming: Naming,
-    /// The comparison of everything that was ordered.
+    pub(super) naming: Naming,
+    /// The comparison of everything that is under way.
     check: Option<Check>,
     /// The number of its question that has no answer.
     check_asked: Option<u64>,
-    /// Whether blocks are being read for its next question.
+    /// Whether blocks are being read for its next question, or its beginning is being noted.
     is_hashing: bool,
     /// The newest record that is not durable, and whether one is being written.
     to_record: Option<(u64, OwnerRecord)>,
@@ -202,6 +203,8 @@ enum Done {
     },
     /// Blocks that are compared: their hashes.
     Hashed(StreamId, Portion, Result<Bytes, String>),
+    /// A comparison was noted.
+    Noted,
     Flushed(bool),
     Forgotten(bool),
     Recorded(u64, Result<(), String>),
@@ -244,13 +247,10 @@ impl<'a> Running<'a> {
         mut tasks: lanes::UnboundedReceiver<Task>,
         orders: &mut mpsc::UnboundedReceiver<Order>,
     ) -> End {
-        let session = match self.with.hosts.session_with(self.source.host()) {
-            Ok(session) => session,
-            Err(error) => return End::Again(error.to_string()),
+        let (line, mut arrivals) = match self.source.open_line(self.with) {
+            Ok(opened) => opened,
+            Err(reason) => return End::Again(reason),
         };
-        let own = self.with.peers.own();
-        let (line, mut arrivals) =
-            self.with.peers.standby_channel(&session, subject(self.source.standby(), own, Purpose::Streams));
         let mut done = FuturesUnordered::new();
         let mut ended = pin!(select_all(self.lanes.iter().map(|lane| Box::pin(lane.ended()))));
         let stopping = self.with.stopping.clone();
@@ -288,8 +288,9 @@ impl<'a> Running<'a> {
                 _ = &mut ended => return End::Again("a volume is not served".to_owned()),
                 order = orders.recv() => match order {
                     None | Some(Order::End) => return End::ForGood,
+                    Some(Order::Led) => return End::Again("its streams lead elsewhere".to_owned()),
                     Some(Order::Changed) => if let Some(end) = self.change() { return end },
-                    Some(Order::Check) => done.extend(self.begin_check()),
+                    Some(Order::Check { is_ordered }) => done.extend(self.begin_check(is_ordered)),
                 },
                 task = tasks.next() => {
                     let Some(task) = task else { return End::Again("its group has ended".to_owned()) };
@@ -302,7 +303,10 @@ impl<'a> Running<'a> {
                 Some(ended) = done.next(), if !done.is_empty() => done.extend(self.end(&line, ended)),
                 arrival = arrivals.next() => match arrival {
                     None => return End::Again("the line to the standby's host has ended".to_owned()),
-                    Some(arrival) => done.extend(self.arrived(&line, arrival)),
+                    Some(arrival) => match self.arrived(&line, arrival) {
+                        Ok(next) => done.extend(next),
+                        Err(end) => return end,
+                    },
                 },
                 () = sleep_until(timeout) => {
                     if self.new_stream_at.is_some_and(|at| at <= TokioInstant::now()) {
@@ -451,6 +455,7 @@ impl<'a> Running<'a> {
         match done {
             Done::Recorded(number, result) => return self.recorded(number, result),
             Done::Hashed(stream, portion, hashes) => return self.compare(line, stream, portion, hashes),
+            Done::Noted => return self.noted(),
             Done::Read { stream, read, volume, blocks, result } => {
                 if stream == self.stream {
                     self.under_way = self.under_way.saturating_sub(blocks.len());
@@ -492,7 +497,7 @@ impl<'a> Running<'a> {
     }
 
     /// Handles what has arrived; returns what follows it.
-    fn arrived(&mut self, line: &SourceLine, arrival: ChannelEvent) -> Option<Pending<'a>> {
+    fn arrived(&mut self, line: &SourceLine, arrival: ChannelEvent) -> Result<Option<Pending<'a>>, End> {
         match arrival {
             ChannelEvent::Message { head, .. } => match Frame::decode(&head) {
                 Some(Frame::ToOwner(stream, message)) => {
@@ -502,19 +507,23 @@ impl<'a> Running<'a> {
                     ) {
                         self.source.show(|shown| shown.reason = None);
                     }
+                    self.source.hear_of_room(&message);
+                    if self.has_arrived(&message) {
+                        return Err(End::Again("the folder that was exported has arrived".to_owned()));
+                    }
                     self.hear_of_promotion(&message);
                     let is_agreed = matches!(message, ToOwner::Answer(Answer::Receiving { .. }));
                     self.group.handle(Event::Received(stream, message));
                     if is_agreed {
                         let lacks = self.group.look(|machine, _| machine.lacks_everything()).unwrap_or(false);
                         self.naming.agreed(lacks);
-                        return self.compare_next();
+                        return Ok(self.compare_next());
                     }
                 }
                 Some(Frame::HasContent(stream)) if stream == self.stream => self.naming.note_content(),
                 Some(Frame::Wanted { stream, number, runs }) if stream == self.stream => {
                     if self.check_asked.take_if(|asked| *asked == number).is_some() {
-                        return self.end_portion(&runs);
+                        return Ok(self.end_portion(&runs));
                     }
                     match self.naming.answered(number, &runs) {
                         Some(wanted) => self.send_wanted(line, wanted),
@@ -540,7 +549,7 @@ impl<'a> Running<'a> {
                 self.begin_stream();
             }
         }
-        None
+        Ok(None)
     }
 
     /// Ends the stream after a fault. What the standby's host has refused is not in its epoch: nothing more of this stream is sent.
@@ -567,7 +576,7 @@ impl<'a> Running<'a> {
 
     /// Takes the changed configuration; returns an end if the group has to begin anew.
     fn change(&mut self) -> Option<End> {
-        let config = self.source.config();
+        let config = self.source.streamed();
         if config.is_paused != self.config.is_paused {
             self.group.handle(if config.is_paused { Event::Paused } else { Event::Resumed });
         }

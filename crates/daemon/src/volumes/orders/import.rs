@@ -91,6 +91,26 @@ impl VolumeOrders {
         Ok(path)
     }
 
+    /// Checks that the raw image at a path below a store's folder belongs to nobody. Blocks.
+    pub(crate) fn may_become_a_standbys(
+        &self,
+        store: &str,
+        file: &str,
+        path: &Path,
+    ) -> Result<(), RequestError> {
+        let refused =
+            |obstacle| StoreFileError { store: store.to_owned(), file: words::clean(file), obstacle };
+        let found = self.look_at_file(path).map_err(refused)?;
+        match found.role {
+            // A raw image looks like any file.
+            FileRole::Other => {}
+            _ => importable(&found).map_err(refused)?,
+        }
+        let (place, format) = (Place::File(path_text(path)?), ImageFormat::Raw);
+        let found = ImageLocation { store: store.to_owned(), place, format };
+        Ok(self.custody.check(Step::ServeReadWrite, &Owner::Administrator(Word::Plain), &found)?)
+    }
+
     /// Locks the image, and renames it to the volume's name. Blocks.
     fn rename_for(&self, volume: &str, order: ImportedImage) -> Result<Renamed, RequestError> {
         let ImportedImage { store, file, format, export } = order;

@@ -4,12 +4,13 @@ use bytes::Bytes;
 use lane::capture::{BLOCK_BYTES, extent};
 use standby::VolumeIndex;
 use standby::owner::{Event, Outcome, ReadId};
+use standby::verification::Comparison;
 use standby::wire::{Content, StreamId};
 use transport::Priority;
 
 use super::{Done, Pending, Running, SourceLine};
+use crate::journal::now_unix_ms;
 use crate::standbys::frames::Frame;
-use crate::standbys::source::CheckShown;
 use crate::standbys::source::checking::{Check, Portion};
 use crate::standbys::source::naming::Wanted;
 use crate::standbys::source::reading::{Run, read_hashes};
@@ -50,15 +51,45 @@ impl<'a> Running<'a> {
     }
 
     /// Begins to compare everything, unless that has begun.
-    pub(super) fn begin_check(&mut self) -> Option<Pending<'a>> {
+    pub(super) fn begin_check(&mut self, is_ordered: bool) -> Option<Pending<'a>> {
         if self.check.is_some() {
             return None;
         }
         let lacks = self.group.look(|machine, _| machine.unforgotten())?;
         let check = Check::begin(lacks.iter().map(chronicle::LayeredBitmap::blocks).collect());
-        self.source.show(|shown| shown.check = Some(CheckShown::begun(check.tally)));
+        let comparison = Comparison::begin(now_unix_ms(), check.tally.total, is_ordered);
         self.check = Some(check);
+        // Nothing is read before: what follows it is noted after it.
+        self.is_hashing = true;
+        Some(self.note(comparison))
+    }
+
+    /// Goes on after a comparison was noted.
+    pub(super) fn noted(&mut self) -> Option<Pending<'a>> {
+        self.is_hashing = false;
         self.compare_next()
+    }
+
+    fn note(&self, comparison: Comparison) -> Pending<'a> {
+        let (source, with) = (self.source, self.with);
+        Box::pin(async move {
+            source.note_comparison(with, comparison).await;
+            Done::Noted
+        })
+    }
+
+    /// Ends the comparison. An error is one of reading.
+    fn end_check(&mut self, error: Option<&str>) -> Option<Pending<'a>> {
+        let tally = self.check.take()?.tally;
+        let mut comparison = self.source.shown().compared?.last?;
+        tally.show_in(&mut comparison);
+        match error {
+            Some(error) => comparison.interrupt(now_unix_ms(), error, true),
+            None => comparison.ended_ms = Some(now_unix_ms()),
+        }
+        // One that is ordered now begins after that was noted.
+        self.is_hashing = true;
+        Some(self.note(comparison))
     }
 
     /// Has the next blocks read and hashed, one portion at a time, while the standby's host answers.
@@ -70,9 +101,7 @@ impl<'a> Running<'a> {
         let Some(portion) = check.next() else {
             let (standby, differing) = (&self.config.name, check.tally.differing);
             tracing::info!(%standby, differing, "all blocks of a standby were compared");
-            self.check = None;
-            self.source.show(|shown| shown.check.iter_mut().for_each(CheckShown::end));
-            return None;
+            return self.end_check(None);
         };
         check.begun(portion, self.group.watch(portion.volume, portion.blocks)?);
         self.is_hashing = true;
@@ -92,9 +121,8 @@ impl<'a> Running<'a> {
         let hashes = match hashes {
             Ok(hashes) => hashes,
             Err(error) => {
-                self.check = None;
-                self.source.show(|shown| shown.check.iter_mut().for_each(|check| check.interrupt(&error)));
-                return None;
+                tracing::error!(standby = %self.config.name, error, "a standby cannot be compared");
+                return self.end_check(Some(&error));
             }
         };
         // The answer to it would be of a stream that is over.
@@ -119,7 +147,7 @@ impl<'a> Running<'a> {
             return None;
         };
         let tally = check.tally;
-        self.source.show(|shown| shown.check.iter_mut().for_each(|check| check.tally = tally));
+        self.source.show_comparison(|comparison| tally.show_in(comparison));
         // N.B. Only the first is logged: the other host says which they are.
         if let Some(blocks) = doubted.first().filter(|_| before == 0) {
             let (standby, first) = (&self.config.name, blocks.start.0);
