@@ -333,6 +333,12 @@ class Operations(Connection):
         """Frees a store that holds one volume: gives up what a migration left there."""
         return self.ask("POST", f"/v1/stores/{segment(name)}/release")
 
+    def start_all_vms(self) -> list[Vm]:
+        """Begins to start all VMs that start at a boot of the host and do not run, in their order. Answers with
+        these.
+        """
+        return self.ask("POST", "/v1/vm-starts")
+
     def list_vms(self) -> list[Vm]:
         """Lists the VMs by name."""
         return self.ask("GET", "/v1/vms")
@@ -350,7 +356,7 @@ class Operations(Connection):
         return self.ask("GET", f"/v1/vms/{segment(name)}")
 
     def change_vm(self, name: str, order: SetVm) -> Vm:
-        """Changes a VM: its priority in an evacuation."""
+        """Changes a VM: its priority in an evacuation, and whether and when it starts after a boot."""
         return self.ask("PATCH", f"/v1/vms/{segment(name)}", order=order)
 
     def adopt_vm(self, name: str, order: AdoptVm) -> Vm:

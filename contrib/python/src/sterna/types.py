@@ -86,6 +86,15 @@ class Attachment(TypedDict):
     read_only: bool
 
 
+class AwaitedStart(TypedDict):
+    """A start of a VM that is still to come."""
+
+    # How many attempts have failed.
+    failed_attempts: int
+    # Why the last attempt failed; null: none has.
+    reason: NotRequired[str | None]
+
+
 class BootCheck(TypedDict):
     """A text that a test waits for on the serial consoles of its VMs."""
 
@@ -1643,10 +1652,18 @@ class SetStandby(TypedDict):
 
 
 class SetVm(TypedDict):
-    """Changes a VM."""
+    """Changes a VM. What is null stays as it is."""
 
     # Its priority in an evacuation: a higher one leaves first.
-    priority: int
+    priority: NotRequired[int | None]
+    # Whether it is started when its host has booted.
+    start_at_boot: NotRequired[bool | None]
+    # VMs with a lower order start first, and stop last.
+    start_order: NotRequired[int | None]
+    # What VMs of a higher order wait for: `tcp:HOST:PORT`, `console:TEXT`, or `nothing`.
+    wait_for: NotRequired[str | None]
+    # The longest that they wait for it, in seconds.
+    wait_max_s: NotRequired[int | None]
 
 
 # Whether a store of another host may be written to directly.
@@ -2019,6 +2036,7 @@ class Vm(TypedDict):
 
     # When it was added here, in milliseconds since 1970.
     added_unix_ms: int
+    awaited_start: NotRequired[AwaitedStart | None]
     # Its definition as it was written, or, for an adopted VM, as another host would get it; null: it has none.
     definition: NotRequired[str | None]
     # Its hypervisor with the version, such as `QEMU 10.0.2` or `libvirt 9.0.0`; null while it does not run.
@@ -2040,11 +2058,26 @@ class Vm(TypedDict):
     priority: NotRequired[int]
     # Number of QEMU's process; null while there is none.
     process: NotRequired[int | None]
+    start: NotRequired[VmStart | None]
     # Whether the VM runs at present.
     state: VmState
     # Names of the volumes that are its disks.
     volumes: list[str]
     whole_move: NotRequired[WholeMove | None]
+
+
+class VmStart(TypedDict):
+    """Whether and when a VM starts after a boot of its host. It moves with the VM."""
+
+    # Whether it is started when the host has booted.
+    at_boot: bool
+    # VMs with a lower order start first, and stop last.
+    order: int
+    # What VMs of a higher order wait for: `tcp:HOST:PORT` until something accepts connections there, or `console:TEXT`
+    # until a log in the VM's folder has this text; null: for its start alone.
+    wait_for: NotRequired[str | None]
+    # The longest that VMs of a higher order wait for this one, in seconds.
+    wait_max_s: int
 
 
 # The state of a VM.

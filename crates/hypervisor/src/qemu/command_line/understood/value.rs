@@ -1,7 +1,7 @@
 //! The types of a command's values, and their parsed form.
 
 use std::fmt;
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use super::lexer;
 use super::{Allowed, NotAllowed};
@@ -262,7 +262,10 @@ pub(super) fn path(text: &str, allowed: Allowed<'_>) -> Result<Value, Fault> {
     // Some of QEMU's parsers accept more than a path: protocols, lists, patterns.
     let is_sign = |sign: char| sign.is_alphanumeric() || "/._-+@~ ".contains(sign);
     let path = Path::new(text);
+    // N.B. `components` passes over doubled slashes and single dots, and QEMU would get them.
+    let is_spelled_so = path.components().collect::<PathBuf>().as_os_str() == text;
     let is_plain = path.is_absolute()
+        && is_spelled_so
         && text.chars().all(is_sign)
         && path.components().all(|component| matches!(component, Component::RootDir | Component::Normal(_)));
     let is_below = |folder: &Path| path.starts_with(folder);
