@@ -77,7 +77,7 @@ impl Preferences {
             None => {}
             Some(SetVm::NOTHING) => start.wait_for = None,
             Some(text) => {
-                start.wait_for = Some(text.parse().map_err(|error: NothingToWaitFor| error.to_string())?)
+                start.wait_for = Some(text.parse().map_err(|error: NothingToWaitFor| error.to_string())?);
             }
         }
         Ok(self)
