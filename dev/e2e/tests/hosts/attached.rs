@@ -107,6 +107,40 @@ fn an_attached_volume_goes_to_the_host_that_has_attached_it_and_back_and_is_atta
 }
 
 #[test]
+fn the_present_owner_attaches_its_volume_at_a_host_that_would_lead_to_one_that_is_gone() {
+    play_trio(|[alpha, beta, gamma]| {
+        alpha.create_volume(DISK_BYTES)?;
+        move_to(alpha, "beta")?;
+        move_to(beta, "gamma")?;
+        move_to(gamma, "alpha")?;
+        gamma.kill()?;
+        attach(alpha, "beta")?;
+        let guest = guest::start(&beta.export()?, FILL_BYTES)?;
+        guest::until_worked(&guest, REQUESTS)?;
+        gamma.start()?;
+        guest::stop_and_verify(guest).map(drop)
+    });
+}
+
+#[test]
+fn a_host_that_is_removed_by_force_and_paired_again_has_no_right_of_before() {
+    play_pair(|pair| {
+        pair.alpha.create_volume(DISK_BYTES)?;
+        attach(&pair.alpha, "beta")?;
+        let mut client = connect(&pair.beta)?;
+        write(&mut client, 1)?;
+        drop(client);
+        pair.alpha.sterna(["host", "remove", "beta", "--force"])?.success()?;
+        ensure!(pair.alpha.volume()?.attachments.is_empty(), "its right ends with the pairing");
+        pair.join()?;
+        let refused = connect(&pair.beta).and_then(|mut client| Ok(write(&mut client, 2)?));
+        ensure!(refused.is_err(), "it has written without a right");
+        let mut own = connect(&pair.alpha)?;
+        check(&mut own, 1)
+    });
+}
+
+#[test]
 fn orders_about_attachments_that_cannot_be_carried_out_are_refused_by_name() {
     play_pair(|pair| {
         let Pair { alpha, beta, .. } = pair;

@@ -59,7 +59,9 @@ fn a_host_that_comes_back_after_a_promotion_serves_nothing_and_can_yield() {
         pair.alpha.start()?;
         until_waiting(&pair.alpha, "sterna volume yield v")?;
         pair.beta.start()?;
-        let given_up: Vec<RemovedVolume> = pair.alpha.ask(&["volume", "yield", "v"])?;
+        // The hosts have to be connected again for that.
+        let given_up: Vec<RemovedVolume> =
+            until("it is given up", || Ok(pair.alpha.ask(&["volume", "yield", "v"]).ok()))?;
         ensure!(given_up.len() == 1 && std::fs::exists(&given_up[0].image)?, "{given_up:?}");
         let left: Vec<Standby> = pair.alpha.ask(&["standby", "list"])?;
         ensure!(left.is_empty(), "{left:?}");

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, ensure};
-use api::{Divergence, DivergenceState, Migration, MigrationState, Standby, StandbyState};
+use api::{Divergence, DivergenceState, Migration, MigrationState, Standby, StandbyState, Store};
 use e2e::{Host, LinkState, Pair, guest, play_pair, until};
 
 use crate::standby_ends::{lose_alpha, until_replaced};
@@ -90,6 +90,11 @@ fn the_way_back_after_a_failover_sends_only_the_difference_and_loses_nothing() {
         let found = divergences(&pair.alpha)?;
         ensure!(found.len() == 1 && found[0].state == DivergenceState::InImage, "{found:?}");
         expect_export(pair, &pair.alpha.path("before.img"))?;
+        // N.B. A volume made of it would be served beside that of the other host.
+        let refused = pair.alpha.sterna(["store", "import", "a/v.img"])?;
+        ensure!(refused.code != 0 && refused.stderr.contains("sterna standby reprotect"), "{refused:?}");
+        let stores: Vec<Store> = pair.alpha.ask(&["store", "list"])?;
+        ensure!(stores.iter().all(|store| store.unknown_images.is_empty()), "{stores:?}");
         pair.beta.sterna(["standby", "reprotect", "v", "--every", "1s"])?.success()?;
         // An order that is given again finds it done.
         pair.beta.sterna(["standby", "reprotect", "v", "--every", "1s"])?.success()?;

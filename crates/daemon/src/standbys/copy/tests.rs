@@ -283,6 +283,35 @@ fn the_oldest_points_go_without_being_copied_into_each_other() {
 }
 
 #[test]
+fn a_damaged_point_is_refused_also_after_a_restart_and_when_it_has_taken_up_another_one() {
+    let store = tempfile::tempdir().unwrap();
+    let at = |epoch| Watermark { standby: ID, life: LifeId(2), epoch: Epoch(epoch) };
+    let mut files = Files::open(store.path(), "s", &[BlockCount(BLOCKS)], true, &[], &[]).unwrap();
+    for epoch in 1..4 {
+        files.keep_point(at(epoch), KeptBy::Undo).unwrap();
+        for block in 0..4 {
+            let range = BlockRange::new(block, block + 1);
+            files.write(VolumeIndex(0), range, Some(&[epoch as u8; BLOCK_BYTES as usize])).unwrap();
+        }
+        files.flush().unwrap();
+    }
+    drop(files);
+    let undo = store.path().join(".sterna-standbys/s").join(format!("undo-{}", super::files::text(at(2))));
+    let file = std::fs::File::options().write(true).open(undo).unwrap();
+    file.write_all_at(&[99; 16], BLOCK_BYTES + 200).unwrap();
+    let point = |epoch| Point { watermark: at(epoch), kept_by: KeptBy::Undo, blocks: 4, as_of_ms: 0 };
+    let points = [point(1), point(2), point(3)];
+    let mut files = Files::open(store.path(), "s", &[BlockCount(BLOCKS)], false, &points, &[]).unwrap();
+    // Both need what is damaged, and the newest does not.
+    assert!(files.undo_since(at(1)).is_err() && files.undo_since(at(2)).is_err());
+    assert!(files.undo_since(at(3)).is_ok());
+    files.prepare_to_drop(&[point(1), point(3)]).unwrap();
+    files.drop_point(at(2)).unwrap();
+    assert!(files.undo_since(at(1)).is_err());
+    files.restore_point(at(3)).unwrap();
+}
+
+#[test]
 fn an_image_that_was_touched_while_no_daemon_ran_is_copied_again() {
     for touches in [false, true] {
         let mut scene = with_two_epochs();
